@@ -1,0 +1,130 @@
+"""Engine options as frozen dataclasses. The CLI, its help and the docs are generated from these fields.
+
+Each part of the engine receives only its own section; nothing reads configuration through a global.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from quire.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+KVDtype = Literal["auto", "float32", "bfloat16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16", "neon"]
+Backend = Literal["auto", "native", "reference"]
+
+
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+    """A dataclass field with its help text and numeric range (inclusive)."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+def check_options(config: object) -> None:
+    """Raise ConfigError where a field is out of its range or not one of its choices."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):  # type: ignore[arg-type]
+        value, flag = getattr(config, f.name), f.name.replace("_", "-")
+        choices = get_args(hints[f.name]) if getattr(hints[f.name], "__origin__", None) is Literal else ()
+        if choices and value not in choices:
+            raise ConfigError(f"--{flag} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        if value is None or isinstance(value, (bool, str)):
+            continue
+        low, high = f.metadata.get("low"), f.metadata.get("high")
+        if low is not None and value < low:
+            raise ConfigError(f"--{flag} must be at least {low}, got {value}")
+        if high is not None and value > high:
+            raise ConfigError(f"--{flag} must be at most {high}, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how its weights and numbers are held."""
+
+    model: str = option("", "Local directory or Hugging Face id; empty means the model inside the package.")
+    tokenizer: str | None = option(None, "Directory or id of the tokenizer, where it is not the model's.")
+    revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
+    download_dir: str | None = option(None, "Where downloaded models are kept.")
+    dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.")
+    max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
+    chat_template: str | None = option(None, "File with a Jinja chat template, or the template itself.")
+    generation_config: str = option("auto", "Where default sampling parameters come from: auto, vllm or a directory.")
+    trust_remote_code: bool = option(False, "Refused: Quire never runs code from a checkpoint.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.trust_remote_code:
+            raise ConfigError("--trust-remote-code is refused: Quire never runs code that comes with a model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = option(16, "Tokens per KV block.", low=1, high=1024)
+    kv_cache_dtype: KVDtype = option("auto", "Type of the KV cache; auto takes the weights' type.")
+    gpu_memory_utilization: float = option(0.9, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0)
+    kv_cache_memory_bytes: int | None = option(None, "KV cache size in bytes; overrides the share.", low=1)
+    num_gpu_blocks_override: int | None = option(None, "KV cache size in blocks; overrides both.", low=1)
+    enable_prefix_caching: bool = option(True, "Keep and reuse the KV of shared prefixes.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How requests share each step."""
+
+    max_num_seqs: int = option(256, "Most sequences that run at once.", low=1, high=65536)
+    max_num_batched_tokens: int = option(1024, "Most tokens computed in one step.", low=1)
+    scheduling_policy: SchedulingPolicy = option("fcfs", "Order of waiting requests: fcfs, or priority (lower first).")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """The hardware and how it is used."""
+
+    backend: Backend = option("auto", "native (C++ kernels) or reference (numpy, slow, the oracle).")
+    threads: int | None = option(None, "Compute threads; default is one per core this process may use.", low=1, high=1024)
+    isa: Isa = option("auto", "Instruction set of the kernels; auto takes the best the CPU has.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine needs, in sections."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    seed: int = 0
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Sort flat options (`block_size=32, dtype="bfloat16", ...`) into their sections; unknown names are errors."""
+        taken: dict[str, Any] = {}
+        if "seed" in options:
+            taken["seed"] = int(options.pop("seed") or 0)
+        for name, section in SECTIONS.items():
+            names = {f.name for f in fields(section)}
+            taken[name] = section(**{k: options.pop(k) for k in list(options) if k in names})
+        if options:
+            raise ConfigError(f"unknown option: {', '.join(sorted(options))}")
+        return cls(**taken)
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "device": DeviceConfig,
+}

@@ -1,0 +1,35 @@
+"""The one tree of errors. Each message says what was wrong and what to change."""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """Anything Quire raises on purpose."""
+
+
+class ConfigError(QuireError, ValueError):
+    """An engine option is out of range, contradicts another, or is not supported."""
+
+
+class ModelError(QuireError, ValueError):
+    """A model cannot be loaded: files, shapes, tensors or config fields are not what they must be."""
+
+
+class RequestError(QuireError, ValueError):
+    """A request is refused before any token is made. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class OverloadedError(QuireError):
+    """The queue is full; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineError(QuireError, RuntimeError):
+    """The engine itself failed; running requests end with this."""

@@ -1,0 +1,63 @@
+"""ArchSpec: a decoder-only transformer as data. Knows no checkpoint, no backend and no family by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.ops.protocol import Activation, FloatDtype, KVSpec, NormKind
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding, half-split pairs.
+
+    Kinds: default; linear (positions divided by factor); llama3 (Llama 3.1's frequency bands); yarn
+    (Peng et al. 2023, arXiv:2309.00071). Fields beyond theta and rotary_dim are read by the kinds that need them.
+    """
+
+    kind: Literal["default", "linear", "llama3", "yarn"]
+    theta: float
+    rotary_dim: int
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ArchSpec:
+    """Pre-norm decoder: x += attention(norm(x)); x += mlp(norm(x)); logits = head(norm(x)).
+
+    `windows` has one entry a layer: the sliding window in tokens, or None for full attention.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position: int
+    norm: NormKind
+    norm_eps: float
+    activation: Activation
+    rope: RopeSpec
+    attention_scale: float
+    windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+
+    def kv_spec(self, dtype: FloatDtype) -> KVSpec:
+        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)

@@ -1,0 +1,218 @@
+"""What a backend offers the decoder: weights, a KV cache, and a small set of operations.
+
+Knows arrays and shapes; knows no model family and no scheduler. The decoder is written once against `Ops`:
+the reference backend executes each call at once on numpy arrays, the native backend records the calls into
+a plan and replays it each step.
+
+Shape letters: T tokens of the step, B sequences, L rows that need logits, D hidden size, N query heads,
+G key/value heads, H head_dim, V vocabulary, S slots, M blocks per sequence, O and K rows and columns of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+NormKind = Literal["rms", "layer"]
+FloatDtype = Literal["float32", "bfloat16"]
+
+
+class Matrix(Protocol):
+    """A weight [O, K] packed for a backend's kernels."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def dequantize(self) -> FloatArray:
+        """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32."""
+
+    kind: NormKind
+    weight: FloatArray
+    bias: FloatArray | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding in the half-split convention: pairs are (i, i + rotary_dim / 2).
+
+    `inv_freq` [rotary_dim / 2] float32; angle = float32(position) * inv_freq; cos and sin are multiplied by `scale`.
+    """
+
+    inv_freq: FloatArray
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Shape of the cache of all layers: per token and layer, G x H keys and G x H values."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: FloatDtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
+
+
+class KVCache(Protocol):
+    """Paged storage. A block holds `block_size` tokens of every layer."""
+
+    @property
+    def spec(self) -> KVSpec: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) of every layer, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One ragged step; all arrays are C-contiguous int32.
+
+    Sequence b owns tokens cu_q[b]..cu_q[b+1]-1 at consecutive positions ending at kv_len[b]-1; its block table
+    is row slots[b] of `block_table`. Token at position p lives in block table[p // block_size], offset
+    p % block_size. `logit_rows` are indices into the T tokens.
+    """
+
+    tokens_T: IntArray
+    positions_T: IntArray
+    cu_q_B1: IntArray
+    kv_len_B: IntArray
+    slots_B: IntArray
+    block_table_SM: IntArray
+    logit_rows_L: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step that an executable must hold: tokens, sequences, and rows of logits at a time."""
+
+    max_tokens: int
+    max_seqs: int
+    max_logit_rows: int
+
+
+T = TypeVar("T")
+
+
+class Ops(Protocol[T]):
+    """The operations of a forward pass. T is the backend's tensor; rows are tokens unless said otherwise.
+
+    Exactness (DESIGN section 5): each output row depends on its own row (and, in attention, its own sequence)
+    alone, with an order of reduction that does not depend on how many rows or sequences are in the step.
+    """
+
+    def embed(self, table: Matrix, scale: float = 1.0) -> T:
+        """Rows of `table` [V, D] for the step's tokens, times scale: [T, D]."""
+
+    def norm(self, x: T, norm: Norm) -> T:
+        """[rows, D] -> [rows, D]."""
+
+    def linear(
+        self,
+        x: T,
+        weight: Matrix,
+        bias: FloatArray | None = None,
+        activation: Activation | None = None,
+        residual: T | None = None,
+    ) -> T:
+        """activation(x @ weight.T + bias) + residual: [rows, K] -> [rows, O]."""
+
+    def gated_linear(self, x: T, weight: Matrix, activation: Activation, bias: FloatArray | None = None) -> T:
+        """activation(gate) * up of a weight made by `Backend.gated_matrix`: [rows, K] -> [rows, O / 2].
+
+        `bias` is [O]: the gate's, then the up projection's.
+        """
+
+    def rope_angles(self, rope: Rope) -> T:
+        """cos and sin of the step's positions, computed once and shared by layers: [T, rotary_dim]."""
+
+    def store_kv(
+        self, qkv: T, layer: int, num_heads: int, angles: T | None, q_norm: Norm | None, k_norm: Norm | None
+    ) -> T:
+        """Per-head norm of q and k, rope on q and k (where `angles`), k and v into the cache of `layer`.
+
+        qkv is [T, (N + 2 G) H]: q heads, then k heads, then v heads. Returns q, normed and rotated: [T, N H].
+        """
+
+    def attention(self, q: T, layer: int, num_heads: int, scale: float, window: int | None) -> T:
+        """Causal paged attention over `layer`'s cache: [T, N H] -> [T, N H].
+
+        Query head i reads key/value head i // (N / G). A query at position p sees positions max(0, p - window + 1)..p.
+        Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
+        """
+
+    def select_rows(self, x: T) -> T:
+        """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
+
+
+class Executable(Protocol):
+    """A forward pass ready to run, bound to one KV cache."""
+
+    def run(self, inputs: ModelInput) -> FloatArray:
+        """Compute the step and write its KV. Returns logits [min(L, max_logit_rows), V] of the first rows.
+
+        The result is a view that the next `run` or `logits` overwrites. L may be 0.
+        """
+
+    def logits(self, start: int, stop: int) -> FloatArray:
+        """Logits of logit rows start..stop-1 of the last run, for L above max_logit_rows (a view, as in `run`)."""
+
+    def hidden(self) -> FloatArray:
+        """Final hidden states [L, D] of the last run (after the last norm, before the head); a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V]."""
+
+    hidden: Callable[[Ops[Any]], Any]
+    head: Callable[[Ops[Any], Any], Any]
+    vocab_size: int
+    hidden_size: int
+
+
+class Backend(Protocol):
+    """One kind of hardware: makes weights, caches and executables, and states what it can do."""
+
+    @property
+    def name(self) -> str:
+        """For logs and plans, for example 'native avx512, 2 threads'."""
+
+    def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> Matrix:
+        """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`."""
+
+    def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> Matrix:
+        """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
+
+    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
+
+    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> Executable: ...
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        """Memory that `compile` will take, logits included, known before anything is allocated."""
