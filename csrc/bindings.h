@@ -1,0 +1,10 @@
+// The parts of the Python module, each bound by the file that owns it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace quire {
+
+void bind_sampler(nanobind::module_& m);
+
+}  // namespace quire

@@ -1,0 +1,26 @@
+// All kernels of one instruction set; compiled once per set (CMakeLists.txt defines QUIRE_ISA and the -m flags).
+#include "attention.h"
+#include "kernels.h"
+#include "linear.h"
+#include "rowwise.h"
+#include "simd.h"
+
+#define QUIRE_STRING_(x) #x
+#define QUIRE_STRING(x) QUIRE_STRING_(x)
+
+namespace quire::QUIRE_ISA {
+
+extern const Kernels kernels = {
+    QUIRE_STRING(QUIRE_ISA),
+    kBf16Dot,
+    linear,
+    linear_workspace,
+    norm,
+    embed,
+    rope,
+    store_kv,
+    attention,
+    attention_workspace,
+};
+
+}  // namespace quire::QUIRE_ISA

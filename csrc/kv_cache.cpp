@@ -1,0 +1,37 @@
+// Allocation and block copies of the KV cache. Knows the layout; knows no sequence and no block table.
+#include "kv_cache.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+
+KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, bool bf16, int num_blocks, int block_size) {
+  if (num_layers < 1 || num_kv_heads < 1 || head_dim < 1 || num_blocks < 1 || block_size < 1)
+    throw std::invalid_argument("every size of a KV cache must be at least 1");
+  view_.num_layers = num_layers;
+  view_.num_kv_heads = num_kv_heads;
+  view_.head_dim = head_dim;
+  view_.num_blocks = num_blocks;
+  view_.block_size = block_size;
+  view_.bf16 = bf16;
+  memory_ = HugeBuffer(view_.side_bytes() * 2 * size_t(num_layers));
+  view_.base = static_cast<char*>(memory_.data());
+}
+
+void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    for (const int32_t block : {source[i], destination[i]})
+      if (block < 0 || block >= view_.num_blocks)
+        throw std::out_of_range("block " + std::to_string(block) + " is outside the cache's " +
+                                std::to_string(view_.num_blocks) + " blocks");
+  for (size_t i = 0; i < count; ++i)
+    for (int layer = 0; layer < view_.num_layers; ++layer) {
+      std::memmove(view_.key_tile(layer, destination[i], 0), view_.key_tile(layer, source[i], 0), view_.block_bytes());
+      std::memmove(view_.value_tile(layer, destination[i], 0), view_.value_tile(layer, source[i], 0),
+                   view_.block_bytes());
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,58 @@
+// Paged KV storage of all layers in one allocation. Knows the layout; knows no sequence and no block table.
+//
+// Per layer, first keys then values:
+//   K [block][kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no
+//                                              horizontal sums
+//   V [block][kv_head][block_size][head_dim]
+// Elements are float or bfloat16 (uint16_t). Every (block, head) tile is contiguous: head_dim * block_size elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "memory.h"
+
+namespace quire {
+
+// Plain view of a cache, safe to use in per-ISA code.
+struct KVView {
+  char* base = nullptr;
+  int num_layers = 0, num_kv_heads = 0, head_dim = 0, num_blocks = 0, block_size = 0;
+  bool bf16 = false;
+
+  QUIRE_INLINE size_t element_bytes() const { return bf16 ? 2 : 4; }
+  QUIRE_INLINE size_t tile_elements() const { return size_t(head_dim) * size_t(block_size); }
+  QUIRE_INLINE size_t block_bytes() const { return size_t(num_kv_heads) * tile_elements() * element_bytes(); }
+  QUIRE_INLINE size_t side_bytes() const { return size_t(num_blocks) * block_bytes(); }  // all keys, or all values, of one layer
+
+  // First byte of the tile of (layer, block, kv head).
+  QUIRE_INLINE char* key_tile(int layer, int block, int head) const {
+    return base + size_t(layer) * 2 * side_bytes() + tile_offset(block, head);
+  }
+  QUIRE_INLINE char* value_tile(int layer, int block, int head) const {
+    return base + (size_t(layer) * 2 + 1) * side_bytes() + tile_offset(block, head);
+  }
+
+ private:
+  QUIRE_INLINE size_t tile_offset(int block, int head) const {
+    return (size_t(block) * size_t(num_kv_heads) + size_t(head)) * tile_elements() * element_bytes();
+  }
+};
+
+class KVStore {
+ public:
+  // Throws std::invalid_argument where a size is not positive, std::bad_alloc where the address space is short.
+  KVStore(int num_layers, int num_kv_heads, int head_dim, bool bf16, int num_blocks, int block_size);
+
+  const KVView& view() const { return view_; }
+  size_t nbytes() const { return memory_.size(); }
+
+  // Copies whole blocks of every layer; throws std::out_of_range before anything is copied.
+  void copy_blocks(const int32_t* source, const int32_t* destination, size_t count);
+
+ private:
+  HugeBuffer memory_;
+  KVView view_;
+};
+
+}  // namespace quire

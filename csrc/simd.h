@@ -1,0 +1,98 @@
+// One vector type per instruction set: V is always 16 floats, so kernels and their orders of reduction read the same
+// everywhere. Included only by isa_kernels.cpp, which compiles it once per set. Knows no kernel.
+//
+// Everything lives in quire::QUIRE_ISA. Do not call inline functions of the standard library from per-ISA code: the
+// linker could keep the copy compiled with wide instructions for the whole library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(QUIRE_AVX512)
+#include "simd_avx512.h"
+#elif defined(QUIRE_AVX2)
+#include "simd_avx2.h"
+#else
+#include "simd_generic.h"
+#endif
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kLanes = 16;
+
+template <class A>
+inline A min_of(A a, A b) {
+  return b < a ? b : a;
+}
+template <class A>
+inline A max_of(A a, A b) {
+  return a < b ? b : a;
+}
+
+inline float bf16_to_float(uint16_t h) {
+  const uint32_t bits = uint32_t{h} << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+// Round to nearest even; NaN stays NaN.
+inline uint16_t float_to_bf16(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40u);
+  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// First n of 16 lanes (0 <= n <= 16); the rest read as zero and are not written.
+inline V load_first(const float* p, int n) {
+  if (n == kLanes) return load(p);
+  alignas(64) float lanes[kLanes] = {};
+  std::memcpy(lanes, p, size_t(n) * 4);
+  return load(lanes);
+}
+inline void store_first(float* p, V v, int n) {
+  if (n == kLanes) return store(p, v);
+  alignas(64) float lanes[kLanes];
+  store(lanes, v);
+  std::memcpy(p, lanes, size_t(n) * 4);
+}
+
+// Fixed trees: lane i with i + 8, then + 4, + 2, + 1.
+inline float reduce_add(V v) {
+  alignas(64) float a[kLanes];
+  store(a, v);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = a[i] + a[i + half];
+  return a[0];
+}
+inline float reduce_max(V v) {
+  alignas(64) float a[kLanes];
+  store(a, v);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = max_of(a[i], a[i + half]);
+  return a[0];
+}
+
+// e^x within 2 ulp; 0 below -87.3 (also for -inf), +inf above 88.7; NaN stays NaN.
+inline V exp(V x) {
+  const V n = round_even(x * set1(1.44269504088896341f));
+  V r = fma(n, set1(-0.693145751953125f), x);
+  r = fma(n, set1(-1.42860682030941723e-6f), r);
+  V p = set1(1.0f / 5040.0f);
+  p = fma(p, r, set1(1.0f / 720.0f));
+  p = fma(p, r, set1(1.0f / 120.0f));
+  p = fma(p, r, set1(1.0f / 24.0f));
+  p = fma(p, r, set1(1.0f / 6.0f));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  // Out of range, scale() sees a clamped n and the selects give the limits.
+  const V clamped = min(max(n, set1(-126.0f)), set1(127.0f));
+  V y = scale(p, clamped);
+  y = select(less(x, set1(-87.3f)), set1(0.0f), y);
+  return select(less(set1(88.7f), x), set1(__builtin_inff()), y);
+}
+
+}  // namespace quire::QUIRE_ISA

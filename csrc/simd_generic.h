@@ -1,0 +1,106 @@
+// V in plain C++ with the compiler's vector extension: any CPU, and NEON on aarch64. Part of simd.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace quire::QUIRE_ISA {
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+
+struct V {
+  Floats r;
+};
+struct M {
+  Ints m;
+};
+
+inline Bits to_bits(V v) {
+  Bits b;
+  std::memcpy(&b, &v.r, sizeof(b));
+  return b;
+}
+inline V from_bits(Bits b) {
+  V v;
+  std::memcpy(&v.r, &b, sizeof(b));
+  return v;
+}
+inline V set1(float x) { return {Floats{} + x}; }
+inline V load(const float* p) {
+  V v;
+  std::memcpy(&v.r, p, sizeof(v.r));
+  return v;
+}
+inline void store(float* p, V v) { std::memcpy(p, &v.r, sizeof(v.r)); }
+inline V load_bf16(const uint16_t* p) {
+  Bits b;
+  for (int i = 0; i < 16; ++i) b[i] = uint32_t{p[i]} << 16;
+  return from_bits(b);
+}
+// Round to nearest even; NaN stays NaN.
+inline void store_bf16(uint16_t* p, V v) {
+  const Bits bits = to_bits(v);
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t b = bits[i];
+    p[i] = (b & 0x7fffffffu) > 0x7f800000u ? uint16_t((b >> 16) | 0x40u)
+                                           : uint16_t((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+  }
+}
+// 16 pairs of bfloat16 (32 values): the first, or the second, of each pair.
+inline V pair_first(const uint16_t* p) {
+  Bits b;
+  std::memcpy(&b, p, sizeof(b));
+  return from_bits(b << 16);
+}
+inline V pair_second(const uint16_t* p) {
+  Bits b;
+  std::memcpy(&b, p, sizeof(b));
+  return from_bits(b & 0xffff0000u);
+}
+
+inline V operator+(V a, V b) { return {a.r + b.r}; }
+inline V operator-(V a, V b) { return {a.r - b.r}; }
+inline V operator*(V a, V b) { return {a.r * b.r}; }
+inline V operator/(V a, V b) { return {a.r / b.r}; }
+#if defined(__aarch64__)
+inline V fma(V a, V b, V c) {  // a * b + c, rounded once
+  V v;
+  for (int i = 0; i < 16; ++i) v.r[i] = __builtin_fmaf(a.r[i], b.r[i], c.r[i]);
+  return v;
+}
+#else
+// Rounded twice: without the instruction a fused multiply-add is a slow library call. Always so, hence still exact
+// in the sense of DESIGN section 5.
+inline V fma(V a, V b, V c) { return {a.r * b.r + c.r}; }
+#endif
+inline V select(M m, V yes, V no) { return {m.m ? yes.r : no.r}; }
+inline M less(V a, V b) { return {a.r < b.r}; }
+inline V min(V a, V b) { return {a.r < b.r ? a.r : b.r}; }
+inline V max(V a, V b) { return {a.r > b.r ? a.r : b.r}; }
+inline V abs(V a) { return from_bits(to_bits(a) & 0x7fffffffu); }
+inline V sqrt(V a) {
+  V v;
+  for (int i = 0; i < 16; ++i) v.r[i] = __builtin_sqrtf(a.r[i]);
+  return v;
+}
+// Adding and taking away 1.5 * 2^23 rounds to a whole number; larger magnitudes are whole already.
+inline V round_even(V a) {
+  const V magic = set1(12582912.0f);
+  const V rounded = (a + magic) - magic;
+  return select(less(abs(a), set1(4194304.0f)), rounded, a);
+}
+inline V scale(V a, V n) {  // a * 2^n, n whole in [-126, 127]
+  Bits b;
+  for (int i = 0; i < 16; ++i) b[i] = uint32_t(int32_t(n.r[i]) + 127) << 23;
+  return a * from_bits(b);
+}
+inline V copysign(V a, V sign) { return from_bits((to_bits(a) & 0x7fffffffu) | (to_bits(sign) & 0x80000000u)); }
+inline M first_lanes(int n) {  // lanes 0..n-1
+  M m;
+  for (int i = 0; i < 16; ++i) m.m[i] = i < n ? -1 : 0;
+  return m;
+}
+
+}  // namespace quire::QUIRE_ISA

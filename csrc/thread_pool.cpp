@@ -1,0 +1,131 @@
+// The pool's claim, spin and sleep protocol. Knows nothing about what it runs.
+#include "thread_pool.h"
+
+#include <unistd.h>
+
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "memory.h"
+
+namespace quire {
+
+namespace {
+
+// About 50 us of pauses on x86 (a pause is 40-140 cycles), far longer than the serial gaps between ops.
+constexpr int kSpinsBeforeSleep = 2000;
+// A join longer than this waits for a thread that lost its core: give ours away instead of burning it.
+constexpr int kSpinsBeforeYield = 1000;
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+constexpr uint64_t ticket(uint32_t epoch, uint32_t next) { return (uint64_t{epoch} << 32) | next; }
+
+}  // namespace
+
+struct ThreadPool::State {
+  // High half: the job's number; low half: its next unclaimed task. A claim is a compare-and-swap on both, so a late
+  // thread can never take a task of a job it has not seen, and a job's fields stay put while any claimed task runs.
+  alignas(64) std::atomic<uint64_t> claim{0};
+  alignas(64) std::atomic<int> finished{0};
+  alignas(64) std::atomic<uint32_t> epoch{0};
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> stop{false};
+  // Published by the store of `claim`; relaxed atomics because a late thread may read them while they change.
+  std::atomic<int> num_tasks{0};
+  std::atomic<Task> fn{nullptr};
+  std::atomic<void*> ctx{nullptr};
+  std::mutex callers;
+  std::vector<std::thread> workers;
+  HugeBuffer scratch;
+  pid_t owner = 0;
+
+  // Runs tasks of job `job` until none is left unclaimed.
+  void work(uint32_t job, int thread) {
+    for (;;) {
+      uint64_t seen = claim.load(std::memory_order_acquire);
+      const int total = num_tasks.load(std::memory_order_relaxed);
+      if (uint32_t(seen >> 32) != job || int(uint32_t(seen)) >= total) return;
+      if (!claim.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+      fn.load(std::memory_order_relaxed)(ctx.load(std::memory_order_relaxed), int(uint32_t(seen)), thread);
+      finished.fetch_add(1, std::memory_order_acq_rel);
+    }
+  }
+
+  void loop(int thread) {
+    uint32_t seen = 0;
+    for (;;) {
+      uint32_t now = epoch.load(std::memory_order_acquire);
+      for (int spin = 0; now == seen && spin < kSpinsBeforeSleep; ++spin) {
+        pause();
+        now = epoch.load(std::memory_order_acquire);
+      }
+      if (now == seen) {
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        epoch.wait(seen, std::memory_order_seq_cst);
+        sleepers.fetch_sub(1, std::memory_order_relaxed);
+        now = epoch.load(std::memory_order_acquire);
+      }
+      if (stop.load(std::memory_order_acquire)) return;
+      seen = now;
+      work(now, thread);
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state_(std::make_unique<State>()) {
+  state_->scratch = HugeBuffer(kScratchBytes * size_t(threads_));
+  state_->owner = getpid();
+  for (int i = 1; i < threads_; ++i) state_->workers.emplace_back([this, i] { state_->loop(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  // After a fork the child has no workers; run() still works there (the caller claims every task).
+  if (state_->owner != getpid()) {
+    for (std::thread& t : state_->workers) t.detach();
+    return;
+  }
+  state_->stop.store(true, std::memory_order_release);
+  state_->epoch.fetch_add(1, std::memory_order_seq_cst);
+  state_->epoch.notify_all();
+  for (std::thread& t : state_->workers) t.join();
+}
+
+void* ThreadPool::scratch(int thread) const {
+  return static_cast<char*>(state_->scratch.data()) + kScratchBytes * size_t(thread);
+}
+
+void ThreadPool::run(int num_tasks, Task fn, void* ctx) {
+  if (num_tasks <= 0) return;
+  State& s = *state_;
+  const std::lock_guard<std::mutex> lock(s.callers);
+  if (threads_ == 1 || num_tasks == 1) {
+    for (int task = 0; task < num_tasks; ++task) fn(ctx, task, 0);
+    return;
+  }
+  const uint32_t job = s.epoch.load(std::memory_order_relaxed) + 1;
+  // The last job's tasks are all claimed (low half >= its count), so nobody claims while the fields change: first the
+  // new job's number with no task left, then the fields, then its tasks.
+  s.claim.store(ticket(job, INT32_MAX), std::memory_order_seq_cst);
+  s.num_tasks.store(num_tasks, std::memory_order_relaxed);
+  s.fn.store(fn, std::memory_order_relaxed);
+  s.ctx.store(ctx, std::memory_order_relaxed);
+  s.finished.store(0, std::memory_order_relaxed);
+  s.claim.store(ticket(job, 0), std::memory_order_release);
+  s.epoch.store(job, std::memory_order_seq_cst);
+  if (s.sleepers.load(std::memory_order_seq_cst) > 0) s.epoch.notify_all();
+  s.work(job, 0);
+  for (int spin = 0; s.finished.load(std::memory_order_acquire) != num_tasks; ++spin) {
+    if (spin < kSpinsBeforeYield) pause();
+    else std::this_thread::yield();
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,49 @@
+// A persistent pool of threads with a low-latency fork and join. Knows nothing about what it runs.
+//
+// Tasks are claimed one by one, so a thread that the system has descheduled holds up nobody: the others do its share.
+// Workers spin for some microseconds after a job (the next op of a plan comes soon), then sleep: idle burns no CPU.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace quire {
+
+class ThreadPool {
+ public:
+  // Bytes of private working memory that each thread has (64-byte aligned, lazily touched, never cleared).
+  static constexpr size_t kScratchBytes = size_t{1} << 20;
+
+  // `threads` counts the caller of run(): threads - 1 workers are started.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return threads_; }
+
+  // Scratch of thread 0 <= thread < threads().
+  void* scratch(int thread) const;
+
+  // Calls f(task, thread) once for every 0 <= task < num_tasks and returns when all are done. f must not throw and
+  // must not call the pool. One caller at a time gets in; others wait. One task, or one thread, runs in place.
+  template <class F>
+  void parallel_for(int num_tasks, F&& f) {
+    using Fn = std::remove_reference_t<F>;
+    run(num_tasks, [](void* ctx, int task, int thread) { (*static_cast<Fn*>(ctx))(task, thread); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+
+  using Task = void (*)(void* ctx, int task, int thread);
+  void run(int num_tasks, Task fn, void* ctx);
+
+ private:
+  struct State;
+  int threads_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace quire
