@@ -1,0 +1,257 @@
+"""Token ids to text as they come, on bytes: no split character, no leaked stop string. Knows one output.
+
+A stop string ends the text at the first character that completes one; of two completed by the same character
+the longer counts. That rule sees characters alone, so how tokens split the text does not change the result.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from codecs import utf_8_decode
+from collections.abc import Iterable, Mapping, Sequence
+
+from quire.errors import EngineError, RequestError
+from quire.text.tokenizer import Tokenizer, check_text
+from quire.types import SamplingParams
+
+MAX_STOP_CHARACTERS = 16384
+
+
+class StopMatcher:
+    """Finds the first of several strings in a stream of characters (Aho and Corasick 1975).
+
+    `depth` is the length of the longest end of the stream that could still become a stop string: what must be
+    held back. Cost is constant per character, whatever the strings.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        if sum(map(len, stop)) > MAX_STOP_CHARACTERS:
+            raise RequestError(f"stop must be at most {MAX_STOP_CHARACTERS} characters in all", "stop")
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._found: list[str | None] = [None]
+        for text in stop:
+            check_text(text, "stop")
+            self._insert(text)
+        self._fail = self._failures()
+        self._first = re.compile("[" + "".join(map(re.escape, self._next[0])) + "]")
+        self._state = 0
+
+    def _insert(self, text: str) -> None:
+        node = 0
+        for c in text:
+            if c not in self._next[node]:
+                self._next[node][c] = len(self._next)
+                self._next.append({})
+                self._depth.append(self._depth[node] + 1)
+                self._found.append(None)
+            node = self._next[node][c]
+        self._found[node] = text
+
+    def _failures(self) -> list[int]:
+        """For each node the node of its longest proper suffix, breadth first; inherits shorter matches."""
+        fail = [0] * len(self._next)
+        queue = list(self._next[0].values())
+        for node in queue:
+            for c, child in self._next[node].items():
+                fail[child] = self._step(fail, fail[node], c)
+                if self._found[child] is None:
+                    self._found[child] = self._found[fail[child]]
+                queue.append(child)
+        return fail
+
+    def _step(self, fail: list[int], state: int, c: str) -> int:
+        while (to := self._next[state].get(c)) is None:
+            if not state:
+                return 0
+            state = fail[state]
+        return to
+
+    @property
+    def depth(self) -> int:
+        return self._depth[self._state]
+
+    def feed(self, text: str, ignore: bool = False) -> tuple[int, str] | None:
+        """Take `text`; give the first match as (characters of `text` up to its end, stop string), or None.
+
+        With `ignore` matches are passed over, but their characters still count towards later ones.
+        """
+        state, at = self._state, 0
+        if not state:
+            first = self._first.search(text)
+            if first is None:
+                return None
+            at = first.start()
+        for i in range(at, len(text)):
+            state = self._step(self._fail, state, text[i])
+            found = self._found[state]
+            if found is not None and not ignore:
+                self._state = state
+                return i + 1, found
+        self._state = state
+        return None
+
+
+def _incomplete_tail(data: bytes) -> bytes:
+    """The bytes at the end of `data` that begin a UTF-8 sequence without completing it (0 to 3 bytes)."""
+    for size in range(1, min(3, len(data)) + 1):
+        if data[-size] >= 0xC0:
+            return data[-size:] if utf_8_decode(data[-size:], "replace", False)[1] == 0 else b""
+        if data[-size] < 0x80:
+            return b""
+    return b""
+
+
+def _continues(tail: bytes, data: bytes) -> bool:
+    """Whether the first byte of `data` carries on the unfinished sequence `tail`."""
+    text, used = utf_8_decode(tail + data[:1], "replace", False)
+    return used == 0 or (used == len(tail) + 1 and len(text) == 1)
+
+
+class Detokenizer:
+    """Text of one output. `push` gives new text that is safe to send, `finish` the rest.
+
+    All text given equals the tokenizer's decoding of the output after the prompt, cut at the stop string. A
+    character that the prompt's last token began and the output completes belongs to the output.
+    `stopped` is the stop string that was met. `offsets[i]` is the place in the text where token i begins.
+    Before `min_tokens` tokens no stop string is met. Tokens after a stop are ignored.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        *,
+        prompt_tokens: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self.stopped: str | None = None
+        self.offsets: list[int] = []
+        self._tokenizer = tokenizer
+        self._table: Mapping[int, bytes] = tokenizer.pieces(skip_special_tokens)
+        self._matcher = StopMatcher(stop) if stop else None
+        self._include_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        # Only a tokenizer that joins tokens with spaces has any between special tokens.
+        self._tight = tokenizer.joins_with_space and not (
+            skip_special_tokens or spaces_between_special_tokens
+        )
+        self._after_added = bool(prompt_tokens) and tokenizer.is_added(prompt_tokens[-1])
+        self._at_start = not any(self._table[t] for t in prompt_tokens)
+        self._tail = self._prompt_tail(prompt_tokens)
+        self._fresh = True
+        self._finished = False
+        self._pending = b""
+        self._held = ""
+        self._length = 0
+        self._cut: int | None = None
+
+    @classmethod
+    def for_sampling(
+        cls, tokenizer: Tokenizer, sampling: SamplingParams, prompt_tokens: Sequence[int] = ()
+    ) -> Detokenizer:
+        """The detokenizer that a request's parameters ask for."""
+        return cls(
+            tokenizer,
+            tuple(sampling.stop or ()),
+            sampling.include_stop_str_in_output,
+            sampling.skip_special_tokens,
+            sampling.spaces_between_special_tokens,
+            prompt_tokens=prompt_tokens,
+            min_tokens=sampling.min_tokens,
+        )
+
+    def _prompt_tail(self, prompt_tokens: Sequence[int]) -> bytes:
+        data = b""
+        for token in reversed(prompt_tokens):
+            if len(data) >= 3:
+                break
+            data = self._table[token] + data
+        return _incomplete_tail(data)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken so far, the one that completed a stop string included."""
+        return len(self.offsets)
+
+    @property
+    def num_tokens_in_text(self) -> int:
+        """Tokens that begin before the end of the text: with a stop string, before the cut."""
+        return len(self.offsets) if self._cut is None else bisect_left(self.offsets, self._cut)
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Take the next tokens; give the text that can no longer change or be part of a stop string."""
+        if self._finished:
+            raise EngineError("Detokenizer.push after finish: make a new one for each output")
+        if self.stopped is not None:
+            return ""
+        given: list[str] = []
+        for token in token_ids:
+            self.offsets.append(self._length)
+            data = self._table[token]
+            if self._fresh or self._tight:
+                data = self._adjust(token, data)
+            if not data:
+                continue
+            data = self._pending + data
+            text, used = utf_8_decode(data, "replace", False)
+            self._pending = data[used:]
+            if text:
+                given.append(self._release(text) if self._matcher else text)
+                self._length += len(text)
+                if self.stopped is not None:
+                    break
+        return "".join(given)
+
+    def _adjust(self, token: int, data: bytes) -> bytes:
+        """The token's bytes where the output begins, or where spaces between special tokens are unwanted."""
+        if self._tight:
+            added = self._tokenizer.is_added(token)
+            if added and self._after_added:
+                data = self._tokenizer.start_bytes(token)
+            self._after_added = added
+        if self._fresh and data:
+            self._fresh = False
+            if self._at_start:
+                data = self._tokenizer.start_bytes(token)
+            if self._tail and _continues(self._tail, data):
+                self._pending = self._tail
+        return data
+
+    def _release(self, text: str) -> str:
+        """Pass `text` through the stop matcher: what may be sent, up to the stop string if one is met."""
+        matcher = self._matcher
+        if matcher is None:
+            return text
+        match = matcher.feed(text, ignore=len(self.offsets) <= self._min_tokens)
+        if match is not None:
+            end, self.stopped = match
+            start = len(self._held) + end - len(self.stopped)
+            self._cut = self._length + end - (0 if self._include_stop else len(self.stopped))
+            return text[:end] if self._include_stop else (self._held + text)[:start]
+        if self._include_stop:
+            return text
+        whole = self._held + text
+        keep = len(whole) - matcher.depth
+        self._held = whole[keep:]
+        return whole[:keep]
+
+    def finish(self) -> str:
+        """The text still held back. An unfinished UTF-8 sequence becomes U+FFFD. No tokens may follow."""
+        if self._finished or self.stopped is not None:
+            self._finished = True
+            return ""
+        self._finished = True
+        text = utf_8_decode(self._pending, "replace", True)[0]
+        given = self._release(text) if text else ""
+        self._length += len(text)
+        return given if self.stopped is not None else given + self._held
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text of one token by itself, as log-probabilities show it; special tokens by name."""
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
