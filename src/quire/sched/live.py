@@ -1,0 +1,88 @@
+"""The scheduler's own record of a live sequence and of its sibling samples. Knows token ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from quire.radix import RadixNode
+from quire.types import Delta, FinishReason, Request, Sequence, SequenceStatus, TokenLogprobs, Usage
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LiveSequence(Sequence):
+    """A Sequence with what the scheduler works out once, so that no step does it again.
+
+    `key` orders sequences, lower first. `cursor` is the prefix index's place of the last indexed full block
+    and `index_at` the `num_computed` from which on there is one more. The sequence ends at `max_total`
+    tokens, or at a token of `end_ids` once it has `min_total`. `tokens` is the request's own list until a
+    slot is taken.
+    """
+
+    group: Group
+    key: tuple[int, int]
+    cursor: RadixNode[int]
+    num_prompt_tokens: int
+    max_total: int
+    min_total: int
+    end_ids: frozenset[int]
+    index_at: int = 0
+
+    @property
+    def match_limit(self) -> int:
+        """How many tokens may be reused: not the last one, nor any whose logits are still due."""
+        limit = len(self.tokens) - 1
+        if self.index == 0 and self.request.sampling.prompt_logprobs is not None:
+            due = self.num_prompt_logprobs
+            if due < self.num_prompt_tokens - 1:
+                return min(limit, due)
+        return limit
+
+    def append(self, out: list[int]) -> tuple[int, FinishReason | None, int | None]:
+        """Append sampled tokens up to one that ends the sequence: (how many, finish reason, stop reason)."""
+        tokens = self.tokens
+        for i, token in enumerate(out):
+            tokens.append(token)
+            total = len(tokens)
+            if token in self.end_ids and total >= self.min_total:
+                return i + 1, FinishReason.STOP, None if token in self.request.eos_token_ids else token
+            if total >= self.max_total:
+                return i + 1, FinishReason.LENGTH, None
+        return len(out), None, None
+
+    def take_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
+        """Of `entries` (for the tokens at start + 1, ...) those not delivered yet; marks them delivered."""
+        due = min(len(entries), self.num_prompt_tokens - 1 - start)
+        fresh = entries[max(0, self.num_prompt_logprobs - start) : max(0, due)]
+        self.num_prompt_logprobs += len(fresh)
+        return fresh
+
+    def delta(self, reason: FinishReason | None = None, error: str | None = None) -> Delta:
+        """News without tokens."""
+        usage = Usage(self.num_prompt_tokens, self.num_cached, self.num_output)
+        return Delta(self.request.id, self.index, [], usage, finish_reason=reason, error=error)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The samples of one request that still live. `held` wait for another one to compute the prompt."""
+
+    request: Request
+    live: list[LiveSequence] = field(default_factory=list)
+    held: list[LiveSequence] = field(default_factory=list)
+    prompt_counted: bool = False
+
+    @property
+    def namespace(self) -> Hashable:
+        """Prefixes are shared between requests of one adapter and salt only."""
+        return (self.request.adapter, self.request.salt)
+
+    def prompt_holder(self) -> tuple[LiveSequence | None, bool]:
+        """A running sample that has the KV of the whole prompt, and whether one is about to have it."""
+        computing = False
+        for seq in self.live:
+            if seq.status is SequenceStatus.RUNNING:
+                if seq.num_computed >= seq.num_prompt_tokens:
+                    return seq, False
+                computing = True
+        return None, computing

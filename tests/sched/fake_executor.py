@@ -1,0 +1,217 @@
+"""An executor without a model: the KV of a position is a hash of its whole prefix, so a wrong block shows at once."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass, field
+
+from quire.sched import Scheduler
+from quire.types import (
+    Delta,
+    FinishReason,
+    Request,
+    SamplingParams,
+    ScheduledBatch,
+    StepOutput,
+    TokenLogprobs,
+)
+
+VOCAB = 11
+
+
+def request(id: str, tokens: list[int], max_tokens: int = 4, **options: object) -> Request:
+    fields = {k: options.pop(k) for k in list(options) if k in Request.__struct_fields__}
+    sampling = SamplingParams(max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+    return Request(id=id, tokens=tokens, sampling=sampling, max_tokens=max_tokens, **{"seed": 0, **fields})  # type: ignore[arg-type]
+
+
+def root_hash(adapter: str | None, salt: str) -> int:
+    return zlib.crc32(repr((adapter, salt)).encode())
+
+
+def extend_hashes(hashes: list[int], tokens: list[int]) -> None:
+    """hashes[i + 1] stands for the KV at position i: a function of the namespace and tokens[: i + 1]."""
+    for token in tokens[len(hashes) - 1 :]:
+        hashes.append(hash((hashes[-1], token)))
+
+
+def sample(request: Request, index: int, prefix_hash: int, num_output: int) -> int:
+    """The next token after a prefix: depends on the request and the prefix alone. Keeps min_tokens."""
+    ends = {*request.eos_token_ids, *(request.sampling.stop_token_ids or ())}
+    salt = 0
+    while True:
+        token = hash((prefix_hash, request.sample_seed(index), salt)) % VOCAB
+        if num_output >= request.sampling.min_tokens - 1 or token not in ends:
+            return token
+        salt += 1
+
+
+def alone(request: Request, index: int, max_total: int) -> tuple[list[int], FinishReason, int | None]:
+    """What a request gives when nothing else runs."""
+    tokens, output = list(request.tokens), []
+    hashes = [root_hash(request.adapter, request.salt)]
+    while True:
+        extend_hashes(hashes, tokens)
+        token = sample(request, index, hashes[-1], len(output))
+        tokens.append(token)
+        output.append(token)
+        if len(output) >= request.sampling.min_tokens:
+            if token in request.eos_token_ids:
+                return output, FinishReason.STOP, None
+            if token in (request.sampling.stop_token_ids or ()):
+                return output, FinishReason.STOP, token
+        if len(output) >= request.max_tokens or len(tokens) >= max_total:
+            return output, FinishReason.LENGTH, None
+
+
+@dataclass
+class Slot:
+    request: Request
+    index: int
+    tokens: list[int]
+    hashes: list[int]
+    blocks: list[int] = field(default_factory=list)
+
+
+class FakeExecutor:
+    """Follows batches as a real one does, and asserts that each sequence reads the KV of its own prefix only."""
+
+    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, draft_rate: float = 0.0) -> None:
+        self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.block_size = block_size
+        self.slots: dict[int, Slot] = {}
+        self.rng = rng
+        self.draft_rate = draft_rate
+        self.error_rate = 0.0
+
+    def step(self, batch: ScheduledBatch) -> StepOutput:
+        size, slots = self.block_size, self.slots
+        for slot in batch.freed:
+            del slots[slot]
+        sources = {src for src, _ in batch.copies}
+        targets = [dst for _, dst in batch.copies]
+        assert len(set(targets)) == len(targets)
+        assert not sources & set(targets)
+        for src, dst in batch.copies:
+            self.kv[dst] = list(self.kv[src])
+        for new in batch.new:
+            assert new.slot not in slots, "a slot was reused before it was freed"
+            hashes = [root_hash(new.request.adapter, new.request.salt)]
+            slots[new.slot] = Slot(new.request, new.index, list(new.tokens), hashes)
+        assert len({item.slot for item in batch.seqs}) == len(batch.seqs)
+        for item in batch.seqs:
+            slots[item.slot].blocks += item.new_blocks
+        holders: dict[int, int] = {}
+        for slot in slots.values():
+            for block in slot.blocks:
+                holders[block] = holders.get(block, 0) + 1
+        for item in batch.seqs:  # all writes of a step come before its reads, as in a layer of a model
+            slot = slots[item.slot]
+            end = item.start + len(item.tokens)
+            assert item.tokens
+            assert item.tokens == slot.tokens[item.start : end]
+            assert item.wants_logits == (end == len(slot.tokens))
+            assert item.wants_logits or not item.draft
+            extend_hashes(slot.hashes, slot.tokens)
+            hashes = slot.hashes[: end + 1]
+            extend_hashes(hashes, slot.tokens[:end] + item.draft)
+            for position in range(item.start, end + len(item.draft)):
+                block = slot.blocks[position // size]
+                assert holders[block] == 1, "a shared block was written to"
+                assert block not in sources or position >= item.start
+                self.kv[block][position % size] = hashes[position + 1]
+        output = StepOutput(batch.step, {})
+        for item in batch.seqs:
+            self._read(item.slot, item.start + len(item.tokens))
+            self._sample(item.slot, item.start, len(item.tokens), item.draft, item.wants_logits, output)
+        return output
+
+    def _read(self, number: int, end: int) -> None:
+        slot, size = self.slots[number], self.block_size
+        for position in range(end):
+            found = self.kv[slot.blocks[position // size]][position % size]
+            assert found == slot.hashes[position + 1], f"position {position} holds another sequence's KV"
+
+    def _sample(
+        self, number: int, start: int, count: int, draft: list[int], wants_logits: bool, output: StepOutput
+    ) -> None:
+        slot = self.slots[number]
+        num_prompt = len(slot.request.tokens)
+        if slot.request.sampling.prompt_logprobs is not None and slot.index == 0 and start < num_prompt - 1:
+            due = slot.tokens[start + 1 : min(start + count + 1, num_prompt)]
+            output.prompt_logprobs[number] = [TokenLogprobs(t, -1.0, 1, [], []) for t in due]
+        if self.rng.random() < self.error_rate:
+            output.errors[number] = "made to fail"
+            return
+        if not wants_logits:
+            return
+        out: list[int] = []
+        for guess in [*draft, None]:
+            extend_hashes(slot.hashes, slot.tokens)
+            out.append(sample(slot.request, slot.index, slot.hashes[-1], len(slot.tokens) - num_prompt))
+            slot.tokens.append(out[-1])
+            if guess != out[-1]:
+                break
+        output.tokens[number] = out
+        if slot.request.sampling.logprobs is not None:
+            output.logprobs[number] = [TokenLogprobs(t, -1.0, 1, [], []) for t in out]
+        if self.rng.random() < self.draft_rate:
+            output.drafts[number] = self._guess(slot)
+
+    def _guess(self, slot: Slot) -> list[int]:
+        tokens, hashes, guesses = list(slot.tokens), list(slot.hashes), []
+        for _ in range(self.rng.randint(1, 5)):
+            extend_hashes(hashes, tokens)
+            right = sample(slot.request, slot.index, hashes[-1], len(tokens) - len(slot.request.tokens))
+            tokens.append(right if self.rng.random() < 0.7 else self.rng.randrange(VOCAB))
+            guesses.append(tokens[-1])
+        return guesses
+
+    def check_index(self, scheduler: Scheduler) -> None:
+        """Every block that the prefix index names holds what its key says."""
+        for key, block in scheduler._tables.prefix.entries():
+            (adapter, salt), tokens = key[0], list(key[1:])
+            hashes = [root_hash(adapter, salt)]
+            extend_hashes(hashes, tokens)
+            first = (len(tokens) - 1) // self.block_size * self.block_size
+            for position in range(first, len(tokens)):
+                assert self.kv[block][position - first] == hashes[position + 1], "the index names wrong KV"
+
+
+class Journal:
+    """What came out, by request and sample."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.logprobs: dict[tuple[str, int], list[int]] = {}
+        self.prompt_logprobs: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], Delta] = {}
+
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            key = (delta.request_id, delta.index)
+            assert key not in self.ends, "news of a sequence that has ended"
+            tokens = self.tokens.setdefault(key, [])
+            tokens += delta.tokens
+            assert delta.usage.num_output == len(tokens)
+            self.logprobs.setdefault(key, []).extend(e.token for e in delta.logprobs or [])
+            self.prompt_logprobs.setdefault(key, []).extend(e.token for e in delta.prompt_logprobs or [])
+            if delta.finish_reason is not None:
+                self.ends[key] = delta
+
+
+def drain(
+    scheduler: Scheduler, executor: FakeExecutor, journal: Journal, max_steps: int = 5000
+) -> list[ScheduledBatch]:
+    """Step until nothing is left; the batches."""
+    batches = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        assert batch is not None
+        journal.take(scheduler.update(batch, executor.step(batch)))
+        scheduler.check()
+        executor.check_index(scheduler)
+        batches.append(batch)
+        assert len(batches) < max_steps, "livelock"
+    return batches

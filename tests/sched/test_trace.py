@@ -1,0 +1,141 @@
+"""Random traces: whatever is mixed, each sequence reads its own KV, ends, and says what it says alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fake_executor import VOCAB, FakeExecutor, Journal, alone, request
+
+from quire.config import SchedulerConfig
+from quire.sched import Scheduler
+from quire.types import FinishReason, Request
+
+
+class Trace:
+    """One random world: its configuration, traffic and faults come from one seed."""
+
+    def __init__(self, seed: int, faults: bool) -> None:
+        rng = self.rng = random.Random(seed)
+        self.block_size = rng.choice([1, 2, 3, 4, 8])
+        self.num_blocks = rng.randint(5, 40)
+        self.max_model_len = rng.randint(8, 60)
+        self.caching = rng.random() < 0.7
+        self.max_total = min(self.max_model_len, self.num_blocks * self.block_size)
+        config = SchedulerConfig(
+            max_num_seqs=rng.randint(1, 9),
+            max_num_batched_tokens=rng.choice([1, 3, 7, 20, 64]),
+            scheduling_policy=rng.choice(["fcfs", "priority"]),
+        )
+        self.budget = config.max_num_batched_tokens
+        self.scheduler = Scheduler(config, self.num_blocks, self.block_size, self.max_model_len, self.caching)
+        self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, rng.choice([0.0, 0.7]))
+        self.faults = faults
+        self.executor.error_rate = 0.01 if faults else 0.0
+        self.journal = Journal()
+        self.requests: dict[str, Request] = {}
+        self.told: list[list[int]] = [[]]
+
+    def prompt(self) -> list[int]:
+        """Often the beginning of something said before, then something new."""
+        rng = self.rng
+        seen = rng.choice(self.told) if rng.random() < 0.8 else []
+        tokens = seen[: rng.randint(0, len(seen))]
+        tokens = tokens + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
+        return tokens[: self.max_total - 1]
+
+    def arrive(self) -> None:
+        rng = self.rng
+        max_tokens = rng.randint(1, 20)
+        made = request(
+            f"r{len(self.requests)}",
+            self.prompt(),
+            max_tokens,
+            n=rng.choice([1, 1, 1, 2, 4]),
+            seed=rng.randrange(3),
+            salt=rng.choice(["", "", "tenant"]),
+            adapter=rng.choice([None, None, "adapter"]),
+            priority=rng.randint(-2, 2),
+            eos_token_ids=rng.choice([(), (0,)]),
+            stop_token_ids=rng.choice([(), (1,)]),
+            min_tokens=rng.choice([0, min(5, max_tokens)]),
+            prompt_logprobs=rng.choice([None, None, 1]),
+            logprobs=rng.choice([None, 1]),
+        )
+        self.requests[made.id] = made
+        self.journal.take(self.scheduler.add(made))
+
+    def maybe_abort(self, rate: float) -> None:
+        if self.faults and self.requests and self.rng.random() < rate:
+            id = self.rng.choice(list(self.requests))
+            self.journal.take(self.scheduler.abort(id, self.rng.choice([None, 0, 1])))
+            self.scheduler.check()
+
+    def step(self) -> None:
+        batch = self.scheduler.schedule()
+        if batch is None:
+            assert not self.scheduler.has_work
+            return
+        assert 0 < batch.num_tokens <= self.budget
+        output = self.executor.step(batch)
+        self.maybe_abort(0.1)
+        self.journal.take(self.scheduler.update(batch, output))
+        self.scheduler.check()
+        self.executor.check_index(self.scheduler)
+
+    def run(self) -> None:
+        rng = self.rng
+        total, steps = rng.randint(5, 25), 0
+        arrivals = rng.choice([0.1, 0.5, 1.0])
+        while len(self.requests) < total or self.scheduler.has_work:
+            while len(self.requests) < total and rng.random() < arrivals:
+                self.arrive()
+            self.maybe_abort(0.05)
+            if rng.random() < 0.02:
+                self.scheduler.reset_prefix_cache()
+            self.step()
+            for slot in list(self.executor.slots.values())[:1]:
+                self.told = [*self.told[-20:], list(slot.tokens)]
+            steps += 1
+            assert steps < 20_000, "livelock"
+
+    def verify(self) -> None:
+        for made in self.requests.values():
+            for index in range(made.sampling.n):
+                key = (made.id, index)
+                end = self.journal.ends[key]
+                tokens, reason, stop_reason = alone(made, index, self.max_total)
+                said = self.journal.tokens[key]
+                if end.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                    assert self.faults
+                    assert said == tokens[: len(said)]
+                    assert (end.error == "made to fail") == (end.finish_reason is FinishReason.ERROR)
+                else:
+                    assert (said, end.finish_reason, end.stop_reason) == (tokens, reason, stop_reason)
+                    if made.sampling.prompt_logprobs is not None and index == 0:
+                        assert self.journal.prompt_logprobs[key] == made.tokens[1:]
+                if made.sampling.logprobs is not None:
+                    assert self.journal.logprobs[key] == said
+        stats = self.scheduler.stats()
+        assert (stats.num_used_blocks, stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (
+            0,
+        ) * 4
+        assert stats.generation_tokens == sum(map(len, self.journal.tokens.values()))
+        assert 0 <= stats.prefix_hits <= stats.prefix_queries
+        self.scheduler.reset_prefix_cache()
+        self.scheduler.check()
+        assert self.scheduler.stats().num_free_blocks == self.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_without_faults_every_sequence_says_what_it_says_alone(seed: int) -> None:
+    trace = Trace(seed, faults=False)
+    trace.run()
+    trace.verify()
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_with_aborts_and_errors_the_others_are_untouched(seed: int) -> None:
+    trace = Trace(1000 + seed, faults=True)
+    trace.run()
+    trace.verify()
