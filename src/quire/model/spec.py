@@ -7,16 +7,18 @@ from typing import Literal
 
 from quire.ops.protocol import Activation, FloatDtype, KVSpec, NormKind
 
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position embedding, half-split pairs.
 
     Kinds: default; linear (positions divided by factor); llama3 (Llama 3.1's frequency bands); yarn
-    (Peng et al. 2023, arXiv:2309.00071). Fields beyond theta and rotary_dim are read by the kinds that need them.
+    (Peng et al. 2023, arXiv:2309.00071). Fields beyond theta and rotary_dim are for the kinds that need them.
     """
 
-    kind: Literal["default", "linear", "llama3", "yarn"]
+    kind: RopeKind
     theta: float
     rotary_dim: int
     factor: float = 1.0

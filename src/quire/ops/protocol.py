@@ -71,7 +71,9 @@ class KVSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
+        return (
+            2 * self.num_layers * self.num_kv_heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
+        )
 
 
 class KVCache(Protocol):

@@ -1,0 +1,72 @@
+"""From a model argument to a local directory: a path, or a Hugging Face id that is fetched or found cached.
+
+`import huggingface_hub` is light; its client is imported when `snapshot_download` is first touched, so that
+serving a local directory never pays for it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import huggingface_hub
+
+from quire.errors import ModelError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+ABOUT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")  # config, tokenizer, chat template
+SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
+SUBFOLDERS = ("*/*",)
+
+
+def find_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """The directory of `model`, fetched to `download_dir` (default: the hub's cache) where it is an id.
+
+    torch weights are fetched only where there are no safetensors. Raises ModelError.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{model} is a file; give the directory that holds config.json and the weights")
+    if not HUB_ID.fullmatch(model):
+        raise ModelError(
+            f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
+        )
+    directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir)
+    if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
+        directory = _fetch(model, (*ABOUT, *TORCH), revision, download_dir)
+    return directory
+
+
+def _fetch(model: str, patterns: tuple[str, ...], revision: str | None, download_dir: str | None) -> Path:
+    at = f" at revision {revision}" if revision else ""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(SUBFOLDERS),
+            )
+        )
+    except huggingface_hub.errors.GatedRepoError as error:
+        raise ModelError(
+            f"{model} is gated: accept its terms on its page, then log in with `hf auth login`"
+        ) from error
+    except huggingface_hub.errors.RevisionNotFoundError as error:
+        raise ModelError(f"{model} has no revision {revision!r}") from error
+    except huggingface_hub.errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{model} is not a directory here and not a model on the hub (or private: `hf auth login`)"
+        ) from error
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+        raise ModelError(f"{model}{at} is not in the cache and the hub cannot be reached: {error}") from error
+    except huggingface_hub.errors.HFValidationError as error:
+        raise ModelError(
+            f"{model!r} is not an existing directory nor a valid Hugging Face id: {error}"
+        ) from error
+    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise ModelError(f"{model}{at} cannot be fetched from the hub: {error}") from error

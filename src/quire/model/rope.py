@@ -1,0 +1,71 @@
+"""Rotary frequencies of each RopeSpec kind. Knows no config spelling and no backend."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.model.spec import RopeSpec
+from quire.ops.protocol import Rope
+
+Frequencies = NDArray[np.float64]
+
+
+def make_rope(spec: RopeSpec) -> Rope:
+    """Frequencies in float64, rounded once to float32: [rotary_dim / 2], and the scale of cos and sin."""
+    pairs: NDArray[Any] = np.arange(0, spec.rotary_dim, 2, dtype=np.float64)
+    plain: Frequencies = spec.theta ** (-pairs / spec.rotary_dim)
+    scale = 1.0
+    if spec.kind == "linear":
+        plain = plain / spec.factor
+    elif spec.kind == "llama3":
+        plain = _llama3(spec, plain)
+    elif spec.kind == "yarn":
+        plain, scale = _yarn(spec, plain), _yarn_scale(spec)
+    return Rope(plain.astype(np.float32), scale)
+
+
+def _llama3(spec: RopeSpec, plain: Frequencies) -> Frequencies:
+    """Llama 3.1: short wavelengths stay, long ones are divided by factor, those between are blended.
+
+    Grattafiori et al. 2024, arXiv:2407.21783; the bands are those of Meta's released code.
+    """
+    turns = spec.original_max_position * plain / (2 * math.pi)  # of each pair, over the trained context
+    blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    blend = np.clip(blend, 0.0, 1.0)
+    return np.asarray((1 - blend) * plain / spec.factor + blend * plain)
+
+
+def _yarn(spec: RopeSpec, plain: Frequencies) -> Frequencies:
+    """YaRN's "NTK by parts": pairs that turn often are kept, slow ones interpolated, a ramp between.
+
+    Peng et al. 2023, arXiv:2309.00071, section 3.2.
+    """
+
+    def pair_with(turns: float) -> float:
+        wavelength = spec.original_max_position / (turns * 2 * math.pi)
+        return spec.rotary_dim * math.log(wavelength) / (2 * math.log(spec.theta))
+
+    low, high = pair_with(spec.beta_fast), pair_with(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.rotary_dim - 1)
+    width = high - low or 0.001
+    slow = np.clip((np.arange(spec.rotary_dim // 2) - low) / width, 0.0, 1.0)
+    return np.asarray(plain / spec.factor * slow + plain * (1 - slow))
+
+
+def _yarn_scale(spec: RopeSpec) -> float:
+    """The paper's temperature as a scale of cos and sin (section 3.4), or what the config gives instead."""
+    if spec.attention_factor is not None:
+        return spec.attention_factor
+
+    def scale(weight: float) -> float:
+        return 1.0 if spec.factor <= 1 else 0.1 * weight * math.log(spec.factor) + 1.0
+
+    if spec.mscale and spec.mscale_all_dim:
+        return scale(spec.mscale) / scale(spec.mscale_all_dim)
+    return scale(1.0)
