@@ -2,7 +2,9 @@
 #include "attention.h"
 #include "kernels.h"
 #include "linear.h"
+#include "probe_kernels.h"
 #include "rowwise.h"
+#include "sampler_kernels.h"
 #include "simd.h"
 
 #define QUIRE_STRING_(x) #x
@@ -21,6 +23,10 @@ extern const Kernels kernels = {
     store_kv,
     attention,
     attention_workspace,
+    probe_fp32,
+    probe_bf16,
+    probe_read,
+    &sampler_kernels,
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "kv_cache.h"
+#include "sampler_table.h"
 #include "thread_pool.h"
 
 namespace quire {
@@ -121,7 +122,7 @@ struct AttentionArgs {
 };
 
 struct AttentionLimits {
-  int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, block_size, threads;
+  int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, threads;
 };
 
 struct Kernels {
@@ -139,7 +140,12 @@ struct Kernels {
   void (*attention)(const AttentionArgs&, ThreadPool&);
   size_t (*attention_workspace)(const AttentionLimits&);
 
-  // csrc/sampler*.h: add entries below; fill them in the table at the end of isa_kernels.cpp, in this order.
+  // probe_kernels.h: each runs `steps` steps on one core and returns the operations of a step (0: cannot).
+  double (*probe_fp32)(int64_t steps);
+  double (*probe_bf16)(int64_t steps);
+  uint32_t (*probe_read)(const char* data, size_t bytes);
+
+  const SamplerKernels* sampler;  // csrc/sampler_kernels.h
 };
 
 #define QUIRE_DECLARE_ISA(isa) \

@@ -1,0 +1,50 @@
+// The row primitives of sampling, one table per instruction set. Knows rows of floats; knows no slot.
+//
+// Rows hold no NaN and no +inf unless said otherwise. Every result has the same bits in every set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+// Tokens that a draw may take: larger than `value`, or equal to it with an id of at most `last_id`.
+struct Cut {
+  float value;
+  int last_id;
+};
+
+struct DrawArgs {
+  const float* x;  // [n]
+  int n;
+  float max;         // of x
+  int argmax;        // first id of max
+  double inv_temperature;
+  Cut cut;           // keeps argmax
+  uint64_t seed, position;
+};
+
+struct RowMax {
+  float value;
+  int block;  // first id of the block of kRowBlock values that holds the first maximum
+  bool sound;  // no NaN and no +inf
+};
+
+constexpr int kRowBlock = 4096;
+
+struct SamplerKernels {
+  RowMax (*row_max)(const float* x, int n);  // any values
+  // Sum of e^(x - max).
+  double (*exp_sum)(const float* x, int n, float max);
+  // Sum of the whole numbers round(e^((x - max) * inv_t) * unit): exact while below 2^53.
+  double (*weight_sum)(const float* x, size_t n, float max, float inv_t, double unit);
+  int (*count_above)(const float* x, int n, float value);
+  // Copies low <= x < high in order; `out` may be x and has room for 16 more than are kept. Returns how many.
+  size_t (*keep_range)(const float* x, size_t n, float low, float high, float* out);
+  // Ids of the kept tokens in order, at most `limit`, into `ids` (room for limit + 16); -1 where there are more.
+  int (*collect)(const float* x, int n, Cut cut, int limit, int* ids);
+  // The kept token with the largest (x - max) / temperature + Gumbel noise; the lowest id among equals.
+  int (*draw)(const DrawArgs&);
+};
+
+}  // namespace quire
