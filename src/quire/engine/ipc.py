@@ -1,0 +1,179 @@
+"""The frames between the API process and the engine process, and the sockets that carry them.
+
+One frame a step, not one a token: all news of a step travel together. Knows messages, no engine, no HTTP.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import zmq
+
+from quire.config import EngineConfig
+from quire.engine.front import ModelInfo
+from quire.engine.log import LogFormat, LogLevel
+from quire.types import Delta, EngineStats, Request
+
+Pooling = Literal["mean", "last"]
+Verb = Literal["ping", "stats", "reset", "embed"]
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Queue requests."""
+
+    requests: list[Request]
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End a request, or one sample of it where `index` is given."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Ask for something that is answered once, by a Reply with the same `id`.
+
+    Only "embed" has `tokens` and `pooling`.
+    """
+
+    id: int
+    verb: Verb
+    tokens: list[int] = []
+    pooling: Pooling = "last"
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Leave the loop; running requests are dropped."""
+
+
+Command = Add | Abort | Call | Stop
+
+
+class Phase(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A part of the start-up is done. `at` is seconds on the monotonic clock, which both processes share."""
+
+    name: str
+    at: float
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The engine takes requests from now on."""
+
+    info: ModelInfo
+    pid: int
+
+
+class Scheduled(msgspec.Struct, frozen=True, array_like=True):
+    """A sample got a slot at `at` (monotonic seconds); more than once where it was preempted."""
+
+    request_id: str
+    index: int
+    at: float
+
+
+class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What one step changed. `stats` comes along now and then, and whenever the engine goes idle."""
+
+    deltas: list[Delta]
+    scheduled: list[Scheduled] = []
+    stats: EngineStats | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer to a Call: `vector` to embed, `stats` to the others; or `error`.
+
+    `refused`: the call itself is at fault, and `error` says what to change.
+    """
+
+    id: int
+    vector: list[float] | None = None
+    stats: EngineStats | None = None
+    error: str | None = None
+    refused: bool = False
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The engine cannot start or go on. `kind` is the class of the error."""
+
+    kind: str
+    message: str
+
+
+Event = Phase | Ready | News | Reply | Failed
+
+
+class Launch(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine process reads from its standard input. `maker` names the module that makes the core."""
+
+    address: str
+    maker: str
+    config: EngineConfig
+    stats_interval: float = 0.25
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+_launch = msgspec.msgpack.Decoder(Launch)
+
+
+def encode(message: Command | Event | Launch) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """Raises msgspec.ValidationError where the frame is not a Command."""
+    return _commands.decode(frame)
+
+
+def decode_event(frame: bytes) -> Event:
+    """Raises msgspec.ValidationError where the frame is not an Event."""
+    return _events.decode(frame)
+
+
+def decode_launch(frame: bytes) -> Launch:
+    return _launch.decode(frame)
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A private place (mode 0700) for the socket of one engine process; gone when closed."""
+
+    folder: tempfile.TemporaryDirectory[str] = field(
+        default_factory=lambda: tempfile.TemporaryDirectory(prefix="quire-")
+    )
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{Path(self.folder.name) / 'engine'}"
+
+    def close(self) -> None:
+        self.folder.cleanup()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_socket(context: zmq.Context[Any], address: str, *, bind: bool) -> zmq.Socket[bytes]:
+    """A socket of a one-to-one line. Queues are unbounded here: the engine client bounds what enters them."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.linger = 0
+    if bind:
+        socket.bind(address)
+    else:
+        socket.connect(address)
+    return socket

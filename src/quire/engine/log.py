@@ -1,0 +1,65 @@
+"""Log lines as text or as JSON, one a line, with their fields. Knows no engine, no HTTP."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import time
+from typing import Literal
+
+import msgspec
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_json = msgspec.json.Encoder()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller gave as `extra={"fields": {...}}`."""
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01.234 INFO quire.serve: message key=value ...`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {record.name}: {record.getMessage()}"
+        line += "".join(f" {key}={value}" for key, value in _fields(record).items())
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the fields, the traceback as one string."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, object] = {
+            "time": f"{clock}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update(_fields(record))
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return _json.encode(entry).decode()
+
+
+def set_up_logging(format: LogFormat, level: LogLevel) -> None:
+    """Send everything of this process to standard error in `format`, libraries included."""
+    formatter = JsonFormatter if format == "json" else TextFormatter
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"line": {"()": formatter}},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "root": {"handlers": ["stderr"], "level": "WARNING"},
+            "loggers": {"quire": {"level": level.upper()}},
+        }
+    )

@@ -1,0 +1,286 @@
+"""Counts and times of requests as the API process sees them, and the Prometheus families made of them.
+
+Names and labels are vLLM's after the prefix. Numbers are plain fields; families exist only while a scrape
+runs, so a token costs a list increment. Knows no engine and no HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from quire.config import CacheConfig
+from quire.types import Delta, EngineStats, FinishReason, Request
+
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+ITL_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+LATENCY_BUCKETS = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SMALL_BUCKETS = (1, 2, 5, 10, 20)
+
+
+def buckets_125(high: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `high`."""
+    found: list[float] = []
+    exponent = 0
+    while True:
+        for mantissa in (1, 2, 5):
+            value = mantissa * 10**exponent
+            if value > high:
+                return tuple(found) or (1,)
+            found.append(value)
+        exponent += 1
+
+
+class Histogram:
+    """Counts of observed values by bucket; `bounds` are the inclusive upper ends, but for the last."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as Prometheus wants them."""
+        rows, running = [], 0
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            running += count
+            rows.append(("+Inf" if bound == math.inf else str(float(bound)), float(running)))
+        return rows
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """When the parts of one request happened, in seconds on the monotonic clock; 0 is "not yet"."""
+
+    request: Request
+    arrival: float
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    num_cached: int = 0
+    num_output: int = 0
+    num_scheduled: int = 0
+    last_by_sample: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def num_preemptions(self) -> int:
+        return max(0, self.num_scheduled - self.request.sampling.n)
+
+
+class Metrics:
+    """Everything that `/metrics` shows. One writer: the event loop of the API process."""
+
+    def __init__(self, model_name: str, prefix: str = "quire", max_model_len: int = 1 << 20) -> None:
+        self.model_name = model_name
+        self.prefix = prefix
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.stats = EngineStats()
+        self.cache_config: dict[str, str] = {}
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.restarts = 0
+        self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
+        self.finished = {reason.value: 0 for reason in FinishReason}
+        self._before_restart = {"prefix_queries": 0, "prefix_hits": 0, "num_preemptions": 0}
+        tokens = buckets_125(max_model_len)
+        self.histograms: dict[str, tuple[str, Histogram]] = {
+            name: (text, Histogram(bounds))
+            for name, text, bounds in (
+                ("time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS),
+                ("inter_token_latency_seconds", "Time between tokens of a sample.", ITL_BUCKETS),
+                ("request_time_per_output_token_seconds", "Mean time per token of a request.", ITL_BUCKETS),
+                ("e2e_request_latency_seconds", "Arrival to end.", LATENCY_BUCKETS),
+                ("request_queue_time_seconds", "Arrival to first computation.", LATENCY_BUCKETS),
+                ("request_inference_time_seconds", "First computation to end.", LATENCY_BUCKETS),
+                ("request_prefill_time_seconds", "First computation to first token.", LATENCY_BUCKETS),
+                ("request_decode_time_seconds", "First token to end.", LATENCY_BUCKETS),
+                ("request_prompt_tokens", "Prompt tokens of a request.", tokens),
+                ("request_generation_tokens", "Output tokens of a request.", tokens),
+                ("request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", tokens),
+                ("request_params_n", "Samples a request asks for.", SMALL_BUCKETS),
+                ("request_params_max_tokens", "Output tokens a request allows.", tokens),
+                ("request_num_preemptions", "Preemptions of a request.", (0, *SMALL_BUCKETS)),
+                ("iteration_tokens_total", "Prompt and output tokens of a step.", ITERATION_BUCKETS),
+            )
+        }
+
+    def describe_cache(self, config: CacheConfig, num_blocks: int, max_model_len: int) -> None:
+        """Set the labels of cache_config_info."""
+        size = num_blocks * config.block_size
+        labels = {name: str(value) for name, value in asdict(config).items()}
+        labels["num_gpu_blocks"] = str(num_blocks)
+        labels["kv_cache_size_tokens"] = str(size)
+        labels["kv_cache_max_concurrency"] = f"{size / max_model_len:.2f}"
+        self.cache_config = labels
+
+    def observe(self, name: str, value: float) -> None:
+        self.histograms[name][1].observe(value)
+
+    # --- what happens to requests ----------------------------------------------------------------------
+
+    def scheduled(self, times: RequestTimes, at: float) -> None:
+        """A sample got a slot: the first one ends the time in the queue, one more than n is a preemption."""
+        times.num_scheduled += 1
+        if not times.scheduled:
+            times.scheduled = max(at, times.arrival)
+
+    def step(self, deltas: list[tuple[RequestTimes, Delta]], now: float) -> None:
+        """The news of one step, with the times of their requests."""
+        num_tokens = num_prompt = 0
+        gaps = self.histograms["inter_token_latency_seconds"][1]
+        for times, delta in deltas:
+            count = len(delta.tokens)
+            if not count:
+                continue
+            num_tokens += count
+            times.num_output += count
+            if not times.first_token:
+                num_prompt += self._first_token(times, delta, now)
+            last = times.last_by_sample.get(delta.index)
+            if last is not None:
+                gaps.observe(now - last)
+            times.last_by_sample[delta.index] = times.last_token = now
+        if num_tokens:
+            self.generation_tokens += num_tokens
+            self.observe("iteration_tokens_total", num_tokens + num_prompt)
+
+    def _first_token(self, times: RequestTimes, delta: Delta, now: float) -> int:
+        """Returns the prompt tokens that are done with this step."""
+        times.first_token = now
+        times.num_cached = delta.usage.num_cached
+        self.observe("time_to_first_token_seconds", now - times.arrival)
+        self.prompt_tokens += delta.usage.num_prompt
+        self.cached_tokens += delta.usage.num_cached
+        return delta.usage.num_prompt
+
+    def end(self, times: RequestTimes, reason: FinishReason, now: float) -> None:
+        """A request is over, for whatever reason; called once for each request that was accepted."""
+        self.finished[reason.value] += 1
+        params, num_prompt = times.request.sampling, len(times.request.tokens)
+        self.observe("e2e_request_latency_seconds", now - times.arrival)
+        self.observe("request_params_n", params.n)
+        self.observe("request_params_max_tokens", times.request.max_tokens)
+        self.observe("request_prompt_tokens", num_prompt)
+        self.observe("request_generation_tokens", times.num_output)
+        self.observe("request_num_preemptions", times.num_preemptions)
+        if not times.first_token:
+            return
+        started = times.scheduled or times.arrival
+        self.observe("request_queue_time_seconds", started - times.arrival)
+        self.observe("request_prefill_time_seconds", max(0.0, times.first_token - started))
+        self.observe("request_decode_time_seconds", times.last_token - times.first_token)
+        self.observe("request_inference_time_seconds", max(0.0, times.last_token - started))
+        self.observe("request_prefill_kv_computed_tokens", num_prompt - times.num_cached)
+        if times.num_output > 1:
+            mean = (times.last_token - times.first_token) / (times.num_output - 1)
+            self.observe("request_time_per_output_token_seconds", mean)
+
+    def restarted(self) -> None:
+        """The engine's own counters start again from 0: keep what they were, so ours never fall."""
+        self.restarts += 1
+        for name in self._before_restart:
+            self._before_restart[name] += getattr(self.stats, name)
+        self.stats = EngineStats(num_blocks=self.stats.num_blocks, num_free_blocks=self.stats.num_blocks)
+
+    # --- a scrape --------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; called by the registry."""
+        yield from self._gauges()
+        yield from self._counters()
+        for name, (text, histogram) in self.histograms.items():
+            family = HistogramMetricFamily(self._name(name), text, labels=("model_name", "engine"))
+            family.add_metric((self.model_name, "0"), histogram.rows(), histogram.total)
+            yield family
+
+    def text(self) -> bytes:
+        """The scrape in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _name(self, name: str) -> str:
+        return f"{self.prefix}:{name}"
+
+    def _gauges(self) -> Iterator[Metric]:
+        stats = self.stats
+        held = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        for name, text, value in (
+            ("num_requests_running", "Sequences that run.", stats.num_running),
+            ("num_requests_waiting", "Sequences that wait.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", held),
+            ("kv_blocks_cached", "KV blocks kept for reuse, held by no sequence.", stats.num_cached_blocks),
+            ("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
+        ):
+            family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
+            family.add_metric((self.model_name, "0"), value)
+            yield family
+        reasons = GaugeMetricFamily(
+            self._name("num_requests_waiting_by_reason"),
+            "Sequences that wait, by what they wait for.",
+            labels=("model_name", "engine", "reason"),
+        )
+        reasons.add_metric((self.model_name, "0", "capacity"), stats.num_waiting)
+        yield reasons
+        if self.cache_config:
+            labels = ("model_name", "engine", *self.cache_config)
+            info = GaugeMetricFamily(
+                self._name("cache_config_info"), "The KV cache; always 1.", labels=labels
+            )
+            info.add_metric((self.model_name, "0", *self.cache_config.values()), 1.0)
+            yield info
+
+    def _counters(self) -> Iterator[Metric]:
+        def total(name: str) -> int:
+            return int(getattr(self.stats, name)) + self._before_restart[name]
+
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the cache.", total("prefix_queries")),
+            ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
+            ("num_preemptions", "Preemptions.", total("num_preemptions")),
+            ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.prompt_tokens),
+            ("prompt_tokens_cached", "Of them, found in the cache.", self.cached_tokens),
+            ("generation_tokens", "Tokens made.", self.generation_tokens),
+            ("engine_restarts", "Times the engine process was started again.", self.restarts),
+        ):  # fmt: skip
+            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
+            family.add_metric((self.model_name, "0"), value)
+            yield family
+        for name, text, label, values in (
+            ("request_success", "Requests that ended.", "finished_reason", self.finished),
+            ("admission_rejections", "Requests refused at the door.", "reason", self.rejections),
+        ):
+            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine", label))
+            for key, value in values.items():
+                family.add_metric((self.model_name, "0", key), value)
+            yield family

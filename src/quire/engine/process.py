@@ -1,0 +1,251 @@
+"""The engine process: owns the core, reads commands, steps, writes news. Knows token ids, no text, no HTTP.
+
+Started as `python -m quire.engine.process` with a Launch frame on standard input, which then stays open: its
+end means that the API process is gone, and so this one goes too.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import zmq
+
+from quire.config import EngineConfig
+from quire.engine.front import Front, ModelInfo
+from quire.engine.ipc import (
+    Abort,
+    Add,
+    Call,
+    Command,
+    Event,
+    Failed,
+    Launch,
+    News,
+    Phase,
+    Pooling,
+    Ready,
+    Reply,
+    Scheduled,
+    Stop,
+    decode_command,
+    decode_launch,
+    encode,
+    open_socket,
+)
+from quire.engine.log import set_up_logging
+from quire.errors import EngineError, QuireError, RequestError
+from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage
+
+log = logging.getLogger("quire.engine")
+
+_LENGTH = struct.Struct("<I")
+PhaseDone = Callable[[str], None]
+
+
+class Core(Protocol):
+    """What the loop needs of an EngineCore."""
+
+    on_batch: Callable[[ScheduledBatch], None] | None
+    """Called with each batch before it is computed."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
+    def step(self) -> list[Delta]: ...
+    def stats(self) -> EngineStats: ...
+    def reset_prefix_cache(self) -> None: ...
+    def embed(self, tokens: list[list[int]], pooling: Pooling) -> list[list[float]]: ...
+
+
+class Maker(Protocol):
+    """A module that makes the parts of an engine from its configuration."""
+
+    def make_core(self, config: EngineConfig, phase: PhaseDone) -> tuple[Core, ModelInfo]:
+        """Load and plan everything; `phase` is called with a name as each part is done."""
+        ...
+
+    def make_front(self, config: EngineConfig, info: ModelInfo) -> Front: ...
+
+    def plan(self, config: EngineConfig) -> str:
+        """The memory plan as text, made without loading weights."""
+        ...
+
+
+def load_maker(name: str) -> Maker:
+    """The maker of that module name; tests put a scripted core in its place."""
+    return cast(Maker, importlib.import_module(name))
+
+
+def pack_launch(launch: Launch) -> bytes:
+    frame = encode(launch)
+    return _LENGTH.pack(len(frame)) + frame
+
+
+def _read_launch(fd: int) -> Launch:
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = os.read(fd, size - len(data))
+            if not part:
+                raise EngineError(
+                    "standard input ended before the launch frame: start this process by the server"
+                )
+            data += part
+        return data
+
+    (size,) = _LENGTH.unpack(read(_LENGTH.size))
+    return decode_launch(read(size))
+
+
+def _leave_with_parent(fd: int) -> None:
+    """End this process, even in the middle of a step, when the other end of the pipe is closed."""
+    while os.read(fd, 4096):
+        pass
+    os._exit(0)
+
+
+class EngineLoop:
+    """Drain commands, step, send news; until told to stop."""
+
+    def __init__(self, core: Core, socket: zmq.Socket[bytes], stats_interval: float) -> None:
+        self._core = core
+        self._socket = socket
+        self._stats_interval = stats_interval
+        self._stats_due = 0.0
+        self._calls: deque[Call] = deque()
+        self._refused: list[Delta] = []
+        self._scheduled: list[Scheduled] = []
+        self._running = True
+        core.on_batch = self._saw_batch
+
+    def run(self) -> None:
+        while self._running:
+            self._drain()
+            if self._calls:
+                self._answer(self._calls.popleft())
+            self._step()
+
+    def _saw_batch(self, batch: ScheduledBatch) -> None:
+        if batch.new:
+            now = time.monotonic()
+            self._scheduled += [Scheduled(new.request.id, new.index, now) for new in batch.new]
+
+    def _drain(self) -> None:
+        """Take all commands that are there; wait for one when there is nothing else to do."""
+        if not (self._core.has_work or self._calls or self._refused):
+            self._socket.poll()
+        while self._running:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._obey(decode_command(frame))
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Add):
+            for request in command.requests:
+                self._add(request)
+        elif isinstance(command, Abort):
+            self._core.abort(command.request_id, command.index)
+        elif isinstance(command, Call):
+            self._calls.append(command)
+        elif isinstance(command, Stop):
+            self._running = False
+
+    def _add(self, request: Request) -> None:
+        """A request that cannot even be queued fails alone."""
+        try:
+            self._core.add(request)
+        except Exception as error:
+            log.exception("request %s cannot be queued", request.id)
+            message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+            usage = Usage(len(request.tokens), 0, 0)
+            for index in range(request.sampling.n):
+                self._refused.append(
+                    Delta(request.id, index, [], usage, finish_reason=FinishReason.ERROR, error=message)
+                )
+
+    def _answer(self, call: Call) -> None:
+        self._send(self._reply(call))
+
+    def _reply(self, call: Call) -> Reply:
+        try:
+            if call.verb == "reset":
+                self._core.reset_prefix_cache()
+            elif call.verb == "embed":
+                return Reply(call.id, vector=self._core.embed([call.tokens], call.pooling)[0])
+        except QuireError as error:
+            return Reply(call.id, error=str(error), refused=isinstance(error, RequestError))
+        except Exception as error:
+            log.exception("call %s failed", call.verb)
+            return Reply(call.id, error=f"{type(error).__name__}: {error}")
+        return Reply(call.id, stats=self._core.stats())
+
+    def _step(self) -> None:
+        if not (self._core.has_work or self._refused):
+            return
+        deltas, self._refused = self._refused, []
+        deltas += self._core.step()
+        scheduled, self._scheduled = self._scheduled, []
+        stats, now = None, time.monotonic()
+        if now >= self._stats_due or not self._core.has_work:
+            stats, self._stats_due = self._core.stats(), now + self._stats_interval
+        if deltas or scheduled or stats is not None:
+            self._send(News(deltas, scheduled, stats))
+
+    def _send(self, event: Event) -> None:
+        self._socket.send(encode(event))
+
+
+def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
+    def phase(name: str) -> None:
+        socket.send(encode(Phase(name, time.monotonic())))
+
+    phase("engine process")
+    core, info = load_maker(launch.maker).make_core(launch.config, phase)
+    gc.collect()
+    gc.freeze()  # what lives from here on to the end needs no more visits by the collector
+    loop = EngineLoop(core, socket, launch.stats_interval)
+    socket.send(encode(Ready(info, os.getpid())))
+    loop.run()
+
+
+def main() -> int:
+    """Exit status: 0 told to stop, 1 the engine failed (a Failed frame says why)."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the API process decides when this one ends
+    stdin = sys.stdin.fileno()
+    launch = _read_launch(stdin)
+    set_up_logging(launch.log_format, launch.log_level)
+    threading.Thread(target=_leave_with_parent, args=(stdin,), daemon=True).start()
+    context: zmq.Context[Any] = zmq.Context()
+    socket = open_socket(context, launch.address, bind=False)
+    try:
+        _serve(launch, socket)
+    except Exception as error:
+        if not isinstance(error, QuireError):
+            log.exception("the engine failed")
+        socket.linger = 2000
+        socket.send(encode(Failed(type(error).__name__, str(error) or type(error).__name__)))
+        socket.close()
+        context.term()
+        return 1
+    socket.close()
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Frames survive the trip, are refused when they are not frames, and the socket's folder is private."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config import EngineConfig
+from quire.engine import ipc
+from quire.engine.front import ModelInfo
+from quire.types import Delta, EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+
+REQUEST = Request(
+    id="cmpl-é-0",
+    tokens=[1, 2, 300_000],
+    sampling=SamplingParams(
+        n=2, stop=["a", "bc"], seed=-5, logit_bias={7: -1.5}, stop_token_ids=[4], logprobs=3
+    ),
+    seed=(1 << 64) - 1,
+    max_tokens=9,
+    eos_token_ids=(2,),
+    bad_words_token_ids=((1, 2), (3,)),
+    salt="tenant",
+    arrival=12.5,
+)
+SCORES = TokenLogprobs(3, -0.5, 1, [3, 4], [-0.5, -2.0])
+DELTA = Delta("r", 1, [3], Usage(4, 0, 1), [SCORES], [SCORES], FinishReason.ERROR, 3, "why")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [ipc.Add([REQUEST]), ipc.Abort("x"), ipc.Abort("x", 3), ipc.Stop(), ipc.Call(4, "embed", [1, 2], "mean")],
+)
+def test_commands_return_equal(command: ipc.Command) -> None:
+    assert ipc.decode_command(ipc.encode(command)) == command
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ipc.Phase("weights", 1.5),
+        ipc.Ready(ModelInfo("m", 8, 16, (1, 2), defaults={"top_k": 5}), 77),
+        ipc.News([DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3)),
+        ipc.Reply(1, [0.5, -0.5], None, "no", True),
+        ipc.Failed("ModelError", "no weights"),
+    ],
+)
+def test_events_return_equal(event: ipc.Event) -> None:
+    assert ipc.decode_event(ipc.encode(event)) == event
+
+
+def test_launch_carries_the_whole_configuration() -> None:
+    config = EngineConfig.from_options(model="m", block_size=32, seed=3, max_model_len=100)
+    launch = ipc.decode_launch(ipc.encode(ipc.Launch("ipc://x", "maker", config)))
+    assert launch.config == config
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        ipc.decode_command(b"\xc1" + data)
+
+
+def test_the_endpoint_is_private_and_goes_away() -> None:
+    with ipc.Endpoint() as endpoint:
+        folder = Path(endpoint.address.removeprefix("ipc://")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()

@@ -1,0 +1,263 @@
+"""A maker with a scripted core: no model, tokens that depend on prompt and seed alone, faults on demand.
+
+The vocabulary is the 256 bytes and four special tokens, so text splits inside characters. Words in the prompt
+cause faults: "!poison-add" (add raises), "!poison" (the sequence fails alone at its third token), "!raise" (step
+raises), "!crash" (the process is killed), "!hang" (a step never ends), "!forever" (no end before max_tokens).
+Options go in the model's name: `scripted:delay=0.01,start=0.5,fail=1`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire.config import EngineConfig
+from quire.engine.front import Front, ModelInfo
+from quire.errors import EngineError, ModelError, RequestError
+from quire.text.chat import ChatTemplate
+from quire.text.tokenizer import Tokenizer, TokenizerOptions
+from quire.types import (
+    Delta,
+    EngineStats,
+    FinishReason,
+    NewSeq,
+    Request,
+    ScheduledBatch,
+    TokenLogprobs,
+    Usage,
+)
+
+SPECIAL = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
+EOS = 257
+VOCAB = 260
+BLOCK = 16
+NUM_BLOCKS = 4096
+MAX_LEN = 2048
+WORDS = ["hello ", "wörld ", "🙂🙃 ", "quire. ", "páge ", "日本語 ", "stop here ", "END\n", "a b c "]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ suffix | default('') }}"
+)
+
+
+def options_of(model: str) -> dict[str, float]:
+    _, _, rest = model.partition(":")
+    return {k: float(v) for k, v in (part.split("=") for part in rest.split(",") if part)}
+
+
+def script(request: Request, index: int, length: int) -> list[int]:
+    """The first `length` tokens that this sample will make."""
+    seed = request.sample_seed(index) if request.sampling.temperature else 0
+    key = f"{seed}:{request.tokens}"
+    rng = hashlib.sha256(key.encode()).digest()
+    out: list[int] = []
+    step = 0
+    end = 20 + rng[0] % 40
+    forever = not request.eos_token_ids or "!forever" in bytes(t for t in request.tokens if t < 256).decode(
+        "utf-8", "replace"
+    )
+    while len(out) < length:
+        if step % 32 == 0:
+            rng = hashlib.sha256(rng).digest()
+        out += WORDS[rng[step % 32] % len(WORDS)].encode()
+        step += 1
+        if not forever and step >= end:
+            out += [EOS] * length
+    return out[:length]
+
+
+@dataclass(eq=False)
+class Seq:
+    request: Request
+    index: int
+    tokens: list[int]
+    text: str
+    slot: int = -1
+    num_output: int = 0
+
+
+@dataclass
+class ScriptedCore:
+    """The interface of EngineCore over a script."""
+
+    max_running: int
+    delay: float = 0.0
+    on_batch: Callable[[ScheduledBatch], None] | None = None
+    waiting: list[Seq] = field(default_factory=list)
+    running: list[Seq] = field(default_factory=list)
+    ready: list[Delta] = field(default_factory=list)
+    num: EngineStats = field(default_factory=lambda: EngineStats(num_blocks=NUM_BLOCKS))
+    seen: set[tuple[int, ...]] = field(default_factory=set)
+    cached: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.ready)
+
+    def add(self, request: Request) -> None:
+        text = bytes(t for t in request.tokens if t < 256).decode("utf-8", "replace")
+        if "!poison-add" in text:
+            raise ValueError("this request breaks the queue")
+        prompt = tuple(request.tokens)
+        self.cached[request.id] = (len(prompt) - 1) // BLOCK * BLOCK if prompt in self.seen else 0
+        self.num.prefix_queries += len(prompt)
+        self.num.prefix_hits += self.cached[request.id]
+        for index in range(request.sampling.n):
+            tokens = script(request, index, request.max_tokens)
+            self.waiting.append(Seq(request, index, tokens, text))
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        for queue in (self.waiting, self.running):
+            for seq in list(queue):
+                if seq.request.id == request_id and index in (None, seq.index):
+                    queue.remove(seq)
+                    self.ready.append(self.delta(seq, [], FinishReason.ABORT))
+
+    def step(self) -> list[Delta]:
+        deltas, self.ready = self.ready, []
+        new = []
+        while self.waiting and len(self.running) < self.max_running:
+            seq = self.waiting.pop(0)
+            self.running.append(seq)
+            new.append(NewSeq(seq.slot, seq.request, seq.index, seq.request.tokens))
+        if self.running:
+            if self.on_batch is not None:
+                self.on_batch(ScheduledBatch(self.num.num_steps, new, [], [], []))
+            self.num.num_steps += 1
+            time.sleep(self.delay)
+        for seq in list(self.running):
+            deltas.append(self.advance(seq))
+        return deltas
+
+    def advance(self, seq: Seq) -> Delta:
+        self.fault(seq)
+        if "!poison" in seq.text and seq.num_output == 2:
+            self.running.remove(seq)
+            delta = self.delta(seq, [], FinishReason.ERROR)
+            delta.error = "the logits of this request are not finite"
+            return delta
+        token = seq.tokens[seq.num_output]
+        seq.num_output += 1
+        self.num.generation_tokens += 1
+        reason, stop_reason, params = None, None, seq.request.sampling
+        if seq.num_output >= params.min_tokens and token in (
+            *seq.request.eos_token_ids,
+            *(params.stop_token_ids or ()),
+        ):
+            reason = FinishReason.STOP
+            stop_reason = None if token in seq.request.eos_token_ids else token
+        elif seq.num_output == seq.request.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self.running.remove(seq)
+            self.seen.add(tuple(seq.request.tokens))
+        delta = self.delta(seq, [token], reason)
+        delta.stop_reason = stop_reason
+        return delta
+
+    def fault(self, seq: Seq) -> None:
+        if seq.num_output != 2:
+            return
+        if "!crash" in seq.text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "!raise" in seq.text:
+            raise RuntimeError("a kernel failed")
+        if "!hang" in seq.text:
+            time.sleep(3600)
+
+    def delta(self, seq: Seq, tokens: list[int], reason: FinishReason | None) -> Delta:
+        request, params = seq.request, seq.request.sampling
+        usage = Usage(len(request.tokens), self.cached.get(request.id, 0), seq.num_output)
+        logprobs = prompt_logprobs = None
+        if params.logprobs is not None:
+            logprobs = [scores(t, params.logprobs) for t in tokens]
+        if params.prompt_logprobs is not None and seq.num_output == 1 and seq.index == 0:
+            prompt_logprobs = [scores(t, params.prompt_logprobs) for t in request.tokens[1:]]
+        return Delta(request.id, seq.index, tokens, usage, logprobs, prompt_logprobs, reason)
+
+    def stats(self) -> EngineStats:
+        held = sum(math.ceil((len(s.request.tokens) + s.num_output) / BLOCK) for s in self.running)
+        self.num.num_running, self.num.num_waiting = len(self.running), len(self.waiting)
+        self.num.num_waiting_tokens = sum(len(s.request.tokens) for s in self.waiting)
+        self.num.num_used_blocks, self.num.num_free_blocks = held, NUM_BLOCKS - held
+        return self.num
+
+    def reset_prefix_cache(self) -> None:
+        self.seen.clear()
+
+    def embed(self, tokens: list[list[int]], pooling: str) -> list[list[float]]:
+        vectors = []
+        for row in tokens:
+            if not row:
+                raise RequestError("the text is empty", "input")
+            raw = [1.0 + sum(row) % 7, float(len(row)), float(row[-1]), 2.0 if pooling == "mean" else 3.0]
+            norm = math.sqrt(sum(x * x for x in raw))
+            vectors.append([x / norm for x in raw])
+        return vectors
+
+
+def scores(token: int, top: int) -> TokenLogprobs:
+    """`token` is the third most likely where it is odd, else the first."""
+    rank = 3 if token % 2 else 1
+    ids = [(token + i - (rank - 1)) % 256 for i in range(top)]
+    return TokenLogprobs(token, -0.25 * rank, rank, ids, [-0.25 * (i + 1) for i in range(top)])
+
+
+def make_core(config: EngineConfig, phase: Callable[[str], None]) -> tuple[ScriptedCore, ModelInfo]:
+    options = options_of(config.model.model)
+    time.sleep(options.get("start", 0.0))
+    phase("load weights")
+    if options.get("fail"):
+        raise ModelError("no such model: scripted to fail")
+    if options.get("broken"):
+        raise EngineError("scripted to break")
+    core = ScriptedCore(config.scheduler.max_num_seqs, options.get("delay", 0.0))
+    phase("plan KV cache")
+    info = ModelInfo(
+        name="scripted",
+        max_model_len=config.model.max_model_len or MAX_LEN,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS, 259),
+        defaults={"temperature": 0.7} if options.get("warm") else {},
+    )
+    return core, info
+
+
+def make_tokenizer() -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    order = {letter: i for i, letter in enumerate(_byte_letters())}
+    assert sorted(order) == letters
+    backend = Backend(models.BPE(vocab=order, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(SPECIAL))
+    options = TokenizerOptions(
+        named={"bos_token": SPECIAL[0], "eos_token": SPECIAL[1]}, chat_template=TEMPLATE
+    )
+    return Tokenizer(backend, options)
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letter for each byte, in the order of the bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+def make_front(config: EngineConfig, info: ModelInfo) -> Front:
+    tokenizer = make_tokenizer()
+    return Front(info, tokenizer, ChatTemplate.load(tokenizer), config.seed)
+
+
+def plan(config: EngineConfig) -> str:
+    if options_of(config.model.model).get("fail"):
+        raise ModelError("no such model: scripted to fail")
+    return "weights 0 B, KV cache 0 B"
