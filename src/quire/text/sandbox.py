@@ -171,7 +171,7 @@ def _replace_concats(node: nodes.Node) -> None:
                 continue
             _replace_concats(child)
             if isinstance(child, nodes.Concat):
-                parts = nodes.List(child.nodes, "load", lineno=child.lineno)
+                parts = nodes.List(child.nodes, lineno=child.lineno)
                 values[i] = _own_call("bounded_concat", [parts], child.lineno)
         setattr(node, field, values if isinstance(value, list) else values[0])
 
