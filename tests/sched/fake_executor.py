@@ -1,4 +1,4 @@
-"""An executor without a model: the KV of a position is a hash of its whole prefix, so a wrong block shows at once."""
+"""An executor without a model: the KV at a position is a hash of its prefix, so a wrong block shows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Slot:
 
 
 class FakeExecutor:
-    """Follows batches as a real one does, and asserts that each sequence reads the KV of its own prefix only."""
+    """Follows batches as a real one does; asserts that each sequence reads the KV of its own prefix."""
 
     def __init__(self, num_blocks: int, block_size: int, rng: random.Random, draft_rate: float = 0.0) -> None:
         self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]

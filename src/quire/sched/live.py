@@ -32,23 +32,33 @@ class LiveSequence(Sequence):
     def match_limit(self) -> int:
         """How many tokens may be reused: not the last one, nor any whose logits are still due."""
         limit = len(self.tokens) - 1
+        if self.request.pooling == "mean":
+            return 0
         if self.index == 0 and self.request.sampling.prompt_logprobs is not None:
             due = self.num_prompt_logprobs
             if due < self.num_prompt_tokens - 1:
                 return min(limit, due)
         return limit
 
-    def append(self, out: list[int]) -> tuple[int, FinishReason | None, int | None]:
-        """Append sampled tokens up to one that ends the sequence: (how many, finish reason, stop reason)."""
+    def cut(self, count: int) -> tuple[int, FinishReason | None, int | None]:
+        """Of the last `count` tokens keep those up to the end, if it is among them, and drop the others.
+
+        Returns how many stay, the finish reason and the stop reason.
+        """
         tokens = self.tokens
-        for i, token in enumerate(out):
-            tokens.append(token)
-            total = len(tokens)
+        first = len(tokens) - count
+        for total in range(first + 1, len(tokens) + 1):
+            token = tokens[total - 1]
+            reason = None
             if token in self.end_ids and total >= self.min_total:
-                return i + 1, FinishReason.STOP, None if token in self.request.eos_token_ids else token
-            if total >= self.max_total:
-                return i + 1, FinishReason.LENGTH, None
-        return len(out), None, None
+                reason = FinishReason.STOP
+            elif total >= self.max_total:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                del tokens[total:]
+                asked = reason is FinishReason.STOP and token not in self.request.eos_token_ids
+                return total - first, reason, token if asked else None
+        return count, None, None
 
     def take_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
         """Of `entries` (for the tokens at start + 1, ...) those not delivered yet; marks them delivered."""

@@ -150,17 +150,18 @@ class Scheduler:
             return f"request id {request.id!r} is in use by a request that has not ended; choose another id"
         if num_prompt == 0:
             return "the prompt is empty; give at least one token"
-        if request.max_tokens < 1:
+        if request.max_tokens < 1 and request.pooling is None:
             return f"max_tokens must be at least 1, got {request.max_tokens}"
-        if num_prompt >= self._max_model_len:
+        room = 0 if request.pooling is not None else 1
+        if num_prompt + room > self._max_model_len:
             return (
-                f"the prompt has {num_prompt} tokens, but max_model_len is {self._max_model_len}, including "
-                "at least one token of output; shorten the prompt or raise --max-model-len"
+                f"the prompt has {num_prompt} tokens, but max_model_len is {self._max_model_len}, "
+                f"including {room} for output; shorten the prompt or raise --max-model-len"
             )
-        if num_prompt >= self._max_total:
+        if num_prompt + room > self._max_total:
             return (
-                f"the prompt has {num_prompt} tokens, but the whole KV cache holds {self._max_total}, with "
-                "at least one token of output; shorten the prompt or raise --kv-cache-memory-bytes"
+                f"the prompt has {num_prompt} tokens, but the whole KV cache holds {self._max_total}, "
+                f"including {room} for output; shorten the prompt or raise --kv-cache-memory-bytes"
             )
         return None
 
@@ -236,20 +237,24 @@ class Scheduler:
 
     def _continue_running(self, plan: _Plan) -> None:
         running, size = self._running, self._tables.block_size
+        place, flight = plan.seqs.append, plan.flight.append
         i = 0
         while i < len(running):  # _grow may preempt sequences from i on
             seq = running[i]
             i += 1
-            count = len(seq.tokens) + len(seq.draft) - seq.num_computed
+            start, tokens, draft, have = seq.num_computed, seq.tokens, seq.draft, len(seq.blocks)
+            count = pending = len(tokens) - start + len(draft)
             room = plan.budget - len(running) + i  # one token stays for each sequence behind
             if count > room:
                 count = room
-            have = len(seq.blocks)
-            if seq.num_computed + count <= have * size:
-                plan.place(seq, count, [])
-                continue
-            count = self._grow(seq, count, i, plan)
-            if count:
+            if start + count > have * size:
+                count = self._grow(seq, count, i, plan)
+            if count == pending:  # as plan.place does; this is the path of every decode
+                plan.budget -= count
+                new_blocks = seq.blocks[have:] if len(seq.blocks) > have else []
+                place(ScheduledSeq(seq.slot, start, tokens[start:], draft, new_blocks, True))
+                flight(seq)
+            elif count:
                 plan.place(seq, count, seq.blocks[have:])
 
     def _grow(self, seq: LiveSequence, count: int, behind: int, plan: _Plan) -> int:
@@ -372,13 +377,21 @@ class Scheduler:
         self._flight = None
         deltas = []
         ended = False
+        errors, aborted = output.errors, self._aborted
         for item, seq in zip(batch.seqs, flight, strict=True):
-            if seq.status is not RUNNING:
+            if aborted and seq.status is not RUNNING:
                 continue
-            if output.errors and item.slot in output.errors:
-                delta: Delta | None = seq.delta(FinishReason.ERROR, output.errors[item.slot])
+            if errors and item.slot in errors:
+                delta: Delta | None = seq.delta(FinishReason.ERROR, errors[item.slot])
+            elif item.wants_logits:
+                delta = self._sampled(seq, item, output)
             else:
-                delta = self._advance(seq, item, output)
+                delta = None
+                seq.num_computed = item.start + len(item.tokens)
+            if seq.num_computed >= seq.index_at:
+                self._tables.index(seq)
+            if item.start < seq.num_prompt_tokens:
+                delta = self._in_prompt(seq, item, output, delta)
             if delta is not None:
                 deltas.append(delta)
                 if delta.finish_reason is not None:
@@ -387,48 +400,58 @@ class Scheduler:
                     self._leave(seq)
         if ended:
             self._running = [seq for seq in self._running if seq.status is RUNNING]
-        for seq in self._aborted:
+        for seq in aborted:
             self._release(seq)
-        self._aborted.clear()
+        aborted.clear()
         return deltas
 
-    def _advance(self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput) -> Delta | None:
-        """Move `seq` past what `item` computed, and past the sampled tokens that the sequence keeps."""
-        slot, computed = item.slot, item.start + len(item.tokens)
-        delta = None
-        if item.wants_logits:
-            out = output.tokens.get(slot)
-            if not out or len(out) > len(item.draft) + 1:
-                raise EngineError(f"step {output.step}: {out!r} are not the sampled tokens of slot {slot}")
-            kept, reason, stop_reason = seq.append(out)
-            total = len(seq.tokens)
-            logprobs = output.logprobs.get(slot) if output.logprobs else None
+    def _sampled(self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput) -> Delta:
+        """Append what was sampled, as far as it is kept, and move past it and the accepted draft."""
+        slot = item.slot
+        if seq.request.pooling is not None:
+            return self._pooled(seq, item, output)
+        out = output.tokens.get(slot)
+        if not out or len(out) > len(item.draft) + 1:
+            raise EngineError(f"step {output.step}: {out!r} are not the sampled tokens of slot {slot}")
+        logprobs = output.logprobs.get(slot) if output.logprobs else None
+        tokens = seq.tokens
+        seq.num_computed = item.start + len(item.tokens) + len(out) - 1
+        tokens += out
+        reason = stop_reason = None
+        if len(tokens) >= seq.max_total or not seq.end_ids.isdisjoint(out):
+            kept, reason, stop_reason = seq.cut(len(out))
             if kept < len(out):
-                logprobs = logprobs and logprobs[:kept]
-                computed = min(computed + len(out) - 1, total)
-                out = out[:kept]
-            else:
-                computed += kept - 1
-            usage = Usage(seq.num_prompt_tokens, seq.num_cached, total - seq.num_prompt_tokens)
-            delta = Delta(seq.request.id, seq.index, out, usage, logprobs, None, reason, stop_reason)
-            draft = output.drafts.get(slot) if output.drafts else None
-            if draft:
-                seq.draft = draft[: max(0, seq.max_total - total - 1)]
-            elif seq.draft:
-                seq.draft = []
-            self._stats.generation_tokens += kept
-        seq.num_computed = computed
-        if computed >= seq.index_at:
-            self._tables.index(seq)
-        if item.start < seq.num_prompt_tokens:
-            entries = output.prompt_logprobs.get(slot)
-            if entries is not None and seq.index == 0:
-                fresh = seq.take_prompt_logprobs(item.start, entries)
-                if fresh:
-                    delta = delta or seq.delta()
-                    delta.prompt_logprobs = fresh
-            if computed >= seq.num_prompt_tokens:
-                self._prompt_computed(seq.group)
+                out, logprobs = out[:kept], logprobs and logprobs[:kept]
+                seq.num_computed = min(seq.num_computed, len(tokens))
+        if output.drafts and slot in output.drafts:
+            seq.draft = output.drafts[slot][: max(0, seq.max_total - len(tokens) - 1)]
+        elif seq.draft:
+            seq.draft = []
+        num_output = len(tokens) - seq.num_prompt_tokens
+        self._stats.generation_tokens += len(out)
+        usage = Usage(seq.num_prompt_tokens, seq.num_cached, num_output)
+        return Delta(seq.request.id, seq.index, out, usage, logprobs, None, reason, stop_reason)
+
+    def _pooled(self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput) -> Delta:
+        if item.slot not in output.embeddings:
+            raise EngineError(f"step {output.step}: the embedding of slot {item.slot} is missing")
+        seq.num_computed = len(seq.tokens)
+        delta = seq.delta(FinishReason.STOP)
+        delta.embedding = output.embeddings[item.slot]
+        return delta
+
+    def _in_prompt(
+        self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput, delta: Delta | None
+    ) -> Delta | None:
+        """After a chunk that began in the prompt: add prompt logprobs to `delta`, tell waiting siblings."""
+        entries = output.prompt_logprobs.get(item.slot)
+        if entries is not None and seq.index == 0:
+            fresh = seq.take_prompt_logprobs(item.start, entries)
+            if fresh:
+                delta = delta or seq.delta()
+                delta.prompt_logprobs = fresh
+        if seq.num_computed >= seq.num_prompt_tokens:
+            self._prompt_computed(seq.group)
         return delta
 
     def _prompt_computed(self, group: Group) -> None:
