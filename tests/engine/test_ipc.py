@@ -43,8 +43,8 @@ def test_commands_return_equal(command: ipc.Command) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        ipc.Phase("weights", 1.5),
-        ipc.Ready(ModelInfo("m", 8, 16, (1, 2), defaults={"top_k": 5}), 77),
+        ipc.Loading(1.5),
+        ipc.Ready(ModelInfo("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()),
         ipc.News([DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3)),
         ipc.Reply(1, [0.5, -0.5], None, "no", True),
         ipc.Failed("ModelError", "no weights"),

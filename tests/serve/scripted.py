@@ -1,7 +1,7 @@
 """A maker with a scripted core: no model, tokens that depend on prompt and seed alone, faults on demand.
 
 The vocabulary is the 256 bytes and four special tokens, so text splits inside characters. Words in the prompt
-cause faults: "!poison-add" (add raises), "!poison" (the sequence fails alone at its third token), "!raise" (step
+cause faults: "!poison-add" (add raises), "!poison" (fails alone at its third token), "!raise" (step
 raises), "!crash" (the process is killed), "!hang" (a step never ends), "!forever" (no end before max_tokens).
 Options go in the model's name: `scripted:delay=0.01,start=0.5,fail=1`.
 """
@@ -211,16 +211,27 @@ def scores(token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(token, -0.25 * rank, rank, ids, [-0.25 * (i + 1) for i in range(top)])
 
 
-def make_core(config: EngineConfig, phase: Callable[[str], None]) -> tuple[ScriptedCore, ModelInfo]:
+@dataclass
+class Report:
+    phases: dict[str, float]
+
+
+@dataclass
+class Started:
+    core: ScriptedCore
+    info: ModelInfo
+    report: Report
+
+
+def start_core(config: EngineConfig) -> Started:
     options = options_of(config.model.model)
+    begun = time.monotonic()
     time.sleep(options.get("start", 0.0))
-    phase("load weights")
     if options.get("fail"):
         raise ModelError("no such model: scripted to fail")
     if options.get("broken"):
         raise EngineError("scripted to break")
     core = ScriptedCore(config.scheduler.max_num_seqs, options.get("delay", 0.0))
-    phase("plan KV cache")
     info = ModelInfo(
         name="scripted",
         max_model_len=config.model.max_model_len or MAX_LEN,
@@ -228,7 +239,7 @@ def make_core(config: EngineConfig, phase: Callable[[str], None]) -> tuple[Scrip
         eos_token_ids=(EOS, 259),
         defaults={"temperature": 0.7} if options.get("warm") else {},
     )
-    return core, info
+    return Started(core, info, Report({"learning the script": time.monotonic() - begun}))
 
 
 def make_tokenizer() -> Tokenizer:
@@ -252,12 +263,6 @@ def _byte_letters() -> list[str]:
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
-def make_front(config: EngineConfig, info: ModelInfo) -> Front:
+def start_front(config: EngineConfig, info: ModelInfo) -> Front:
     tokenizer = make_tokenizer()
     return Front(info, tokenizer, ChatTemplate.load(tokenizer), config.seed)
-
-
-def plan(config: EngineConfig) -> str:
-    if options_of(config.model.model).get("fail"):
-        raise ModelError("no such model: scripted to fail")
-    return "weights 0 B, KV cache 0 B"

@@ -30,8 +30,8 @@ from quire.engine.ipc import (
     Event,
     Failed,
     Launch,
+    Loading,
     News,
-    Phase,
     Pooling,
     Ready,
     Reply,
@@ -96,9 +96,10 @@ class _Line:
 
 @dataclass(slots=True)
 class Startup:
-    """What a start took: the engine's phases, each with the monotonic second at which it was done."""
+    """Where the time of the last start went, in seconds by phase; `total` is the time that really passed."""
 
-    phases: list[Phase] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    total: float = 0.0
 
 
 class AsyncEngine:
@@ -167,6 +168,7 @@ class AsyncEngine:
         return self._num_queued
 
     async def _launch(self) -> ModelInfo:
+        began = time.monotonic()
         endpoint = Endpoint()
         socket: Any = open_socket(self._context, endpoint.address, bind=True)
         try:
@@ -189,7 +191,7 @@ class AsyncEngine:
         )
         process.stdin.write(pack_launch(launch))
         try:
-            info = await asyncio.wait_for(self._until_ready(line), options.start_timeout)
+            info = await asyncio.wait_for(self._until_ready(line, began), options.start_timeout)
         except BaseException as error:
             await self._reap(line, grace=0.0)
             if isinstance(error, asyncio.TimeoutError):
@@ -200,8 +202,8 @@ class AsyncEngine:
         self.state = "ready"
         return info
 
-    async def _until_ready(self, line: _Line) -> ModelInfo:
-        phases: list[Phase] = []
+    async def _until_ready(self, line: _Line, began: float) -> ModelInfo:
+        loading = began
         died = asyncio.create_task(line.process.wait())
         try:
             while True:
@@ -211,12 +213,13 @@ class AsyncEngine:
                     frame.cancel()
                     raise EngineError(f"the engine process ended while starting ({_status(line.process)})")
                 event = decode_event(frame.result())
-                if isinstance(event, Phase):
-                    phases.append(event)
+                if isinstance(event, Loading):
+                    loading = event.at
                 elif isinstance(event, Failed):
                     raise _START_ERRORS.get(event.kind, EngineError)(event.message)
                 elif isinstance(event, Ready):
-                    self.startup = Startup(phases)
+                    self.metrics.stats = event.stats
+                    self.startup = _startup(began, loading, event.phases, time.monotonic())
                     return event.info
         finally:
             died.cancel()
@@ -455,6 +458,13 @@ class AsyncEngine:
         if reply.error is not None:
             raise RequestError(reply.error) if reply.refused else EngineError(reply.error)
         return reply
+
+
+def _startup(began: float, loading: float, phases: dict[str, float], now: float) -> Startup:
+    """All phases from the call to now; what no phase names is called "other", so that they add up."""
+    parts = {"starting the engine process": loading - began, **phases}
+    parts["other"] = (now - began) - sum(parts.values())
+    return Startup(parts, now - began)
 
 
 def _status(process: Process) -> str:

@@ -55,18 +55,18 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
 Command = Add | Abort | Call | Stop
 
 
-class Phase(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A part of the start-up is done. `at` is seconds on the monotonic clock, which both processes share."""
+class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The process runs and begins to load, `at` seconds on the monotonic clock that both processes share."""
 
-    name: str
     at: float
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine takes requests from now on."""
+    """The engine takes requests from now on. `phases` says where the time of loading went, in seconds."""
 
     info: ModelInfo
-    pid: int
+    phases: dict[str, float]
+    stats: EngineStats
 
 
 class Scheduled(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +105,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Event = Phase | Ready | News | Reply | Failed
+Event = Loading | Ready | News | Reply | Failed
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True):

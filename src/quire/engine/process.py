@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import zmq
 
@@ -31,8 +31,8 @@ from quire.engine.ipc import (
     Event,
     Failed,
     Launch,
+    Loading,
     News,
-    Phase,
     Pooling,
     Ready,
     Reply,
@@ -50,14 +50,10 @@ from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatc
 log = logging.getLogger("quire.engine")
 
 _LENGTH = struct.Struct("<I")
-PhaseDone = Callable[[str], None]
 
 
 class Core(Protocol):
     """What the loop needs of an EngineCore."""
-
-    on_batch: Callable[[ScheduledBatch], None] | None
-    """Called with each batch before it is computed."""
 
     @property
     def has_work(self) -> bool: ...
@@ -66,21 +62,45 @@ class Core(Protocol):
     def step(self) -> list[Delta]: ...
     def stats(self) -> EngineStats: ...
     def reset_prefix_cache(self) -> None: ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A core that tells of each batch before it is computed; without, times in the queue are not known."""
+
+    on_batch: Callable[[ScheduledBatch], None] | None
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A core that can pool hidden states; vectors are L2-normalised."""
+
     def embed(self, tokens: list[list[int]], pooling: Pooling) -> list[list[float]]: ...
+
+
+class Report(Protocol):
+    """Where the time of a start went: seconds by phase, in order."""
+
+    @property
+    def phases(self) -> dict[str, float]: ...
+
+
+class Started(Protocol):
+    """An engine that is ready for its first request."""
+
+    @property
+    def core(self) -> Core: ...
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def report(self) -> Report: ...
 
 
 class Maker(Protocol):
     """A module that makes the parts of an engine from its configuration."""
 
-    def make_core(self, config: EngineConfig, phase: PhaseDone) -> tuple[Core, ModelInfo]:
-        """Load and plan everything; `phase` is called with a name as each part is done."""
-        ...
-
-    def make_front(self, config: EngineConfig, info: ModelInfo) -> Front: ...
-
-    def plan(self, config: EngineConfig) -> str:
-        """The memory plan as text, made without loading weights."""
-        ...
+    def start_core(self, config: EngineConfig) -> Started: ...
+    def start_front(self, config: EngineConfig, info: ModelInfo) -> Front: ...
 
 
 def load_maker(name: str) -> Maker:
@@ -128,7 +148,8 @@ class EngineLoop:
         self._refused: list[Delta] = []
         self._scheduled: list[Scheduled] = []
         self._running = True
-        core.on_batch = self._saw_batch
+        if isinstance(core, Watched):
+            core.on_batch = self._saw_batch
 
     def run(self) -> None:
         while self._running:
@@ -185,6 +206,8 @@ class EngineLoop:
             if call.verb == "reset":
                 self._core.reset_prefix_cache()
             elif call.verb == "embed":
+                if not isinstance(self._core, Embedder):
+                    raise RequestError("this engine makes no embeddings")
                 return Reply(call.id, vector=self._core.embed([call.tokens], call.pooling)[0])
         except QuireError as error:
             return Reply(call.id, error=str(error), refused=isinstance(error, RequestError))
@@ -210,15 +233,13 @@ class EngineLoop:
 
 
 def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
-    def phase(name: str) -> None:
-        socket.send(encode(Phase(name, time.monotonic())))
-
-    phase("engine process")
-    core, info = load_maker(launch.maker).make_core(launch.config, phase)
+    maker = load_maker(launch.maker)
+    socket.send(encode(Loading(time.monotonic())))
+    started = maker.start_core(launch.config)
     gc.collect()
     gc.freeze()  # what lives from here on to the end needs no more visits by the collector
-    loop = EngineLoop(core, socket, launch.stats_interval)
-    socket.send(encode(Ready(info, os.getpid())))
+    loop = EngineLoop(started.core, socket, launch.stats_interval)
+    socket.send(encode(Ready(started.info, started.report.phases, started.core.stats())))
     loop.run()
 
 
