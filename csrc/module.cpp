@@ -6,16 +6,25 @@
 #include "bindings.h"
 #include "isa.h"
 #include "kernels.h"
+#include "probe.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 NB_MODULE(_native, m) {
   using namespace quire;
   m.def("available_isas", &available_isas, "Instruction sets that this CPU can run, best first.");
-  m.def("resolve_isa", &resolve_isa, nb::arg("isa"), "The set that 'auto' means, or the given one if it can run.");
-  nb::class_<ThreadPool>(m, "ThreadPool", "Threads that run kernels; one per backend.")
-      .def(nb::init<int>(), nb::arg("threads"))
+  m.def("resolve_isa", &resolve_isa, "isa"_a, "The set that 'auto' means, or the given one if it can run.");
+  nb::class_<ThreadPool>(m, "ThreadPool", "Threads that run kernels; one pool per backend.")
+      .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &ThreadPool::threads);
+  m.def("measure_read_bandwidth", &measure_read_bandwidth, "bytes"_a, "threads"_a,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes per second at which `threads` threads read a buffer of `bytes`; takes less than 0.3 s.");
+  m.def("measure_peak", &measure_peak, "kind"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Operations per second (a multiply-add is two) of kind 'fp32', 'bf16' or 'int8' on this CPU's best "
+        "instruction set; 0 where it has no instruction for the kind; takes less than 0.3 s.");
+  bind_plan(m);
   bind_sampler(m);
 }

@@ -1,0 +1,168 @@
+// Packing and unpacking of weights, parallel over panels. Knows the layout; knows no kernel.
+#include "matrix.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace quire {
+
+namespace {
+
+constexpr int kPanel = 16;
+constexpr int kBlock = 32;  // columns converted at a time: 16 rows of them fit in a few cache lines
+
+float from_bits(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+uint32_t to_bits(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  return bits;
+}
+
+float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
+  if (exponent == 0) {
+    const float magnitude = float(mantissa) * 0x1p-24f;  // zero and subnormals, exact
+    return from_bits(to_bits(magnitude) | sign);
+  }
+  if (exponent == 31) return from_bits(sign | 0x7f800000u | (mantissa << 13));
+  return from_bits(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+// Round to nearest even; NaN stays NaN.
+uint16_t float_to_bf16(float f) {
+  const uint32_t bits = to_bits(f);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+float load(const char* p, size_t i, ElementType type) {
+  if (type == ElementType::float32) {
+    float f;
+    std::memcpy(&f, p + i * 4, 4);
+    return f;
+  }
+  uint16_t h;
+  std::memcpy(&h, p + i * 2, 2);
+  return type == ElementType::bfloat16 ? from_bits(uint32_t{h} << 16) : half_to_float(h);
+}
+
+// Columns [k, k + n) of one row as bfloat16 bits.
+void read_bf16(const char* row, size_t k, int n, ElementType type, uint16_t* out) {
+  if (type == ElementType::bfloat16)
+    std::memcpy(out, row + k * 2, size_t(n) * 2);
+  else
+    for (int i = 0; i < n; ++i) out[i] = float_to_bf16(load(row, k + size_t(i), type));
+}
+
+void read_f32(const char* row, size_t k, int n, ElementType type, float* out) {
+  if (type == ElementType::float32)
+    std::memcpy(out, row + k * 4, size_t(n) * 4);
+  else
+    for (int i = 0; i < n; ++i) out[i] = load(row, k + size_t(i), type);
+}
+
+struct Row {
+  const char* data;  // null: padding
+  ElementType type;
+};
+
+void pack_panel_bf16(const Row (&rows)[kPanel], int cols, uint32_t* out) {
+  alignas(64) uint16_t block[kPanel][kBlock];
+  for (int k = 0; k < cols; k += kBlock) {
+    const int n = std::min(kBlock, cols - k), pairs = (n + 1) / 2;
+    for (int lane = 0; lane < kPanel; ++lane) {
+      if (n < kBlock || !rows[lane].data) std::memset(block[lane], 0, sizeof(block[lane]));
+      if (rows[lane].data) read_bf16(rows[lane].data, size_t(k), n, rows[lane].type, block[lane]);
+    }
+    for (int pair = 0; pair < pairs; ++pair)
+      for (int lane = 0; lane < kPanel; ++lane)
+        std::memcpy(out + (k / 2 + pair) * kPanel + lane, &block[lane][2 * pair], 4);
+  }
+}
+
+void pack_panel_f32(const Row (&rows)[kPanel], int cols, float* out) {
+  alignas(64) float block[kPanel][kBlock];
+  for (int k = 0; k < cols; k += kBlock) {
+    const int n = std::min(kBlock, cols - k);
+    for (int lane = 0; lane < kPanel; ++lane) {
+      if (!rows[lane].data) std::memset(block[lane], 0, sizeof(block[lane]));
+      if (rows[lane].data) read_f32(rows[lane].data, size_t(k), n, rows[lane].type, block[lane]);
+    }
+    for (int i = 0; i < n; ++i)
+      for (int lane = 0; lane < kPanel; ++lane) out[size_t(k + i) * kPanel + size_t(lane)] = block[lane][i];
+  }
+}
+
+size_t total_rows(const std::vector<SourceRows>& parts) {
+  size_t rows = 0;
+  for (const SourceRows& part : parts) rows += part.rows;
+  return rows;
+}
+
+}  // namespace
+
+int source_row(const MatrixView& view, int panel, int lane) {
+  if (!view.gated) {
+    const int row = panel * kPanel + lane;
+    return row < view.rows ? row : -1;
+  }
+  const int half = view.rows / 2, row = panel / 2 * kPanel + lane;
+  return row < half ? row + (panel % 2) * half : -1;
+}
+
+PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool) {
+  const size_t rows = total_rows(parts);
+  constexpr size_t limit = size_t(std::numeric_limits<int>::max()) / 64;
+  if (rows == 0 || cols == 0) throw std::invalid_argument("a weight needs at least one row and one column");
+  if (rows > limit || cols > limit) throw std::invalid_argument("a weight has more rows or columns than fit");
+  if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
+    throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
+  view_.rows = int(rows);
+  view_.cols = int(cols);
+  view_.bf16 = bf16;
+  view_.gated = gated;
+  memory_ = HugeBuffer(view_.nbytes());
+  view_.data = static_cast<const char*>(memory_.data());
+
+  std::vector<Row> table;
+  table.reserve(rows);
+  for (const SourceRows& part : parts)
+    for (size_t r = 0; r < part.rows; ++r) table.push_back({part.data + r * part.row_bytes, part.type});
+
+  pool.parallel_for(view_.panels(), [&](int panel, int) {
+    Row lanes[kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const int row = source_row(view_, panel, lane);
+      lanes[lane] = row < 0 ? Row{nullptr, ElementType::float32} : table[size_t(row)];
+    }
+    char* out = static_cast<char*>(memory_.data()) + view_.panel_bytes() * size_t(panel);
+    if (bf16)
+      pack_panel_bf16(lanes, view_.cols, reinterpret_cast<uint32_t*>(out));
+    else
+      pack_panel_f32(lanes, view_.cols, reinterpret_cast<float*>(out));
+  });
+}
+
+void PackedMatrix::unpack(float* out, ThreadPool& pool) const {
+  const size_t cols = size_t(view_.cols);
+  pool.parallel_for(view_.panels(), [&](int panel, int) {
+    const char* data = view_.data + view_.panel_bytes() * size_t(panel);
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const int row = source_row(view_, panel, lane);
+      if (row < 0) continue;
+      for (size_t k = 0; k < cols; ++k)
+        out[size_t(row) * cols + k] =
+            view_.bf16 ? load(data, (k / 2 * kPanel + size_t(lane)) * 2 + k % 2, ElementType::bfloat16)
+                       : load(data, k * kPanel + size_t(lane), ElementType::float32);
+    }
+  });
+}
+
+}  // namespace quire

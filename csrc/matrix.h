@@ -1,0 +1,43 @@
+// Packed weights: from rows of float32, float16 or bfloat16 to panels of 16 (kernels.h, MatrixView) and back.
+// Knows bytes and shapes; knows no kernel and no model.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+enum class ElementType : int { float32, float16, bfloat16 };
+
+// Rows [rows, K] of a source array: elements of a row are adjacent, rows `row_bytes` apart.
+struct SourceRows {
+  const char* data;
+  size_t rows, row_bytes;
+  ElementType type;
+};
+
+class PackedMatrix {
+ public:
+  // Stacks the parts on O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
+  // (they may be memory-mapped files). Throws std::invalid_argument on shapes that do not fit.
+  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool);
+
+  const MatrixView& view() const { return view_; }
+
+  // Row-major float32 [O, K] in the order in which the parts came.
+  void unpack(float* out, ThreadPool& pool) const;
+
+ private:
+  HugeBuffer memory_;
+  MatrixView view_;
+};
+
+// Source row that lands on lane `lane` of panel `panel`: its index on O, or -1 where the panel is padding.
+int source_row(const MatrixView& view, int panel, int lane);
+
+}  // namespace quire

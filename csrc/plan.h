@@ -1,0 +1,147 @@
+// A forward pass recorded once as a flat list of kernel calls over one arena, and run without Python.
+// Knows ops, buffers and their lifetimes; knows no model and no scheduler.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels.h"
+#include "kv_cache.h"
+#include "matrix.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+struct StepLimits {
+  int max_tokens, max_seqs, max_logit_rows;
+};
+
+// The arrays of ModelInput (ops/protocol.py) with their lengths.
+struct StepInput {
+  const int32_t* tokens;
+  const int32_t* positions;
+  const int32_t* cu_q;
+  const int32_t* kv_len;
+  const int32_t* slots;
+  const int32_t* block_table;
+  const int32_t* logit_rows;
+  int num_tokens, num_seqs, num_slots, blocks_per_slot, num_logit_rows;
+};
+
+// Rows of a buffer: one per token, per logit row of the step, or per row of one head call.
+enum class RowKind : int { tokens, logit_rows, head_rows };
+
+struct NormParams {
+  bool rms = true;
+  std::vector<float> weight;
+  std::vector<float> bias;  // empty: none
+  float eps = 0;
+
+  bool present() const { return !weight.empty(); }
+};
+
+// Recording: the methods named as in the Ops protocol append an op and return the number of its output buffer; all
+// throw std::invalid_argument where shapes disagree. Order: ops of hidden, begin_head, ops of the head, finish, bind.
+class Plan {
+ public:
+  Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
+       StepLimits limits);
+
+  int embed(std::shared_ptr<PackedMatrix> table, float scale);
+  int norm(int x, NormParams params);
+  // `bias` is in source order [O], or empty; residual -1: none.
+  int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
+             int residual);
+  int rope(std::vector<float> inv_freq, float scale);
+  int store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm);
+  int attention(int q, int layer, int num_heads, float scale, int window);
+  int select_rows(int x);
+  // Ends the ops of hidden with its result; returns the head's input.
+  int begin_head(int hidden);
+  // Ends recording and lays out the arena; nothing is allocated yet.
+  void finish(int logits);
+  size_t workspace_bytes() const { return total_bytes_; }
+  // Allocates and ties the plan to a cache.
+  void bind(std::shared_ptr<KVStore> kv);
+
+  // Runs a step; logits of the first min(L, max_logit_rows) rows. Throws std::invalid_argument before any write.
+  void run(const StepInput& input);
+  // Runs the head on logit rows [start, stop) of the last step.
+  void head(int start, int stop);
+
+  int width(int buffer) const;
+  int num_logit_rows() const { return num_logit_rows_; }
+  const StepLimits& limits() const { return limits_; }
+  float* logits() const;
+  float* hidden() const;
+  int logits_width() const { return width(logits_); }
+  int hidden_width() const { return width(hidden_); }
+  // Overwrites all working memory with NaN (tests: nothing may be read before it is written).
+  void poison();
+
+ private:
+  enum class OpKind : int { embed, norm, linear, rope, store_kv, attention, select_rows };
+
+  struct Op {
+    OpKind kind;
+    int in = -1, out = -1, residual = -1, angles = -1;
+    std::shared_ptr<PackedMatrix> weight{};
+    std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq
+    Activation activation = Activation::none;
+    NormParams norm{}, k_norm{};
+    float scale = 1;
+    int layer = 0, num_heads = 0, window = 0;
+  };
+
+  struct Buffer {
+    int width;
+    RowKind rows;
+    int first_op, last_op;
+    int root;          // the buffer whose memory this one uses
+    size_t offset = 0;  // in floats
+  };
+
+  int add_buffer(int width, RowKind rows);
+  int add_op(Op op, int width, RowKind rows);
+  const Buffer& checked(int buffer, const char* what) const;
+  size_t max_rows(RowKind rows) const;
+  size_t buffer_floats(const Buffer& buffer) const;
+  void share_residuals();
+  void place_buffers();
+  size_t shared_workspace() const;
+
+  void check(const StepInput& input) const;
+  void check_sequence(const StepInput& input, int seq) const;
+  void locate_tokens(const StepInput& input);
+  float* data(int buffer) const;
+  int rows_of(int buffer) const;
+  void execute(size_t first, size_t last);
+  void execute_op(const Op& op);
+  void execute_linear(const Op& op);
+  void execute_store_kv(const Op& op);
+  void execute_attention(const Op& op);
+
+  const Kernels& kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  int num_layers_, num_kv_heads_, head_dim_;
+  StepLimits limits_;
+  std::shared_ptr<KVStore> kv_;
+
+  std::vector<Op> ops_;
+  std::vector<Buffer> buffers_;
+  size_t head_begin_ = 0;
+  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0;
+  size_t arena_floats_ = 0, workspace_bytes_ = 0, total_bytes_ = 0;
+
+  std::mutex running_;
+  HugeBuffer arena_, workspace_;
+  std::vector<int32_t> token_block_, token_offset_, logit_rows_;
+  StepInput step_{};
+  int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
+};
+
+}  // namespace quire

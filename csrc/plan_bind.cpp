@@ -1,0 +1,193 @@
+// Python bindings of packed weights, KV storage and plans. Knows numpy arrays; knows no model.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+
+#include "bindings.h"
+#include "isa.h"
+#include "kernels.h"
+#include "kv_cache.h"
+#include "matrix.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OptionalFloats = std::optional<Floats>;
+using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+// (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
+using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
+using NormTuple = std::tuple<bool, Floats, OptionalFloats, float>;
+
+std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
+std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a) : std::vector<float>{}; }
+
+NormParams to_norm(const NormTuple& t) {
+  return {std::get<0>(t), to_vector(std::get<1>(t)), to_vector(std::get<2>(t)), std::get<3>(t)};
+}
+NormParams to_norm(const std::optional<NormTuple>& t) { return t ? to_norm(*t) : NormParams{}; }
+
+int length(size_t n) {
+  if (n > size_t(std::numeric_limits<int32_t>::max())) throw std::invalid_argument("an array is too long");
+  return int(n);
+}
+
+SourceRows source_rows(const Source& source) {
+  const auto& [array, type] = source;
+  const size_t bytes = type == "float32" ? 4 : 2;
+  if (type != "float32" && type != "float16" && type != "bfloat16")
+    throw std::invalid_argument("weights are float32, float16 or bfloat16, not " + type);
+  if (array.itemsize() != bytes) throw std::invalid_argument("the array's elements are not " + type);
+  if (array.shape(1) > 1 && array.stride(1) != 1) throw std::invalid_argument("rows of a weight must be contiguous");
+  const ElementType element = type == "float32"   ? ElementType::float32
+                              : type == "float16" ? ElementType::float16
+                                                  : ElementType::bfloat16;
+  if (array.stride(0) < 0) throw std::invalid_argument("rows of a weight must go forward in memory");
+  return {static_cast<const char*>(array.data()), array.shape(0), size_t(array.stride(0)) * bytes, element};
+}
+
+std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, bool bf16, bool gated, ThreadPool& pool) {
+  std::vector<SourceRows> parts;
+  for (const Source& source : sources) {
+    parts.push_back(source_rows(source));
+    if (source.first.shape(1) != sources.front().first.shape(1))
+      throw std::invalid_argument("the parts of a weight have different numbers of columns");
+  }
+  if (parts.empty()) throw std::invalid_argument("a weight needs at least one part");
+  const size_t cols = sources.front().first.shape(1);
+  nb::gil_scoped_release release;
+  return std::make_shared<PackedMatrix>(parts, cols, bf16, gated, pool);
+}
+
+Activation activation(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "relu") return Activation::relu;
+  if (name.empty()) return Activation::none;
+  throw std::invalid_argument("the native backend has no activation '" + name + "'");
+}
+
+void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
+         const Ints& slots, const IntTable& block_table, const Ints& logit_rows) {
+  const size_t T = tokens.shape(0), B = kv_len.shape(0);
+  if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
+    throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
+  const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
+                        kv_len.data(),      slots.data(),      block_table.data(),
+                        logit_rows.data(),  length(T),         length(B),
+                        length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0))};
+  nb::gil_scoped_release release;
+  plan.run(input);
+}
+
+void head(Plan& plan, int start, int stop) {
+  nb::gil_scoped_release release;
+  plan.head(start, stop);
+}
+
+FloatsOut view(nb::handle plan, float* data, int rows, int width) {
+  return FloatsOut(data, {size_t(rows), size_t(width)}, plan);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize(const PackedMatrix& m, ThreadPool& pool) {
+  const size_t rows = size_t(m.view().rows), cols = size_t(m.view().cols);
+  float* out = new float[rows * cols];
+  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  {
+    nb::gil_scoped_release release;
+    m.unpack(out, pool);
+  }
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {rows, cols}, owner);
+}
+
+void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
+  if (source.shape(0) != destination.shape(0)) throw std::invalid_argument("as many sources as destinations");
+  nb::gil_scoped_release release;
+  kv.copy_blocks(source.data(), destination.data(), source.shape(0));
+}
+
+void bind_recording(nb::class_<Plan>& c) {
+  c.def("embed", &Plan::embed, "table"_a, "scale"_a)
+      .def("norm", [](Plan& p, int x, const NormTuple& norm) { return p.norm(x, to_norm(norm)); })
+      .def("linear",
+           [](Plan& p, int x, std::shared_ptr<PackedMatrix> weight, const OptionalFloats& bias,
+              const std::string& name, int residual) {
+             return p.linear(x, std::move(weight), to_vector(bias), activation(name), residual);
+           },
+           "x"_a, "weight"_a, "bias"_a.none(), "activation"_a, "residual"_a)
+      .def("rope", [](Plan& p, const Floats& inv_freq, float scale) { return p.rope(to_vector(inv_freq), scale); })
+      .def("store_kv",
+           [](Plan& p, int qkv, int layer, int num_heads, int angles, const std::optional<NormTuple>& q_norm,
+              const std::optional<NormTuple>& k_norm) {
+             return p.store_kv(qkv, layer, num_heads, angles, to_norm(q_norm), to_norm(k_norm));
+           },
+           "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none())
+      .def("attention", &Plan::attention, "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a)
+      .def("select_rows", &Plan::select_rows, "x"_a)
+      .def("begin_head", &Plan::begin_head, "hidden"_a)
+      .def("finish", &Plan::finish, "logits"_a)
+      .def("width", &Plan::width, "buffer"_a);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
+      .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view().rows, p.view().cols); })
+      .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
+      .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
+      .def("dequantize", &dequantize, "pool"_a);
+  m.def("pack", &pack, "parts"_a, "bf16"_a, "gated"_a, "pool"_a,
+        "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
+
+  nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
+      .def(nb::init<int, int, int, bool, int, int>(), "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a,
+           "num_blocks"_a, "block_size"_a)
+      .def_prop_ro("nbytes", &KVStore::nbytes)
+      .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
+
+  nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
+  plan.def("__init__",
+           [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads,
+              int head_dim, int max_tokens, int max_seqs, int max_logit_rows) {
+             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim,
+                             {max_tokens, max_seqs, max_logit_rows});
+           })
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
+      .def("bind", &Plan::bind, "kv"_a)
+      .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
+           "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert())
+      .def("head", &head, "start"_a, "stop"_a)
+      .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)
+      .def("poison", &Plan::poison)
+      .def("logits_view",
+           [](nb::handle self) {
+             const Plan& p = nb::cast<const Plan&>(self);
+             return view(self, p.logits(), p.limits().max_logit_rows, p.logits_width());
+           })
+      .def("hidden_view", [](nb::handle self) {
+        const Plan& p = nb::cast<const Plan&>(self);
+        return view(self, p.hidden(), p.limits().max_tokens, p.hidden_width());
+      });
+  bind_recording(plan);
+}
+
+}  // namespace quire

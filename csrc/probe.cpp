@@ -1,0 +1,99 @@
+// Times the probe kernels (probe_kernels.h) on a pool of their own. Knows no model.
+#include "probe.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "isa.h"
+#include "kernels.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+namespace {
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Calls pass() until `budget` seconds are over, at least twice; the best work / time.
+template <class F>
+double best_rate(double work, double budget, F&& pass) {
+  double best = 0;
+  const double end = seconds() + budget;
+  for (int i = 0; i < 2 || seconds() < end; ++i) {
+    const double start = seconds();
+    pass();
+    best = std::max(best, work / std::max(seconds() - start, 1e-9));
+  }
+  return best;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f,avx512bw,avx512vnni"))) double int8_steps(int64_t steps) {
+  constexpr int chains = 12;
+  __m512i acc[chains];
+  for (int i = 0; i < chains; ++i) acc[i] = _mm512_set1_epi32(i);
+  const __m512i x = _mm512_set1_epi32(0x01020304), y = _mm512_set1_epi32(0x02030101);
+  for (int64_t s = 0; s < steps; ++s) {
+    for (int i = 0; i < chains; ++i) acc[i] = _mm512_dpbusd_epi32(acc[i], x, y);
+    asm volatile("" ::: "memory");
+  }
+  __m512i sum = acc[0];
+  for (int i = 1; i < chains; ++i) sum = _mm512_xor_si512(sum, acc[i]);
+  alignas(64) volatile int sink[16];
+  _mm512_store_si512(const_cast<int*>(sink), sum);
+  return chains * 128.0;
+}
+#endif
+
+double probe_int8(int64_t steps) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni")) return int8_steps(steps);
+#endif
+  return 0 * double(steps);
+}
+
+}  // namespace
+
+double measure_read_bandwidth(size_t bytes, int threads) {
+  if (threads < 1 || bytes < size_t(threads) * 4096)
+    throw std::invalid_argument("measure_read_bandwidth needs at least one thread and 4096 bytes for each");
+  const Kernels& kernels = kernels_for(resolve_isa("auto"));
+  ThreadPool pool(threads);
+  const HugeBuffer buffer(bytes);
+  char* data = static_cast<char*>(buffer.data());
+  constexpr size_t chunk = size_t{128} << 10;
+  const int chunks = int((bytes + chunk - 1) / chunk);
+  auto length = [&](int i) { return std::min(chunk, bytes - size_t(i) * chunk); };
+  pool.parallel_for(chunks, [&](int i, int) { std::memset(data + size_t(i) * chunk, i & 0xff, length(i)); });
+  return best_rate(double(bytes), 0.1, [&] {
+    pool.parallel_for(chunks, [&](int i, int thread) {
+      *static_cast<volatile uint32_t*>(pool.scratch(thread)) = kernels.probe_read(data + size_t(i) * chunk, length(i));
+    });
+  });
+}
+
+double measure_peak(const std::string& kind, int threads) {
+  if (threads < 1) throw std::invalid_argument("measure_peak needs at least one thread");
+  if (kind != "fp32" && kind != "bf16" && kind != "int8")
+    throw std::invalid_argument("measure_peak knows fp32, bf16 and int8, not '" + kind + "'");
+  const Kernels& kernels = kernels_for(resolve_isa("auto"));
+  const auto probe = kind == "fp32" ? kernels.probe_fp32 : kind == "bf16" ? kernels.probe_bf16 : probe_int8;
+  constexpr int64_t steps = 200000;
+  const double operations = probe(1);
+  if (operations == 0) return 0;
+  ThreadPool pool(threads);
+  return best_rate(operations * double(steps) * threads, 0.1, [&] {
+    pool.parallel_for(threads, [&](int, int) { probe(steps); });
+  });
+}
+
+}  // namespace quire

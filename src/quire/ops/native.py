@@ -1,0 +1,310 @@
+"""The CPU backend: packs weights, records a graph once into a native plan, runs a step in one native call.
+
+Knows `quire._native` and the Ops protocol; knows no model family and no scheduler. Kernels, layouts and the
+plan itself are C++ (csrc/kernels.h and csrc/plan.h tell how).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from quire import _native
+from quire.errors import EngineError
+from quire.ops.protocol import (
+    Activation,
+    Array,
+    FloatArray,
+    FloatDtype,
+    Graph,
+    KVCache,
+    KVSpec,
+    Limits,
+    Matrix,
+    ModelInput,
+    Norm,
+    Rope,
+)
+
+NONE = -1  # no tensor
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    """The native module refuses with plain Python exceptions; callers know Quire's."""
+    try:
+        yield
+    except (ValueError, IndexError, TypeError) as error:
+        raise EngineError(str(error)) from error
+
+
+def usable_threads() -> int:
+    """Cores that this process may use: its CPU set, or its control group's quota where that is less."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores, _cgroup_cores(Path("/sys/fs/cgroup"))))
+
+
+def _cgroup_cores(root: Path) -> int:
+    """The CPU quota under `root` (cgroup v2, then v1) in whole cores, rounded up; huge where there is none."""
+    unlimited = 1 << 20
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
+        if quota == "max" or int(quota) <= 0 or int(period) <= 0:
+            return unlimited
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no control group, or a form this does not know: no limit
+        return unlimited
+
+
+def _source(array: Array) -> tuple[Array, str]:
+    """An array the packer can read in place, and the type of its elements."""
+    if array.ndim != 2:
+        raise EngineError(f"a weight must have 2 dimensions, got shape {array.shape}")
+    if not array.dtype.isnative or array.strides[1] != array.itemsize or array.strides[0] < 0:
+        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    if array.strides[0] % array.itemsize:
+        array = array.copy()
+    if array.dtype == ml_dtypes.bfloat16:
+        return array.view(np.uint16), "bfloat16"
+    if array.dtype in (np.float16, np.float32):
+        return array, str(array.dtype)
+    raise EngineError(f"a weight must be float32, float16 or bfloat16, got {array.dtype}")
+
+
+class NativeMatrix:
+    """A weight in panels of 16 rows (csrc/kernels.h, MatrixView)."""
+
+    def __init__(self, packed: Any, pool: Any) -> None:
+        self.packed = packed
+        self._pool = pool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.packed.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.packed.nbytes)
+
+    def dequantize(self) -> FloatArray:
+        values: FloatArray = self.packed.dequantize(self._pool)
+        return values
+
+
+class NativeKVCache:
+    """Paged keys and values in native memory (csrc/kv_cache.h); pages come when first written."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
+        self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
+        with _engine_errors():
+            self.store = _native.KVStore(
+                spec.num_layers,
+                spec.num_kv_heads,
+                spec.head_dim,
+                spec.dtype == "bfloat16",
+                num_blocks,
+                block_size,
+            )
+
+    @property
+    def spec(self) -> KVSpec:
+        return self._spec
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            pairs = np.array(copies, np.int32).reshape(-1, 2)
+            with _engine_errors():
+                self.store.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+
+def _float_array(values: FloatArray | None) -> FloatArray | None:
+    return None if values is None else np.ascontiguousarray(values, np.float32)
+
+
+def _packed(weight: Matrix) -> Any:
+    if not isinstance(weight, NativeMatrix):
+        raise EngineError(
+            f"the native backend got a weight of {type(weight).__name__}; load the model with it"
+        )
+    return weight.packed
+
+
+def _norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float] | None:
+    if norm is None:
+        return None
+    weight = np.ascontiguousarray(norm.weight, np.float32)
+    return norm.kind == "rms", weight, _float_array(norm.bias), float(norm.eps)
+
+
+class _Recorder:
+    """`Ops` whose tensors are numbers of buffers in a native plan: each call appends one op."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+
+    def embed(self, table: Matrix, scale: float = 1.0) -> int:
+        return int(self._plan.embed(_packed(table), scale))
+
+    def norm(self, x: int, norm: Norm) -> int:
+        return int(self._plan.norm(x, _norm_tuple(norm)))
+
+    def linear(
+        self,
+        x: int,
+        weight: Matrix,
+        bias: FloatArray | None = None,
+        activation: Activation | None = None,
+        residual: int | None = None,
+    ) -> int:
+        packed = _packed(weight)
+        if packed.gated:
+            raise EngineError("a gated weight is for gated_linear")
+        added = NONE if residual is None else residual
+        return int(self._plan.linear(x, packed, _float_array(bias), activation or "", added))
+
+    def gated_linear(
+        self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+    ) -> int:
+        packed = _packed(weight)
+        if not packed.gated:
+            raise EngineError("gated_linear needs a weight made by gated_matrix")
+        return int(self._plan.linear(x, packed, _float_array(bias), activation, NONE))
+
+    def rope_angles(self, rope: Rope) -> int:
+        return int(self._plan.rope(np.ascontiguousarray(rope.inv_freq, np.float32), rope.scale))
+
+    def store_kv(
+        self,
+        qkv: int,
+        layer: int,
+        num_heads: int,
+        angles: int | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+    ) -> int:
+        rotation = NONE if angles is None else angles
+        norms = _norm_tuple(q_norm), _norm_tuple(k_norm)
+        return int(self._plan.store_kv(qkv, layer, num_heads, rotation, *norms))
+
+    def attention(self, q: int, layer: int, num_heads: int, scale: float, window: int | None) -> int:
+        return int(self._plan.attention(q, layer, num_heads, scale, window or 0))
+
+    def select_rows(self, x: int) -> int:
+        return int(self._plan.select_rows(x))
+
+
+class NativeExecutable:
+    """A finished plan bound to a cache. One step at a time; views are overwritten by the next call."""
+
+    def __init__(self, plan: Any, cache: NativeKVCache, limits: Limits) -> None:
+        self._plan, self._limits = plan, limits
+        with _engine_errors():
+            plan.bind(cache.store)
+        self._logits: FloatArray = plan.logits_view()
+        self._hidden: FloatArray = plan.hidden_view()
+
+    def run(self, inputs: ModelInput) -> FloatArray:
+        with _engine_errors():
+            self._plan.run(
+                inputs.tokens_T,
+                inputs.positions_T,
+                inputs.cu_q_B1,
+                inputs.kv_len_B,
+                inputs.slots_B,
+                inputs.block_table_SM,
+                inputs.logit_rows_L,
+            )
+        return self._logits[: min(len(inputs.logit_rows_L), self._limits.max_logit_rows)]
+
+    def logits(self, start: int, stop: int) -> FloatArray:
+        with _engine_errors():
+            self._plan.head(start, stop)
+        return self._logits[: stop - start]
+
+    def hidden(self) -> FloatArray:
+        return self._hidden[: self._plan.num_logit_rows]
+
+
+class NativeBackend:
+    """C++ kernels on the CPU. `threads` None: all cores the process may use; `isa` as in DeviceConfig."""
+
+    def __init__(self, threads: int | None = None, isa: str = "auto") -> None:
+        if threads is not None and threads < 1:
+            raise EngineError(f"threads must be at least 1, got {threads}")
+        with _engine_errors():
+            self.isa: str = _native.resolve_isa(isa)
+        self.pool = _native.ThreadPool(usable_threads() if threads is None else threads)
+
+    @property
+    def threads(self) -> int:
+        return int(self.pool.threads)
+
+    @property
+    def name(self) -> str:
+        return f"native {self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'}"
+
+    def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> NativeMatrix:
+        return self._pack(parts, dtype, gated=False)
+
+    def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> NativeMatrix:
+        return self._pack((gate, up), dtype, gated=True)
+
+    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> NativeKVCache:
+        return NativeKVCache(spec, num_blocks, block_size)
+
+    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> NativeExecutable:
+        if not isinstance(kv, NativeKVCache):
+            raise EngineError(f"the native backend got a KV cache of {type(kv).__name__}")
+        return NativeExecutable(self._record(graph, kv.spec, limits), kv, limits)
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        return int(self._record(graph, kv_spec, limits).workspace_bytes)
+
+    def _pack(self, parts: Sequence[Array], dtype: FloatDtype, gated: bool) -> NativeMatrix:
+        sources = [_source(part) for part in parts]
+        with _engine_errors():
+            packed = _native.pack(sources, dtype == "bfloat16", gated, self.pool)
+        return NativeMatrix(packed, self.pool)
+
+    def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Any:
+        with _engine_errors():
+            plan = _native.Plan(
+                self.isa,
+                self.pool,
+                kv_spec.num_layers,
+                kv_spec.num_kv_heads,
+                kv_spec.head_dim,
+                limits.max_tokens,
+                limits.max_seqs,
+                limits.max_logit_rows,
+            )
+            recorder = _Recorder(plan)
+            head_input = plan.begin_head(graph.hidden(recorder))
+            logits = graph.head(recorder, head_input)
+            if plan.width(logits) != graph.vocab_size:
+                raise EngineError(
+                    f"the head gives {plan.width(logits)} logits, the graph says {graph.vocab_size}"
+                )
+            plan.finish(logits)
+        return plan
