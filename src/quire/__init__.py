@@ -1,1 +1,20 @@
-"""Quire serves large language models."""
+"""Quire serves large language models: `from quire import LLM, SamplingParams`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+from typing import Any
+
+from quire.errors import QuireError, RequestError
+from quire.types import SamplingParams
+
+__version__ = version("quire")
+__all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """`LLM` brings numpy and the kernels with it; it is loaded when first asked for."""
+    if name == "LLM":
+        return importlib.import_module("quire.llm").LLM
+    raise AttributeError(f"module 'quire' has no attribute {name!r}")

@@ -50,7 +50,12 @@ class ModelConfig:
     dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.")
     max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
     chat_template: str | None = option(None, "File with a Jinja chat template, or the template itself.")
-    generation_config: str = option("auto", "Where default sampling parameters come from: auto, vllm or a directory.")
+    generation_config: str = option(
+        "auto", "Where default sampling parameters come from: auto, vllm or a directory."
+    )
+    max_logprobs: int = option(
+        20, "Most log-probabilities a token that a request may ask for; -1 for all.", low=-1
+    )
     trust_remote_code: bool = option(False, "Refused: Quire never runs code from a checkpoint.")
 
     def __post_init__(self) -> None:
@@ -65,7 +70,9 @@ class CacheConfig:
 
     block_size: int = option(16, "Tokens per KV block.", low=1, high=1024)
     kv_cache_dtype: KVDtype = option("auto", "Type of the KV cache; auto takes the weights' type.")
-    gpu_memory_utilization: float = option(0.9, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0)
+    gpu_memory_utilization: float = option(
+        0.5, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0
+    )
     kv_cache_memory_bytes: int | None = option(None, "KV cache size in bytes; overrides the share.", low=1)
     num_gpu_blocks_override: int | None = option(None, "KV cache size in blocks; overrides both.", low=1)
     enable_prefix_caching: bool = option(True, "Keep and reuse the KV of shared prefixes.")
@@ -80,7 +87,9 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(256, "Most sequences that run at once.", low=1, high=65536)
     max_num_batched_tokens: int = option(1024, "Most tokens computed in one step.", low=1)
-    scheduling_policy: SchedulingPolicy = option("fcfs", "Order of waiting requests: fcfs, or priority (lower first).")
+    scheduling_policy: SchedulingPolicy = option(
+        "fcfs", "Order of waiting requests: fcfs, or priority (lower first)."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -91,7 +100,9 @@ class DeviceConfig:
     """The hardware and how it is used."""
 
     backend: Backend = option("auto", "native (C++ kernels) or reference (numpy, slow, the oracle).")
-    threads: int | None = option(None, "Compute threads; default is one per core this process may use.", low=1, high=1024)
+    threads: int | None = option(
+        None, "Compute threads; default is one per core this process may use.", low=1, high=1024
+    )
     isa: Isa = option("auto", "Instruction set of the kernels; auto takes the best the CPU has.")
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from quire.errors import RequestError
 MAX_STOP_STRINGS = 16
 MAX_N = 1024
 SEED_MASK = (1 << 64) - 1
+
+
+Pooling = Literal["mean", "last"]
 
 
 class OutputKind(str, enum.Enum):
@@ -144,7 +147,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One prompt and how to continue it. Crosses the process border; the engine core never sees text.
 
     `seed` is resolved (64 bits) by whoever made the request. `max_tokens` is resolved against the model's
-    length. `eos_token_ids` is empty where the request ignores them. `salt` separates prefix caches.
+    length. `eos_token_ids` is empty where the request ignores them. `salt` separates prefix caches. With `pooling`
+    the request makes no token: it ends with one vector, the mean or the last of the final hidden states.
     """
 
     id: str
@@ -158,10 +162,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     priority: int = 0
     salt: str = ""
     arrival: float = 0.0
+    pooling: Pooling | None = None
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
         return (self.seed + index) & SEED_MASK
+
+    @property
+    def reads_every_position(self) -> bool:
+        """Whether results are needed at each prompt position, so that a cached prefix is of no use."""
+        return self.sampling.prompt_logprobs is not None or self.pooling == "mean"
 
 
 class SequenceStatus(enum.Enum):
@@ -213,8 +223,7 @@ class NewSeq:
     tokens: list[int]
 
 
-@dataclass(slots=True, frozen=True)
-class ScheduledSeq:
+class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence computes in a step: `tokens` (then `draft`) at positions start, start+1, ...
 
     `new_blocks` extends the slot's block table. `wants_logits`: the chunk reaches the end, so sample.
@@ -270,6 +279,7 @@ class StepOutput:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
+    embeddings: dict[int, list[float]] = field(default_factory=dict)
 
 
 class FinishReason(str, enum.Enum):
@@ -302,6 +312,7 @@ class Delta(msgspec.Struct, array_like=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
+    embedding: list[float] | None = None
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

@@ -206,6 +206,9 @@ class Backend(Protocol):
     def name(self) -> str:
         """For logs and plans, for example 'native avx512, 2 threads'."""
 
+    @property
+    def threads(self) -> int: ...
+
     def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> Matrix:
         """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`."""
 

@@ -376,6 +376,10 @@ class ReferenceBackend:
     def name(self) -> str:
         return "reference (numpy, float64 sums)"
 
+    @property
+    def threads(self) -> int:
+        return 1
+
     def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> ReferenceMatrix:
         return ReferenceMatrix(parts, dtype)
 

@@ -1,0 +1,77 @@
+"""`quire bench latency`: one batch from start to end, prefill and decode apart, beside the machine's limits."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from quire.bench.report import Limits, Report, measure_limits
+from quire.cli import Command
+from quire.config import EngineConfig, check_options, option
+from quire.llm import LLM
+from quire.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyOptions:
+    """Options of `quire bench latency`; names are vLLM's."""
+
+    input_len: int = option(32, "Tokens of each prompt.", low=1)
+    output_len: int = option(128, "Tokens to make.", low=2)
+    batch_size: int = option(1, "Sequences in the batch.", low=1)
+    num_iters_warmup: int = option(1, "Runs that do not count.", low=0)
+    num_iters: int = option(5, "Runs that count.", low=1)
+    output_json: str | None = option(None, "File for the figures.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def run(config: EngineConfig, options: LatencyOptions) -> None:
+    llm = LLM.from_config(config)
+    rng = random.Random(1)
+    limits = measure_limits(llm.threads)
+
+    def once(output_len: int) -> float:
+        prompts = [_prompt(rng, options.input_len, llm) for _ in range(options.batch_size)]
+        params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        return time.perf_counter() - start
+
+    for _ in range(options.num_iters_warmup):
+        once(options.output_len)
+    prefill = [once(1) for _ in range(options.num_iters)]
+    total = [once(options.output_len) for _ in range(options.num_iters)]
+    _report(llm, options, prefill, total, limits).show(options.output_json)
+
+
+def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:
+    """Random tokens, so that no prompt shares a prefix with another."""
+    return {"prompt_token_ids": [rng.randrange(llm.vocab_size) for _ in range(length)]}
+
+
+def _report(
+    llm: LLM, options: LatencyOptions, prefill: list[float], total: list[float], limits: Limits
+) -> Report:
+    first = statistics.median(prefill)
+    step = (statistics.median(total) - first) / (options.output_len - 1)
+    size = options.batch_size
+    report = Report(
+        f"{llm.name}: {size} x ({options.input_len} + {options.output_len}), {llm.threads} threads"
+    )
+    report.row("latency_s", "whole batch", statistics.median(total), "s", spread=total)
+    report.row("prefill_s", "prefill and first token", first, "s", spread=prefill)
+    tokens = size * options.input_len
+    report.row("prefill_tok_s", "prefill", tokens / first, "tok/s")
+    flops = 2.0 * llm.report.parameters * tokens / first / 1e9
+    report.row("prefill_gflop_s", "prefill arithmetic", flops, "GFLOP/s", limits.peak_gflops)
+    report.row("step_ms", "decode step", step * 1e3, "ms")
+    report.row("decode_tok_s", "decode", size / step, "tok/s")
+    report.row("decode_gb_s", "weights read", llm.report.memory.weights / step / 1e9, "GB/s", limits.read_gbs)
+    return report
+
+
+COMMAND = Command(run, LatencyOptions)

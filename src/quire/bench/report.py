@@ -1,0 +1,78 @@
+"""Figures of a benchmark, printed beside the limit of the machine that was measured in the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from quire import _native
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine can do, measured: reading memory (GB/s) and multiplying (GFLOP/s) with `threads`."""
+
+    read_gbs: float
+    peak_gflops: float
+    peak_kind: str
+    threads: int
+
+
+def measure_limits(threads: int) -> Limits:
+    """Probe for well under a second. The peak is bf16's where the CPU multiplies bf16, else float32's."""
+    kind = "bf16" if "avx512_bf16" in _native.available_isas() else "fp32"
+    read = _native.measure_read_bandwidth(512 << 20, threads)
+    return Limits(read, _native.measure_peak(kind, threads), kind, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    key: str
+    label: str
+    value: float
+    unit: str
+    limit: float | None
+    spread: tuple[float, float] | None
+
+
+@dataclass(slots=True)
+class Report:
+    """Rows in order; `show` prints them and, where a file is named, writes them as JSON by key."""
+
+    title: str
+    figures: list[Figure] = field(default_factory=list)
+
+    def row(
+        self,
+        key: str,
+        label: str,
+        value: float,
+        unit: str,
+        limit: float | None = None,
+        spread: list[float] | None = None,
+    ) -> None:
+        ends = (min(spread), max(spread)) if spread else None
+        self.figures.append(Figure(key, label, value, unit, limit, ends))
+
+    def as_dict(self) -> dict[str, object]:
+        figures: dict[str, object] = {"title": self.title}
+        for f in self.figures:
+            figures[f.key] = f.value
+            if f.limit is not None:
+                figures[f"{f.key}_limit"] = f.limit
+        return figures
+
+    def show(self, output_json: str | None = None) -> None:
+        table = Table("", "median", "min", "max", "limit", "share", title=self.title, title_justify="left")
+        for f in self.figures:
+            low, high = (f"{f.spread[0]:.4g}", f"{f.spread[1]:.4g}") if f.spread else ("", "")
+            limit = f"{f.limit:.4g}" if f.limit is not None else ""
+            share = f"{f.value / f.limit:.0%}" if f.limit else ""
+            table.add_row(f.label, f"{f.value:.4g} {f.unit}", low, high, limit, share)
+        Console().print(table)
+        if output_json is not None:
+            Path(output_json).write_text(json.dumps(self.as_dict(), indent=1) + "\n")

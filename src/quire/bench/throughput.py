@@ -1,0 +1,112 @@
+"""`quire bench throughput`: many requests at once, offline: requests and tokens per second."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.bench.report import Report, measure_limits
+from quire.cli import Command
+from quire.config import EngineConfig, check_options, option
+from quire.errors import ConfigError
+from quire.llm import LLM
+from quire.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputOptions:
+    """Options of `quire bench throughput`; names are vLLM's."""
+
+    num_prompts: int = option(32, "Requests.", low=1)
+    input_len: int = option(128, "Tokens of each random prompt.", low=1)
+    output_len: int = option(
+        128, "Tokens to make for each; with a dataset, its own lengths are cut to this.", low=1
+    )
+    prefix_len: int = option(0, "Tokens that all random prompts share at their start.", low=0)
+    dataset_path: str | None = option(
+        None, "JSON file of conversations in ShareGPT's form, instead of random prompts."
+    )
+    num_iters: int = option(3, "Runs.", low=1)
+    output_json: str | None = option(None, "File for the figures.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+Job = tuple[list[int], int]
+
+
+def run(config: EngineConfig, options: ThroughputOptions) -> None:
+    llm = LLM.from_config(config)
+    limits = measure_limits(llm.threads)
+    rng = random.Random(config.seed)
+    llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # touch the weights once
+    seconds, jobs = [], []
+    for _ in range(options.num_iters):
+        jobs = _dataset_jobs(llm, options, rng) if options.dataset_path else _random_jobs(llm, options, rng)
+        start = time.perf_counter()
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt, _ in jobs],
+            [_params(n) for _, n in jobs],
+            use_tqdm=False,
+        )
+        seconds.append(time.perf_counter() - start)
+        for output, (_, wanted) in zip(outputs, jobs, strict=True):
+            assert len(output.outputs[0].token_ids) == wanted
+    prompt_tokens, output_tokens = sum(len(p) for p, _ in jobs), sum(n for _, n in jobs)
+    median = statistics.median(seconds)
+    report = Report(f"{llm.name}: {len(jobs)} requests, {llm.threads} threads")
+    report.row("elapsed_s", "all requests", median, "s", spread=seconds)
+    report.row("requests_per_s", "requests", len(jobs) / median, "req/s")
+    report.row("total_tok_s", "tokens in and out", (prompt_tokens + output_tokens) / median, "tok/s")
+    spread = [output_tokens / s for s in seconds]
+    report.row("output_tok_s", "tokens out", output_tokens / median, "tok/s", spread=spread)
+    flops = 2.0 * llm.report.parameters * (prompt_tokens + output_tokens) / median / 1e9
+    report.row("gflop_s", "arithmetic", flops, "GFLOP/s", limits.peak_gflops)
+    report.show(options.output_json)
+
+
+def _params(output_len: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+
+
+def _random_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> list[Job]:
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(llm.vocab_size) for _ in range(count)]
+
+    prefix = tokens(options.prefix_len)
+    return [(prefix + tokens(options.input_len), options.output_len) for _ in range(options.num_prompts)]
+
+
+def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> list[Job]:
+    """First turn as the prompt, the length of the second as the output's, as vLLM reads ShareGPT."""
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    assert options.dataset_path is not None
+    try:
+        rows: list[dict[str, Any]] = json.loads(Path(options.dataset_path).read_text())
+        talks = [[turn["value"] for turn in row["conversations"]] for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--dataset-path {options.dataset_path} is not a ShareGPT JSON file: {error}"
+        ) from error
+    rng.shuffle(talks)
+    jobs: list[Job] = []
+    for talk in talks:
+        if len(talk) < 2 or len(jobs) == options.num_prompts:
+            continue
+        prompt, answer = tokenizer.encode(talk[0]), tokenizer.encode(talk[1], add_special_tokens=False)
+        output_len = min(len(answer), options.output_len)
+        if prompt and output_len and len(prompt) + output_len <= llm.max_model_len:
+            jobs.append((prompt, output_len))
+    if not jobs:
+        raise ConfigError(f"--dataset-path {options.dataset_path} has no conversation that fits the model")
+    return jobs
+
+
+COMMAND = Command(run, ThroughputOptions)

@@ -1,0 +1,59 @@
+"""`quire generate`: continue a text in the terminal, printing it as it comes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire.cli import Command
+from quire.config import EngineConfig, check_options, option
+from quire.llm import LLM
+from quire.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Sampling parameters that are worth a flag; unset ones take the model's own defaults."""
+
+    max_tokens: int = option(256, "Most tokens to write.", low=1)
+    temperature: float | None = option(None, "0 always takes the most likely token.", low=0)
+    top_p: float | None = option(
+        None, "Keep the smallest set of tokens with this probability.", low=0, high=1
+    )
+    top_k: int | None = option(None, "Keep this many tokens; 0 for all.")
+    min_p: float | None = option(
+        None, "Drop tokens below this share of the best one's probability.", low=0, high=1
+    )
+    repetition_penalty: float | None = option(None, "Above 1, seen tokens become less likely.")
+    sampling_seed: int | None = option(None, "Same seed, same text.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def params(self, llm: LLM) -> SamplingParams:
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(SamplingOptions)}
+        given["seed"] = given.pop("sampling_seed")
+        return llm.default_params(**{k: v for k, v in given.items() if v is not None})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions(SamplingOptions):
+    """Options of `quire generate`."""
+
+    prompt: str = option("", "The text to continue; - reads it from standard input.")
+
+
+def run(config: EngineConfig, options: GenerateOptions) -> None:
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    llm = LLM.from_config(config)
+    shown = 0
+    print(prompt, end="", flush=True)
+    for output in llm.stream(prompt, options.params(llm)):
+        text = output.outputs[0].text
+        print(text[shown:], end="", flush=True)
+        shown = len(text)
+    print()
+
+
+COMMAND = Command(run, GenerateOptions, arguments=("prompt",))

@@ -1,0 +1,152 @@
+"""From what a caller says to a Request: tokenizes, resolves defaults, and refuses what cannot run.
+
+Shared by `LLM` and the server, so both accept and refuse the same. Knows text; knows no scheduler and no arrays.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.engine.outputs import OutputStream
+from quire.errors import RequestError
+from quire.text.chat import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+from quire.types import SEED_MASK, Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a front needs to know about the model that runs. `defaults` are its own sampling parameters."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int = 20
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+class Front:
+    """Makes Requests and the OutputStreams that follow them. Stateless but for the source of unset seeds."""
+
+    def __init__(
+        self, info: ModelInfo, tokenizer: Tokenizer | None, template: ChatTemplate | None, seed: int | None
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.template = template
+        self._seeds = random.Random(seed)
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """The model's default sampling parameters, overridden by `given`."""
+        return SamplingParams(**{**self.info.defaults, **given})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._need_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """A conversation as the text that the model was trained on; options as in `ChatTemplate.render`."""
+        if self.template is None:
+            raise RequestError(
+                f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
+            )
+        return self.template.render(messages, **options)
+
+    def request(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+        add_special_tokens: bool = True,
+        clamp: bool = False,
+    ) -> Request:
+        """Check a prompt and its parameters against the model. Raises RequestError naming the field at fault.
+
+        A max_tokens that does not fit beside the prompt is refused, or with `clamp` cut to what fits.
+        """
+        tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        self._check_tokens(tokens)
+        self._check_params(params)
+        room = self.info.max_model_len - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the model's maximum context length is "
+                f"{self.info.max_model_len} including at least one token of output: shorten the prompt "
+                "or raise --max-model-len",
+                "prompt",
+            )
+        if params.max_tokens is not None and params.max_tokens > room and not clamp:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, together more than "
+                f"the model's maximum context length of {self.info.max_model_len}: lower max_tokens to "
+                f"{room} or leave it out",
+                "max_tokens",
+            )
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed & SEED_MASK
+        return Request(
+            id=request_id,
+            tokens=tokens,
+            sampling=params,
+            seed=seed,
+            max_tokens=min(params.max_tokens or room, room),
+            eos_token_ids=() if params.ignore_eos else self.info.eos_token_ids,
+            bad_words_token_ids=self._bad_words(params),
+            adapter=adapter,
+            priority=priority,
+            salt=salt,
+            arrival=time.time(),
+        )
+
+    def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
+        return OutputStream(request, prompt, self.tokenizer)
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer: pass token ids", "prompt")
+        return self.tokenizer
+
+    def _check_tokens(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise RequestError("the prompt is empty: pass at least one token", "prompt")
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < self.info.vocab_size:
+                raise RequestError(
+                    f"token id {token!r} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
+                    "prompt",
+                )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        vocab = self.info.vocab_size
+        for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token >= vocab:
+                    raise RequestError(
+                        f"{name}: token id {token} is outside the vocabulary (0 to {vocab - 1})", name
+                    )
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name) or 0
+            if (vocab if wanted == -1 else wanted) > self.info.max_logprobs:
+                raise RequestError(
+                    f"{name} asks for {wanted if wanted != -1 else 'all'} entries a token, the most is "
+                    f"{self.info.max_logprobs} (--max-logprobs)",
+                    name,
+                )
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            raise RequestError("stop strings and bad words need a tokenizer: use stop_token_ids", "stop")
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenized at the start of a text and after a space, as vLLM reads bad_words."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words or ():
+            for text in (word, " " + word.lstrip()):
+                tokens = tuple(self.encode(text, add_special_tokens=False))
+                if tokens:
+                    found[tokens] = None
+        return tuple(found)

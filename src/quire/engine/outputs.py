@@ -1,0 +1,163 @@
+"""What a caller gets: results with text. Turns a request's Deltas into them; knows no scheduler and no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.text.detok import Detokenizer, token_text
+from quire.text.tokenizer import Tokenizer
+from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log-probability of a token, its rank (1 is the most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample. `logprobs` has an entry per token: a map from token id to its Logprob."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """Everything about a request so far; names are vLLM's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(o.finished for o in self.outputs)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The new part of one sample: text that is safe to show, and the tokens that came with this step.
+
+    `abort` asks the caller to end the sample in the engine: a stop string was found that the engine cannot see.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    abort: bool = False
+    error: str | None = None
+
+
+class OutputStream:
+    """Follows one request: `push` each Delta in order, read `output` at any time.
+
+    Without a tokenizer (or with detokenize=False) texts stay empty and stop strings cannot be used.
+    """
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        params = request.sampling
+        self.request = request
+        self._tokenizer = tokenizer if params.detokenize else None
+        self._detok = [self._new_detokenizer() for _ in range(params.n)]
+        self.output = RequestOutput(
+            request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
+        )
+        if params.logprobs is not None:
+            for sample in self.output.outputs:
+                sample.logprobs, sample.cumulative_logprob = [], 0.0
+
+    def _new_detokenizer(self) -> Detokenizer | None:
+        if self._tokenizer is None:
+            return None
+        return Detokenizer.for_sampling(self._tokenizer, self.request.sampling, self.request.tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the whole request."""
+        num_output = sum(len(o.token_ids) for o in self.output.outputs)
+        return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output)
+
+    def push(self, delta: Delta) -> Chunk | None:
+        """Take one Delta; returns the news, or None where it came after the sample's end."""
+        sample = self.output.outputs[delta.index]
+        if sample.finished:
+            return None
+        self.output.num_cached_tokens = max(self.output.num_cached_tokens, delta.usage.num_cached)
+        if delta.prompt_logprobs:
+            self._add_prompt_logprobs(delta.prompt_logprobs)
+        finish = None if delta.finish_reason is None else delta.finish_reason.value
+        stop_reason: int | str | None = delta.stop_reason
+        text, stopped = self._new_text(delta)
+        if stopped is not None:
+            finish, stop_reason = FinishReason.STOP.value, stopped
+        logprobs = self._new_logprobs(sample, delta)
+        sample.text += text
+        sample.token_ids += delta.tokens
+        sample.finish_reason, sample.stop_reason = finish, stop_reason
+        if delta.error is not None:
+            self.output.error = delta.error
+        abort = stopped is not None and delta.finish_reason is None
+        return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
+
+    def _new_text(self, delta: Delta) -> tuple[str, str | None]:
+        """The text that became safe to show, and the stop string that was hit, if one was."""
+        detok = self._detok[delta.index]
+        if detok is None:
+            return "", None
+        tokens = delta.tokens
+        ended_by_token = delta.finish_reason is FinishReason.STOP
+        if ended_by_token and not self.request.sampling.include_stop_str_in_output:
+            tokens = tokens[:-1]  # the token that ended the sample is no part of its text
+        text = detok.push(tokens)
+        if detok.stopped is None and delta.finish_reason is not None:
+            text += detok.finish()
+        return text, detok.stopped
+
+    def _new_logprobs(self, sample: CompletionOutput, delta: Delta) -> list[dict[int, Logprob]] | None:
+        if sample.logprobs is None:
+            return None
+        entries = [self._entry(t) for t in delta.logprobs or ()]
+        sample.logprobs += entries
+        total = sum(t.logprob for t in delta.logprobs or ())
+        sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + total
+        return entries
+
+    def _add_prompt_logprobs(self, scores: list[TokenLogprobs]) -> None:
+        if self.output.prompt_logprobs is None:
+            self.output.prompt_logprobs = [None]  # nothing comes before the first token
+        self.output.prompt_logprobs += [self._entry(t) for t in scores]
+
+    def _entry(self, scores: TokenLogprobs) -> dict[int, Logprob]:
+        """The token itself first, then the most likely ones; as vLLM orders them."""
+        entry = {scores.token: Logprob(scores.logprob, scores.rank, self._token_text(scores.token))}
+        for rank, (token, logprob) in enumerate(zip(scores.top_ids, scores.top, strict=True), 1):
+            entry.setdefault(token, Logprob(logprob, rank, self._token_text(token)))
+        return entry
+
+    def _token_text(self, token: int) -> str | None:
+        return None if self._tokenizer is None else token_text(self._tokenizer, token)

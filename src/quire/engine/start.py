@@ -1,0 +1,204 @@
+"""From configuration to a running engine: model, memory plan, KV cache, scheduler; and the front that feeds it.
+
+The one place that knows which parts an engine is made of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from quire.config import DeviceConfig, EngineConfig, ModelConfig
+from quire.engine.core import EngineCore
+from quire.engine.front import Front, ModelInfo
+from quire.errors import ConfigError, ModelError
+from quire.model import load
+from quire.model.hub import find_model
+from quire.ops.native import NativeBackend
+from quire.ops.protocol import FloatDtype, Limits
+from quire.ops.reference import ReferenceBackend
+from quire.runtime.inputs import InputBuilder
+from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
+from quire.runtime.runner import Runner
+from quire.runtime.sampler import NativeSampler, ReferenceSampler, Sampler
+from quire.sched.scheduler import Scheduler
+from quire.text.chat import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SHIPPED_MODEL = "quire-stories"
+MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
+# What generation_config.json may set; everything else in it concerns searches that Quire does not do.
+DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(slots=True)
+class StartReport:
+    """What the engine is made of, and where the time of its start went (seconds, in order)."""
+
+    model: str = ""
+    backend: str = ""
+    threads: int = 1
+    dtype: str = ""
+    kv_dtype: str = ""
+    parameters: int = 0
+    memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(0, 0, 0, 0, 0, 1, 0))
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - start
+
+    def log(self) -> None:
+        memory = self.memory
+        logger.info("%s: %d parameters, %s weights, %s KV cache; %s", self.model, self.parameters, self.dtype,
+                    self.kv_dtype, self.backend)  # fmt: skip
+        logger.info(
+            "memory: %.2f GiB weights, %.2f GiB workspace, %.2f GiB KV cache (%d blocks, %d tokens) of %.2f GiB free",
+            memory.weights / GIB, memory.workspace / GIB, memory.kv_cache / GIB, memory.num_blocks,
+            memory.num_tokens, memory.available / GIB,
+        )  # fmt: skip
+        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
+        logger.info("started in %.2f s: %s", sum(self.phases.values()), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running engine, what its callers must know of the model, and how it started."""
+
+    core: EngineCore
+    info: ModelInfo
+    report: StartReport
+
+
+def model_directory(config: ModelConfig) -> Path:
+    """The local directory of the configured model; without one, of the model inside the package."""
+    if config.model:
+        return find_model(config.model, config.revision, config.download_dir)
+    shipped = Path(str(files("quire"))) / "assets" / SHIPPED_MODEL
+    if not shipped.is_dir():
+        raise ModelError("this installation has no model inside: name a directory or a Hugging Face id")
+    return shipped
+
+
+def make_backend(device: DeviceConfig) -> NativeBackend | ReferenceBackend:
+    if device.backend == "reference":
+        return ReferenceBackend()
+    return NativeBackend(device.threads, device.isa)
+
+
+def make_sampler(backend: NativeBackend | ReferenceBackend, vocab_size: int) -> Sampler:
+    if isinstance(backend, NativeBackend):
+        return NativeSampler(vocab_size, backend.pool, backend.isa)
+    return ReferenceSampler(vocab_size)
+
+
+def start_core(config: EngineConfig) -> Started:
+    """Load the model, plan memory, and make the engine ready for its first request."""
+    report = StartReport()
+    with report.phase("checking the model"):
+        directory = model_directory(config.model)
+        found = load.inspect_model(directory, config.model.dtype)
+        available = available_memory()
+        if found.weight_bytes > available:
+            raise ConfigError(
+                f"the weights take {found.weight_bytes / GIB:.2f} GiB and {available / GIB:.2f} GiB of memory are "
+                "free: use a smaller model or dtype"
+            )
+        backend = make_backend(config.device)
+    with report.phase("packing the weights"):
+        model = load.load_model(directory, backend, config.model.dtype)
+    with report.phase("planning memory"):
+        spec = model.spec
+        max_num_seqs = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+        limits = Limits(
+            config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs)
+        )
+        kv_spec = spec.kv_spec(_kv_dtype(config, model.dtype))
+        need = MemoryNeed(
+            weights=model.weight_bytes,
+            workspace=backend.workspace_bytes(model.graph, kv_spec, limits),
+            kv_bytes_per_token=kv_spec.bytes_per_token,
+            max_model_len=_max_model_len(config.model, spec.max_position),
+            max_model_len_is_given=config.model.max_model_len is not None,
+            max_num_seqs=max_num_seqs,
+        )
+        memory = plan_memory(config.cache, need, available)
+    with report.phase("preparing the plan"):
+        kv = backend.kv_cache(kv_spec, memory.num_blocks, memory.block_size)
+        executable = backend.compile(model.graph, kv, limits)
+        inputs = InputBuilder(max_num_seqs, -(-memory.max_model_len // memory.block_size))
+        runner = Runner(executable, kv, inputs, make_sampler(backend, spec.vocab_size), limits.max_logit_rows)
+        scheduler = Scheduler(
+            config.scheduler,
+            memory.num_blocks,
+            memory.block_size,
+            memory.max_model_len,
+            config.cache.enable_prefix_caching,
+        )
+    report.model, report.backend = _name(config.model, directory), backend.name
+    report.threads, report.parameters = backend.threads, found.num_parameters
+    report.dtype, report.kv_dtype, report.memory = model.dtype, kv_spec.dtype, memory
+    report.log()
+    info = ModelInfo(
+        name=report.model,
+        max_model_len=memory.max_model_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=found.eos_token_ids,
+        max_logprobs=config.model.max_logprobs if config.model.max_logprobs >= 0 else spec.vocab_size,
+        defaults=_default_params(config.model, found),
+    )
+    return Started(EngineCore(scheduler, runner), info, report)
+
+
+def start_front(
+    config: EngineConfig, info: ModelInfo, skip_tokenizer: bool = False, seed: int | None = None
+) -> Front:
+    """The tokenizer and chat template of the configured model, ready to make requests."""
+    if skip_tokenizer:
+        return Front(info, None, None, seed)
+    where = config.model.tokenizer
+    directory = (
+        find_model(where, download_dir=config.model.download_dir) if where else model_directory(config.model)
+    )
+    tokenizer = Tokenizer.load(directory)
+    chosen = config.model.chat_template
+    has_template = chosen is not None or tokenizer.chat_template is not None
+    return Front(info, tokenizer, ChatTemplate.load(tokenizer, chosen) if has_template else None, seed)
+
+
+def _name(config: ModelConfig, directory: Path) -> str:
+    return config.model.rstrip("/") or directory.name
+
+
+def _kv_dtype(config: EngineConfig, dtype: FloatDtype) -> FloatDtype:
+    return dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+
+
+def _max_model_len(config: ModelConfig, max_position: int) -> int:
+    if config.max_model_len is None:
+        return max_position
+    if config.max_model_len > max_position:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {max_position} positions the model was made for"
+        )
+    return config.max_model_len
+
+
+def _default_params(config: ModelConfig, found: load.ModelInfo) -> dict[str, Any]:
+    """Sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
+    if config.generation_config == "vllm":
+        return {}
+    generation = found.generation
+    if config.generation_config != "auto":
+        generation = load.read_json(Path(config.generation_config) / "generation_config.json")
+    return {name: generation[name] for name in DEFAULT_PARAMS if generation.get(name) is not None}

@@ -1,0 +1,259 @@
+"""`LLM`: offline inference in this process, with vLLM's names. The engine runs while you wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.progress import Progress, TextColumn
+
+from quire.config import EngineConfig
+from quire.engine.outputs import OutputStream, RequestOutput
+from quire.engine.start import start_core, start_front
+from quire.errors import QuireError, RequestError
+from quire.text.tokenizer import Tokenizer
+from quire.types import EngineStats, SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = dict[str, Any]
+
+
+class LLM:
+    """A model ready to generate.
+
+    `model` is a directory or a Hugging Face id; without one, the model inside the package is used. Further
+    options are the fields of `quire.config` (dtype, max_model_len, block_size, max_num_seqs,
+    max_num_batched_tokens, enable_prefix_caching, gpu_memory_utilization, kv_cache_memory_bytes, seed,
+    num_gpu_blocks_override, threads, ...); unknown ones raise ConfigError.
+    """
+
+    def __init__(self, model: str = "", *, skip_tokenizer_init: bool = False, **options: Any) -> None:
+        self._start(EngineConfig.from_options(model=str(model), **options), skip_tokenizer_init)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """An engine from options that are sorted already (the command line's)."""
+        llm = cls.__new__(cls)
+        llm._start(config, False)
+        return llm
+
+    def _start(self, config: EngineConfig, skip_tokenizer: bool) -> None:
+        started = start_core(config)
+        self.config = config
+        self.report = started.report
+        self._core = started.core
+        self._front = start_front(config, started.info, skip_tokenizer, seed=config.seed)
+        self._num_requests = 0
+
+    @property
+    def threads(self) -> int:
+        return self.report.threads
+
+    @property
+    def vocab_size(self) -> int:
+        return self._front.info.vocab_size
+
+    @property
+    def name(self) -> str:
+        return self._front.info.name
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt: a text, a list of token ids, or {"prompt": ...} / {"prompt_token_ids": ...}.
+
+        Returns one RequestOutput a prompt, in order. A prompt that cannot run raises RequestError before any
+        prompt runs.
+        """
+        items = _as_list(prompts)
+        return self._run(list(self._streams(items, sampling_params, priority)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template."""
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        prompts = [
+            self._chat_prompt(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self._run(list(self._streams(prompts, sampling_params, None)), use_tqdm)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation and yield the RequestOutput each time it grows."""
+        return self.stream(self._chat_prompt(messages), sampling_params)
+
+    def _chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+        text = self._front.render(list(messages), **options)
+        return {"prompt": text, "prompt_token_ids": self._front.encode(text, add_special_tokens=False)}
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt and yield the RequestOutput each time it grows; stopping early aborts it."""
+        (stream,) = self._streams([prompt], sampling_params, None)
+        self._core.add(stream.request)
+        try:
+            while not stream.finished:
+                for delta in self._core.step():
+                    chunk = stream.push(delta)
+                    if chunk is not None and chunk.abort:
+                        self._core.abort(delta.request_id, delta.index)
+                _raise_error(stream)
+                yield stream.output
+        finally:
+            self._core.abort(stream.request.id)
+            self._drain()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        return self._front.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config asks for."""
+        return self._front.default_params()
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """The model's default sampling parameters, overridden by `given`."""
+        return self._front.default_params(**given)
+
+    def reset_prefix_cache(self) -> None:
+        self._core.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+    @property
+    def max_model_len(self) -> int:
+        return self._front.info.max_model_len
+
+    def _streams(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> Iterator[OutputStream]:
+        each = self._params_for(params, len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"
+            )
+        for i, prompt in enumerate(prompts):
+            text, tokens = _read_prompt(prompt)
+            request_id = str(self._num_requests)
+            self._num_requests += 1
+            body = tokens if tokens is not None else text or ""
+            request = self._front.request(
+                request_id, body, each[i], priority=priority[i] if priority else 0, clamp=True
+            )
+            yield self._front.stream(request, text)
+
+    def _params_for(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> Sequence[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise RequestError(
+                f"{count} prompts need as many SamplingParams, got {len(params)}", "sampling_params"
+            )
+        return params
+
+    def _run(self, streams: list[OutputStream], progress: bool) -> list[RequestOutput]:
+        """Step the engine until all are finished. A failure aborts the rest, so that the engine stays usable."""
+        by_id = {s.request.id: s for s in streams}
+        show = _progress(len(streams), progress)
+        try:
+            for stream in streams:
+                self._core.add(stream.request)
+            while self._core.has_work:
+                for delta in self._core.step():
+                    stream = by_id[delta.request_id]
+                    chunk = stream.push(delta)
+                    if chunk is not None and chunk.abort:
+                        self._core.abort(delta.request_id, delta.index)
+                    if stream.finished and chunk is not None:
+                        _raise_error(stream)
+                        show(len(delta.tokens))
+        finally:
+            for stream in streams:
+                if not stream.finished:
+                    self._core.abort(stream.request.id)
+            self._drain()
+        return [s.output for s in streams]
+
+    def _drain(self) -> None:
+        while self._core.has_work:
+            self._core.step()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or many: a list of ints is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not prompts:
+        return []
+    if isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    """(text, token ids) of a prompt in any of its forms."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if unknown or not prompt:
+            raise RequestError(
+                f"a prompt may hold prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
+            )
+        tokens = prompt.get("prompt_token_ids")
+        return prompt.get("prompt"), None if tokens is None else list(tokens)
+    return None, list(prompt)
+
+
+def _raise_error(stream: OutputStream) -> None:
+    if stream.output.error is not None:
+        raise QuireError(f"request {stream.request.id} failed: {stream.output.error}")
+
+
+def _progress(total: int, enabled: bool) -> Callable[[int], None]:
+    """A progress bar on stderr that counts finished requests; returns its update function."""
+    if not enabled or total < 2:
+        return lambda tokens: None
+    bar = Progress(
+        *Progress.get_default_columns(), TextColumn("{task.completed}/{task.total}"), transient=True
+    )
+    task = bar.add_task("generating", total=total)
+    bar.start()
+
+    def advance(tokens: int) -> None:
+        bar.advance(task)
+        if bar.finished:
+            bar.stop()
+
+    return advance

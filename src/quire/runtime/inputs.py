@@ -1,0 +1,104 @@
+"""Turns a ScheduledBatch into the arrays of a ModelInput. Owns the block tables; knows no text, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.ops.protocol import IntArray, ModelInput
+from quire.types import Request, ScheduledBatch, ScheduledSeq
+
+
+@dataclass(slots=True)
+class LogitRows:
+    """Which rows a step reads: first those to sample (in order of `seqs`), then those of prompts.
+
+    `slots` and `positions` have an entry a sampled row: the position is that of the token to be drawn.
+    `prompt` has (slot, first row, target tokens): the logits of the rows score the targets.
+    `pooled` has (slot, first row, number of rows, whether they end the prompt): hidden states to pool.
+    """
+
+    slots: list[int]
+    positions: list[int]
+    prompt: list[tuple[int, int, list[int]]]
+    pooled: list[tuple[int, int, int, bool]]
+
+
+class InputBuilder:
+    """Keeps a block table per slot and builds each step's arrays from the batch's delta."""
+
+    def __init__(self, max_seqs: int, max_blocks_per_seq: int) -> None:
+        self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
+        self._num_blocks = [0] * max_seqs
+        self._special: dict[int, Request] = {}  # slots whose prompt rows are read: scored or pooled
+
+    @property
+    def block_table(self) -> IntArray:
+        return self._table_SM
+
+    def build(self, batch: ScheduledBatch) -> tuple[ModelInput, LogitRows]:
+        for slot in batch.freed:
+            self._num_blocks[slot] = 0
+            self._special.pop(slot, None)
+        for new in batch.new:
+            scored = new.request.sampling.prompt_logprobs is not None and new.index == 0
+            if scored or new.request.pooling is not None:
+                self._special[new.slot] = new.request
+        tokens: list[int] = []
+        positions: list[int] = []
+        cu_q, kv_len, slots, rows = [0], [], [], []
+        read = LogitRows([], [], [], [])
+        for seq in batch.seqs:
+            if seq.new_blocks:
+                self._extend(seq)
+            end = seq.start + len(seq.tokens)
+            tokens += seq.tokens
+            positions.extend(range(seq.start, end))
+            slots.append(seq.slot)
+            kv_len.append(end)
+            cu_q.append(len(tokens))
+            if seq.wants_logits and not self._is_pooled(seq.slot):
+                rows.append(len(tokens) - 1)
+                read.slots.append(seq.slot)
+                read.positions.append(end)
+        if self._special:
+            self._read_prompts(batch, cu_q, rows, read)
+        as_int32 = np.int32
+        inputs = ModelInput(
+            np.array(tokens, as_int32),
+            np.array(positions, as_int32),
+            np.array(cu_q, as_int32),
+            np.array(kv_len, as_int32),
+            np.array(slots, as_int32),
+            self._table_SM,
+            np.array(rows, as_int32),
+        )
+        return inputs, read
+
+    def _extend(self, seq: ScheduledSeq) -> None:
+        used = self._num_blocks[seq.slot]
+        end = used + len(seq.new_blocks)
+        self._table_SM[seq.slot, used:end] = seq.new_blocks
+        self._num_blocks[seq.slot] = end
+
+    def _is_pooled(self, slot: int) -> bool:
+        request = self._special.get(slot)
+        return request is not None and request.pooling is not None
+
+    def _read_prompts(self, batch: ScheduledBatch, cu_q: list[int], rows: list[int], read: LogitRows) -> None:
+        """Append the rows of prompts that are scored (a row scores the next token) or pooled."""
+        for i, seq in enumerate(batch.seqs):
+            request = self._special.get(seq.slot)
+            if request is None:
+                continue
+            first, row, end = len(rows), cu_q[i], seq.start + len(seq.tokens)
+            if request.pooling is not None:
+                count = len(seq.tokens) if request.pooling == "mean" else int(seq.wants_logits)
+                rows.extend(range(cu_q[i + 1] - count, cu_q[i + 1]))
+                read.pooled.append((seq.slot, first, count, seq.wants_logits))
+                continue
+            stop = min(end, len(request.tokens) - 1)
+            if stop > seq.start:
+                read.prompt.append((seq.slot, first, request.tokens[seq.start + 1 : stop + 1]))
+                rows.extend(range(row, row + stop - seq.start))

@@ -1,0 +1,130 @@
+"""How much memory there is and how much of it the KV cache gets, decided before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import CacheConfig
+from quire.errors import ConfigError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by use. `available` is what was free before loading; `max_model_len` is what the KV cache can hold."""
+
+    available: int
+    weights: int
+    workspace: int
+    block_bytes: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def kv_cache(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.workspace + self.kv_cache
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take: the machine's free memory, or less where a cgroup limits it."""
+    free = _meminfo_available()
+    for limit, used in _cgroup_memory():
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except FileNotFoundError:
+        pass  # not Linux: no way to ask without a dependency
+    return 8 * GIB
+
+
+def _cgroup_memory() -> Iterator[tuple[int, int]]:
+    """(limit, use) of the memory cgroups, versions 2 and 1, that bound this process; reclaimable cache is not use."""
+    for limit_file, used_file, stat_key in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            limit = Path(limit_file).read_text().strip()
+            used = int(Path(used_file).read_text())
+            stat = dict(
+                line.split() for line in (Path(used_file).parent / "memory.stat").read_text().splitlines()
+            )
+        except (FileNotFoundError, PermissionError, NotADirectoryError):
+            continue
+        if limit != "max" and int(limit) < 1 << 60:
+            yield int(limit), used - int(stat.get(stat_key, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What the model takes, known from its config and headers: bytes, and the longest useful sequences."""
+
+    weights: int
+    workspace: int
+    kv_bytes_per_token: int
+    max_model_len: int
+    max_model_len_is_given: bool
+    max_num_seqs: int
+
+
+def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryPlan:
+    """Size the KV cache. Raises ConfigError where the model, or one sequence of max_model_len, cannot fit."""
+    block_bytes = need.kv_bytes_per_token * cache.block_size
+    useful = need.max_num_seqs * -(-need.max_model_len // cache.block_size)
+    rest = available - need.weights - need.workspace
+    if rest <= 0:
+        raise ConfigError(
+            f"the weights ({need.weights / GIB:.2f} GiB) and workspace ({need.workspace / GIB:.2f} GiB) do not fit in "
+            f"the {available / GIB:.2f} GiB of free memory: use a smaller model or dtype, or lower "
+            "--max-num-batched-tokens"
+        )
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+        asked = f"--num-gpu-blocks-override {num_blocks}"
+    elif cache.kv_cache_memory_bytes is not None:
+        num_blocks = cache.kv_cache_memory_bytes // block_bytes
+        asked = f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}"
+    else:
+        budget = int(available * cache.gpu_memory_utilization) - need.weights - need.workspace
+        num_blocks = min(useful, budget // block_bytes)
+        asked = f"--gpu-memory-utilization {cache.gpu_memory_utilization}"
+    if num_blocks * block_bytes > rest:
+        raise ConfigError(
+            f"{asked} asks for {num_blocks * block_bytes / GIB:.2f} GiB of KV cache, but only {rest / GIB:.2f} GiB "
+            "are free after weights and workspace: ask for less"
+        )
+    max_model_len = need.max_model_len
+    fits = max(0, num_blocks) * cache.block_size
+    if fits < max_model_len:
+        if need.max_model_len_is_given or fits < cache.block_size:
+            raise ConfigError(
+                f"the KV cache holds {fits} tokens with {asked}, but one sequence may need max_model_len = "
+                f"{max_model_len} ({need.kv_bytes_per_token * max_model_len} bytes): give it more memory or lower "
+                "--max-model-len"
+            )
+        max_model_len = fits
+    return MemoryPlan(
+        available, need.weights, need.workspace, block_bytes, num_blocks, cache.block_size, max_model_len
+    )

@@ -1,0 +1,172 @@
+"""Promise 2: a request's tokens and logits depend on the request alone, bit for bit, however it was scheduled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.ops.protocol import FloatArray
+from quire.runtime.sampler import Sampler, Samples, SlotSampling
+from quire.types import TokenLogprobs
+from tests.exactness.requests import PARAMS, make_prompts
+
+MODELS = {
+    "llama-f32": ("llama", "float32", {}),
+    "mistral-f32-window": ("mistral", "float32", {}),
+    "qwen2-bf16": ("qwen2", "bfloat16", {}),
+    "qwen3-bf16-tied": ("qwen3", "bfloat16", {"tie_word_embeddings": True}),
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunk of 1": {"max_num_batched_tokens": 1},
+    "chunks of 7": {"max_num_batched_tokens": 7},
+    "chunks of 16": {"max_num_batched_tokens": 16},
+    "chunks of 33": {"max_num_batched_tokens": 33},
+    "blocks of 1": {"block_size": 1},
+    "blocks of 5": {"block_size": 5},
+    "blocks of 64": {"block_size": 64},
+    "two at a time": {"max_num_seqs": 2},
+    "one thread": {"threads": 1},
+    "three threads": {"threads": 3},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "preempted": {"num_gpu_blocks_override": 12, "max_model_len": 160},
+    "preempted, no cache": {
+        "num_gpu_blocks_override": 12,
+        "max_model_len": 160,
+        "enable_prefix_caching": False,
+    },
+    "preempted, chunks, small blocks": {
+        "num_gpu_blocks_override": 37,
+        "max_model_len": 160,
+        "block_size": 5,
+        "max_num_batched_tokens": 19,
+    },
+}
+
+
+@dataclass
+class Recorder:
+    """A sampler that passes everything on and keeps the bytes of each row of logits by (seed, position)."""
+
+    inner: Sampler
+    seeds: dict[int, int]
+    rows: dict[tuple[int, int], bytes]
+
+    def set(self, slot: int, sampling: SlotSampling) -> None:
+        self.seeds[slot] = sampling.seed
+        self.inner.set(slot, sampling)
+
+    def clear(self, slot: int) -> None:
+        self.inner.clear(slot)
+
+    def sample(self, logits_LV: FloatArray, slots_L: Any, positions_L: Any, *more: Any) -> Samples:
+        for row, slot, position in zip(logits_LV, slots_L.tolist(), positions_L.tolist(), strict=True):
+            data = row.tobytes()
+            assert self.rows.setdefault((self.seeds[slot], position), data) == data
+        return self.inner.sample(logits_LV, slots_L, positions_L, *more)
+
+    def logprobs(self, logits_LV: FloatArray, targets_L: Any, num_top: int) -> list[TokenLogprobs]:
+        return self.inner.logprobs(logits_LV, targets_L, num_top)
+
+
+def record(llm: LLM) -> Recorder:
+    runner = llm._core._executor
+    runner._sampler = Recorder(runner._sampler, {}, {})
+    return runner._sampler  # type: ignore[no-any-return]
+
+
+def results(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    llm._core.scheduler.check()
+    assert llm.stats().num_used_blocks == 0
+    return [(o.prompt_logprobs, o.outputs) for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Callable[..., str]) -> Callable[[str], tuple[list[Any], dict[tuple[int, int], bytes]]]:
+    """Each request by itself in one thread, whole prompt at once, no cache: what every schedule must equal."""
+    known: dict[str, tuple[list[Any], dict[tuple[int, int], bytes]]] = {}
+
+    def run(name: str) -> tuple[list[Any], dict[tuple[int, int], bytes]]:
+        if name not in known:
+            family, dtype, config = MODELS[name]
+            llm = LLM(
+                tiny_model(family, dtype, **config), threads=1, enable_prefix_caching=False, max_model_len=160
+            )
+            recorder = record(llm)
+            found = []
+            for prompt, params in zip(make_prompts(), PARAMS, strict=True):
+                found += results(llm, [prompt], [params])
+            known[name] = found, recorder.rows
+        return known[name]
+
+    return run
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", MODELS)
+def test_any_schedule_equals_alone(
+    model: str, schedule: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
+) -> None:
+    wanted, wanted_rows = alone(model)
+    family, dtype, config = MODELS[model]
+    llm = LLM(tiny_model(family, dtype, **config), **{"max_model_len": 160, **SCHEDULES[schedule]})
+    recorder = record(llm)
+    assert results(llm, make_prompts(), PARAMS) == wanted
+    if "preempted" in schedule:
+        assert llm.stats().num_preemptions > 0
+    assert results(llm, make_prompts(), PARAMS) == wanted, "a warm prefix cache changed the result"
+    for key, row in recorder.rows.items():
+        assert row == wanted_rows[key], f"logits of seed and position {key} differ"
+    assert recorder.rows.keys() == wanted_rows.keys()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_random_order_and_company(
+    model: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
+) -> None:
+    wanted, _ = alone(model)
+    family, dtype, config = MODELS[model]
+    llm = LLM(
+        tiny_model(family, dtype, **config), max_model_len=160, max_num_batched_tokens=29, max_num_seqs=5
+    )
+    prompts, rng = make_prompts(), random.Random(3)
+    for _ in range(4):
+        order = rng.sample(range(len(prompts)), rng.randrange(2, len(prompts)))
+        found = results(llm, [prompts[i] for i in order], [PARAMS[i] for i in order])
+        assert found == [wanted[i] for i in order]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_n_samples_equal_separate_requests(model: str, caching: bool, tiny_model: Callable[..., str]) -> None:
+    family, dtype, config = MODELS[model]
+    llm = LLM(tiny_model(family, dtype, **config), max_model_len=160, enable_prefix_caching=caching)
+    prompt = {"prompt_token_ids": list(range(40, 77))}
+    together = llm.generate(
+        prompt, SamplingParams(n=4, seed=11, temperature=0.9, max_tokens=20), use_tqdm=False
+    )
+    apart = [
+        llm.generate(prompt, SamplingParams(seed=11 + i, temperature=0.9, max_tokens=20), use_tqdm=False)
+        for i in range(4)
+    ]
+    assert [o.token_ids for o in together[0].outputs] == [a[0].outputs[0].token_ids for a in apart]
+    assert len({tuple(o.token_ids) for o in together[0].outputs}) > 1
+
+
+def test_native_equals_reference(tiny_model: Callable[..., str]) -> None:
+    """Greedy tokens of both backends agree: the kernels compute what the oracle computes."""
+    for family in ("llama", "mistral", "qwen2", "qwen3"):
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        found = [
+            LLM(tiny_model(family), backend=backend, max_model_len=128).generate(
+                [{"prompt_token_ids": p} for p in make_prompts()[:4]], params, use_tqdm=False
+            )
+            for backend in ("native", "reference")
+        ]
+        assert [o.outputs[0].token_ids for o in found[0]] == [o.outputs[0].token_ids for o in found[1]]

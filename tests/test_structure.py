@@ -1,0 +1,84 @@
+"""Holds the shape of the house: imports go one way, none hide in functions, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quire
+
+ROOT = Path(quire.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+# Each part may import parts of lower levels, and itself.
+LEVELS = [
+    {"errors"},
+    {"types", "config", "radix"},
+    {"sched", "ops", "text", "grammar"},
+    {"quant", "model"},
+    {"spec_decode"},
+    {"runtime"},
+    {"engine"},
+    {"llm", "serve", "program", "cluster"},
+    {"cli"},
+    {"bench", "commands", "entrypoints"},
+]
+LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+# Parts of one level that may know each other, one way.
+ALLOWED = {("config", "errors"), ("model", "quant"), ("commands", "bench")}
+# Optional extras and name-on-demand imports, in one place each.
+INNER_IMPORTS: set[str] = set()
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name.split(".")[1] for name in names if name.startswith("quire.")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for other in imported(ast.parse(path.read_text())) - {part, "_native"}:
+        assert other in LEVEL, f"{path}: {other} has no place in the import order"
+        below = LEVEL[other] < LEVEL[part] or (part, other) in ALLOWED
+        assert below, f"{path}: {part} must not import {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_import_hides_in_a_function(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inner = [n for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom))]
+            assert not inner or str(path.relative_to(ROOT)) in INNER_IMPORTS, (
+                f"{path}:{node.name} imports inside"
+            )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    source = path.read_text()
+    assert source.count("\n") <= 500, f"{path} has more than 500 lines: it is two things"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 80, f"{path}:{node.name} has {length} lines"
+
+
+def test_import_is_light_and_never_brings_torch() -> None:
+    code = "import sys; from quire import LLM; print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]

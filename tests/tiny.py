@@ -1,0 +1,106 @@
+"""Tiny random checkpoints made on the spot, as a hub would hold them: config, safetensors, tokenizer, chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 320
+BOS, EOS = 256, 257
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIALS = ["<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+
+CONFIG: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "torch_dtype": "float32",
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+}
+
+
+def write_tokenizer(path: Path) -> None:
+    """One token a byte, then the specials, then fillers up to the vocabulary's size."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {c: i for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.add_tokens([f"<filler{i}>" for i in range(VOCAB_SIZE - len(alphabet) - len(SPECIALS))])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_checkpoint(
+    path: Path, family: str = "llama", dtype: str = "float32", seed: int = 0, **config: Any
+) -> Path:
+    """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
+    path.mkdir(parents=True, exist_ok=True)
+    full = {**CONFIG, **FAMILIES[family], "torch_dtype": dtype, **config}
+    (path / "config.json").write_text(json.dumps(full))
+    rng = np.random.default_rng(seed)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+
+    def random(*shape: int, scale: float = 0.25) -> Any:
+        return (rng.standard_normal(shape) * scale).astype(kind)
+
+    hidden, inner, head_dim = full["hidden_size"], full["intermediate_size"], full["head_dim"]
+    q_dim, kv_dim = full["num_attention_heads"] * head_dim, full["num_key_value_heads"] * head_dim
+    tensors = {"model.embed_tokens.weight": random(full["vocab_size"], hidden, scale=1.0)}
+    for i in range(full["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        for name, rows, columns in (
+            ("self_attn.q_proj", q_dim, hidden),
+            ("self_attn.k_proj", kv_dim, hidden),
+            ("self_attn.v_proj", kv_dim, hidden),
+            ("self_attn.o_proj", hidden, q_dim),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):
+            tensors[f"{layer}.{name}.weight"] = random(rows, columns)
+            if family == "qwen2" and name[-6:] in ("q_proj", "k_proj", "v_proj"):
+                tensors[f"{layer}.{name}.bias"] = random(rows)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = 1 + random(hidden, scale=0.1)
+        if family == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                tensors[f"{layer}.self_attn.{name}.weight"] = 1 + random(head_dim, scale=0.1)
+    tensors["model.norm.weight"] = 1 + random(hidden, scale=0.1)
+    if not full["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = random(full["vocab_size"], hidden, scale=1.0)
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path / "model.safetensors")
+    write_tokenizer(path)
+    return path
