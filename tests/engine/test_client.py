@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import psutil
 import pytest
 
@@ -216,13 +217,13 @@ def test_the_queue_is_bounded_all_or_none() -> None:
     run(test)
 
 
-def test_embed_reset_and_stats() -> None:
+def test_embedding_reset_and_stats() -> None:
     async def test() -> None:
         async with running() as engine:
-            vector = await engine.embed([1, 2, 3], "mean")
-            assert abs(sum(x * x for x in vector) - 1) < 1e-6
-            with pytest.raises(RequestError, match="empty"):
-                await engine.embed([], "mean")
+            wanted = msgspec.structs.replace(request("e"), pooling="mean")
+            deltas = [d async for d in engine.generate(wanted)]
+            assert [d.embedding for d in deltas] == [scripted.embed(wanted.tokens, "mean")]
+            assert engine.metrics.prompt_tokens == len(wanted.tokens)
             await engine.reset_prefix_cache()
             assert (await engine.stats()).num_blocks == scripted.NUM_BLOCKS
 

@@ -34,7 +34,7 @@ DELTA = Delta("r", 1, [3], Usage(4, 0, 1), [SCORES], [SCORES], FinishReason.ERRO
 
 @pytest.mark.parametrize(
     "command",
-    [ipc.Add([REQUEST]), ipc.Abort("x"), ipc.Abort("x", 3), ipc.Stop(), ipc.Call(4, "embed", [1, 2], "mean")],
+    [ipc.Add([REQUEST]), ipc.Abort("x"), ipc.Abort("x", 3), ipc.Stop(), ipc.Call(4, "reset")],
 )
 def test_commands_return_equal(command: ipc.Command) -> None:
     assert ipc.decode_command(ipc.encode(command)) == command
@@ -46,7 +46,7 @@ def test_commands_return_equal(command: ipc.Command) -> None:
         ipc.Loading(1.5),
         ipc.Ready(ModelInfo("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()),
         ipc.News([DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3)),
-        ipc.Reply(1, [0.5, -0.5], None, "no", True),
+        ipc.Reply(1, EngineStats(), "no"),
         ipc.Failed("ModelError", "no weights"),
     ],
 )

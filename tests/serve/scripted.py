@@ -21,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config import EngineConfig
 from quire.engine.front import Front, ModelInfo
-from quire.errors import EngineError, ModelError, RequestError
+from quire.errors import EngineError, ModelError
 from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from quire.types import (
@@ -139,6 +139,11 @@ class ScriptedCore:
 
     def advance(self, seq: Seq) -> Delta:
         self.fault(seq)
+        if seq.request.pooling is not None:
+            self.running.remove(seq)
+            delta = self.delta(seq, [], FinishReason.STOP)
+            delta.embedding = embed(seq.request.tokens, seq.request.pooling)
+            return delta
         if "!poison" in seq.text and seq.num_output == 2:
             self.running.remove(seq)
             delta = self.delta(seq, [], FinishReason.ERROR)
@@ -193,15 +198,11 @@ class ScriptedCore:
     def reset_prefix_cache(self) -> None:
         self.seen.clear()
 
-    def embed(self, tokens: list[list[int]], pooling: str) -> list[list[float]]:
-        vectors = []
-        for row in tokens:
-            if not row:
-                raise RequestError("the text is empty", "input")
-            raw = [1.0 + sum(row) % 7, float(len(row)), float(row[-1]), 2.0 if pooling == "mean" else 3.0]
-            norm = math.sqrt(sum(x * x for x in raw))
-            vectors.append([x / norm for x in raw])
-        return vectors
+
+def embed(tokens: list[int], pooling: str) -> list[float]:
+    raw = [1.0 + sum(tokens) % 7, float(len(tokens)), float(tokens[-1]), 2.0 if pooling == "mean" else 3.0]
+    norm = math.sqrt(sum(x * x for x in raw))
+    return [x / norm for x in raw]
 
 
 def scores(token: int, top: int) -> TokenLogprobs:

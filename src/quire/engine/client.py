@@ -32,7 +32,6 @@ from quire.engine.ipc import (
     Launch,
     Loading,
     News,
-    Pooling,
     Ready,
     Reply,
     Stop,
@@ -336,11 +335,6 @@ class AsyncEngine:
         """Forget cached prefixes that no running sequence holds."""
         await self._answered("reset")
 
-    async def embed(self, tokens: list[int], pooling: Pooling) -> list[float]:
-        """The pooled, L2-normalised hidden state of one text."""
-        reply = await self._answered("embed", tokens, pooling)
-        return reply.vector or []
-
     def _admit(self, requests: Iterable[Request]) -> None:
         if self.state != "ready":
             self.metrics.rejections["engine_down"] += 1
@@ -440,23 +434,19 @@ class AsyncEngine:
         if sent.done():
             sent.result()
 
-    def _ask(
-        self, verb: Verb, tokens: list[int] | None = None, pooling: Pooling = "last"
-    ) -> asyncio.Future[Reply]:
-        call = Call(next(self._call_ids), verb, tokens or [], pooling)
+    def _ask(self, verb: Verb) -> asyncio.Future[Reply]:
+        call = Call(next(self._call_ids), verb)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call.id] = future
         self._send(call)
         return future
 
-    async def _answered(
-        self, verb: Verb, tokens: list[int] | None = None, pooling: Pooling = "last"
-    ) -> Reply:
+    async def _answered(self, verb: Verb) -> Reply:
         if self.state != "ready":
             raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
-        reply = await self._ask(verb, tokens, pooling)
+        reply = await self._ask(verb)
         if reply.error is not None:
-            raise RequestError(reply.error) if reply.refused else EngineError(reply.error)
+            raise EngineError(reply.error)
         return reply
 
 

@@ -6,6 +6,8 @@ import asyncio
 from types import TracebackType
 from typing import Any, Protocol
 
+import msgspec
+
 from quire.engine.metrics import RequestTimes
 from quire.types import Delta, FinishReason, Request
 
@@ -102,16 +104,11 @@ class Generation:
 
 def _merged(first: Delta, then: Delta) -> Delta:
     """Both as one; every list is joined, the rest is of the later one."""
-    return Delta(
-        then.request_id,
-        then.index,
-        first.tokens + then.tokens,
-        then.usage,
-        _joined(first.logprobs, then.logprobs),
-        _joined(first.prompt_logprobs, then.prompt_logprobs),
-        then.finish_reason,
-        then.stop_reason,
-        then.error,
+    return msgspec.structs.replace(
+        then,
+        tokens=first.tokens + then.tokens,
+        logprobs=_joined(first.logprobs, then.logprobs),
+        prompt_logprobs=_joined(first.prompt_logprobs, then.prompt_logprobs),
     )
 
 

@@ -19,8 +19,7 @@ from quire.engine.front import ModelInfo
 from quire.engine.log import LogFormat, LogLevel
 from quire.types import Delta, EngineStats, Request
 
-Pooling = Literal["mean", "last"]
-Verb = Literal["ping", "stats", "reset", "embed"]
+Verb = Literal["ping", "stats", "reset"]
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -37,15 +36,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Ask for something that is answered once, by a Reply with the same `id`.
-
-    Only "embed" has `tokens` and `pooling`.
-    """
+    """Ask for something that is answered once, by a Reply with the same `id`."""
 
     id: int
     verb: Verb
-    tokens: list[int] = []
-    pooling: Pooling = "last"
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -86,16 +80,11 @@ class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer to a Call: `vector` to embed, `stats` to the others; or `error`.
-
-    `refused`: the call itself is at fault, and `error` says what to change.
-    """
+    """The answer to a Call: how things are after it, or `error`."""
 
     id: int
-    vector: list[float] | None = None
     stats: EngineStats | None = None
     error: str | None = None
-    refused: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):

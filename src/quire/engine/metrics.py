@@ -162,6 +162,9 @@ class Metrics:
         gaps = self.histograms["inter_token_latency_seconds"][1]
         for times, delta in deltas:
             count = len(delta.tokens)
+            if delta.embedding is not None:
+                num_prompt += self._first_token(times, delta, now)
+                times.last_token = now
             if not count:
                 continue
             num_tokens += count
@@ -172,7 +175,7 @@ class Metrics:
             if last is not None:
                 gaps.observe(now - last)
             times.last_by_sample[delta.index] = times.last_token = now
-        if num_tokens:
+        if num_tokens or num_prompt:
             self.generation_tokens += num_tokens
             self.observe("iteration_tokens_total", num_tokens + num_prompt)
 

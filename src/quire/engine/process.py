@@ -33,7 +33,6 @@ from quire.engine.ipc import (
     Launch,
     Loading,
     News,
-    Pooling,
     Ready,
     Reply,
     Scheduled,
@@ -44,7 +43,7 @@ from quire.engine.ipc import (
     open_socket,
 )
 from quire.engine.log import set_up_logging
-from quire.errors import EngineError, QuireError, RequestError
+from quire.errors import EngineError, QuireError
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage
 
 log = logging.getLogger("quire.engine")
@@ -69,13 +68,6 @@ class Watched(Protocol):
     """A core that tells of each batch before it is computed; without, times in the queue are not known."""
 
     on_batch: Callable[[ScheduledBatch], None] | None
-
-
-@runtime_checkable
-class Embedder(Protocol):
-    """A core that can pool hidden states; vectors are L2-normalised."""
-
-    def embed(self, tokens: list[list[int]], pooling: Pooling) -> list[list[float]]: ...
 
 
 class Report(Protocol):
@@ -205,12 +197,6 @@ class EngineLoop:
         try:
             if call.verb == "reset":
                 self._core.reset_prefix_cache()
-            elif call.verb == "embed":
-                if not isinstance(self._core, Embedder):
-                    raise RequestError("this engine makes no embeddings")
-                return Reply(call.id, vector=self._core.embed([call.tokens], call.pooling)[0])
-        except QuireError as error:
-            return Reply(call.id, error=str(error), refused=isinstance(error, RequestError))
         except Exception as error:
             log.exception("call %s failed", call.verb)
             return Reply(call.id, error=f"{type(error).__name__}: {error}")
