@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -50,7 +51,7 @@ def first_stop(text: str, stop: list[str]) -> tuple[int, int, str] | None:
 
 def pushes(detok: Detokenizer, output: list[int], cuts: list[int]) -> list[str]:
     edges = sorted({0, len(output), *(c % (len(output) + 1) for c in cuts)})
-    parts = [detok.push(output[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [detok.push(output[a:b]) for a, b in pairwise(edges)]
     return [*parts, detok.finish()]
 
 

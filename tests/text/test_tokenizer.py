@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from quire.errors import ModelError, RequestError
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from quire.text.vocab import parse_sentencepiece
-
 from tests.text.conftest import BACKENDS, byte_level_backend, metaspace_backend
 
 Load = Callable[..., Tokenizer]
@@ -248,7 +248,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.json").write_text('{"a": 0}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(ModelError, match="add tokenizer.json"):
+    with pytest.raises(ModelError, match=r"add tokenizer\.json"):
         Tokenizer.load(tmp_path)
 
 
@@ -314,10 +314,8 @@ def test_an_asked_for_token_that_is_missing_is_an_error() -> None:
 
 @given(st.binary(max_size=60))
 def test_the_sentencepiece_reader_never_fails_otherwise(content: bytes) -> None:
-    try:
+    with contextlib.suppress(ModelError):
         assert parse_sentencepiece(content).pieces
-    except ModelError:
-        pass
 
 
 def test_import_brings_neither_torch_nor_transformers() -> None:

@@ -119,7 +119,7 @@ class _Compiled:
             )
         try:
             tree = environment.parse(source)
-            self.compiled = environment.from_string(source)
+            self.compiled = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
         except (RecursionError, SyntaxError, ValueError, jinja2.TemplateError) as error:
@@ -171,7 +171,15 @@ def _render(environment: SandboxedTemplates, template: jinja2.Template, seen: di
         return environment.run(template, seen)
     except jinja2.TemplateError as error:
         raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, AttributeError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         what = f"{type(error).__name__}: {error}"
         raise RequestError(f"the chat template fails on these messages: {what}", "messages") from error
 

@@ -30,7 +30,7 @@ MAX_SECONDS = 20.0
 MAX_WIDTH = 10_000
 MAX_BITS = 4096
 # What one element of a list costs in `_weight`: its share of brackets and commas, and the walk to it.
-ELEMENT = 8
+ELEMENT = 64
 
 _WIDE_FORMAT = re.compile(r"\d{5,}|:[^{}]*\{")
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{5,})")
@@ -85,8 +85,9 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
         self._budget.deadline = time.monotonic() + MAX_SECONDS
         return template.render(variables)
 
+    @property
     def tick(self) -> None:
-        """Count one turn of a loop or call of a macro; `_parse` puts the calls in."""
+        """Read for its effect: counts one turn of a loop or call of a macro. `_parse` puts the reads in."""
         budget = self._budget
         budget.steps += 1
         if budget.steps > MAX_STEPS:
@@ -109,7 +110,8 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
-            body.insert(0, nodes.ExprStmt(_own_call("tick", [], node.lineno), lineno=node.lineno))
+            # A property of the environment, not a call: cheap, and no variable can take its place.
+            body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("tick"), lineno=node.lineno))
         _replace_concats(tree)
         tree.set_environment(self)
         return tree
@@ -127,9 +129,11 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(function, "__self__", None)
+        # Jinja wraps str.format to guard attributes; the method is behind the wrapper.
+        method = getattr(function, "__wrapped__", function)
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, int)):
-            _check_growth(getattr(function, "__name__", ""), owner, (*args, *kwargs.values()))
+            _check_growth(method.__name__, owner, (*args, *kwargs.values()))
         return super().call(context, function, *args, **kwargs)
 
 
