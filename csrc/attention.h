@@ -1,50 +1,321 @@
-// Causal paged attention. Knows the KV layout; knows no plan.
+// Causal paged attention of a ragged step. Knows the KV layout and block tables; knows no plan and no model.
+//
+// Positions are taken in tiles of 64 and segments of 1024, both aligned to absolute position 0. Softmax is online over
+// the tiles of a segment (Milakov and Gimelshein 2018); segments are then merged in order (as in flash-decoding), always,
+// so that a long sequence may be split over threads. Hence a row's bits depend on neither the batch, the chunk it came
+// in, the block size nor the number of threads.
+//
+// A job is up to kJobRows query rows of one sequence and kv head; row i is token i / group, head i % group.
 #pragma once
 
+#include "attention_tile.h"
 #include "kernels.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
 
-inline size_t attention_workspace(const AttentionLimits&) { return 0; }
+constexpr int kSegment = 1024;
+constexpr int kJobRows = 48;
+constexpr int kSplitJobs = 4;   // per thread: with fewer jobs than this, segments become tasks of their own
+constexpr int kSplitTasks = 8;  // per thread: segments in flight then
+constexpr double kSmallStep = 100e3;  // multiply-adds under which waking threads costs more than it saves
 
-// One query row and head: online softmax over blocks, whose tiles are aligned to absolute position 0.
-inline void attention_row(const AttentionArgs& a, int seq, int row, int head) {
-  const KVView& kv = a.kv;
-  const int H = kv.head_dim, block_size = kv.block_size;
-  const int g = head / (a.num_heads / kv.num_kv_heads);
-  const int position = a.kv_len[seq] - a.cu_q[seq + 1] + row;
-  const int first = a.window > 0 ? max_of(0, position - a.window + 1) : 0;
-  const float* q = a.q + size_t(row) * a.q_stride + size_t(head) * H;
-  float* out = a.out + size_t(row) * a.out_stride + size_t(head) * H;
-  const int32_t* table = a.block_table + size_t(a.slots[seq]) * a.block_table_stride;
-  auto element = [&](const char* tile, size_t i) {
-    return kv.bf16 ? bf16_to_float(reinterpret_cast<const uint16_t*>(tile)[i]) : reinterpret_cast<const float*>(tile)[i];
-  };
-  float best = -__builtin_inff(), sum = 0;
-  for (int h = 0; h < H; ++h) out[h] = 0;
-  for (int p = first; p <= position; ++p) {
-    const int block = table[p / block_size], offset = p % block_size;
-    const char* keys = kv.key_tile(a.layer, block, g);
-    const char* values = kv.value_tile(a.layer, block, g);
-    float score = 0;
-    for (int h = 0; h < H; ++h) score += q[h] * element(keys, size_t(h) * block_size + offset);
-    score *= a.scale;
-    const float top = max_of(best, score);
-    const float keep = __builtin_expf(best - top), weight = __builtin_expf(score - top);
-    best = top;
-    sum = sum * keep + weight;
-    for (int h = 0; h < H; ++h) out[h] = out[h] * keep + weight * element(values, size_t(offset) * H + h);
+constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Query rows after some segments.
+struct Partial {
+  RowState* rows;  // sum[0] alone counts once a segment is complete
+  float* values;   // [kJobRows][padded]
+};
+
+struct AttentionSizes {
+  size_t padded, partial, thread, split;
+
+  AttentionSizes(int head_dim, int threads)
+      : padded(round_up(size_t(head_dim), kLanes)),
+        partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
+        // queries, two partials, a tile of keys and one of values
+        thread(round_up(kJobRows * size_t(head_dim) * 4, 64) + 2 * partial + 2 * kTile * padded * 4),
+        split(size_t(threads) * (kSplitTasks + 2 * kSplitJobs) * partial) {}
+};
+
+inline size_t attention_workspace(const AttentionLimits& l) {
+  const AttentionSizes sizes(l.head_dim, l.threads);
+  return round_up((size_t(l.max_seqs) + 1) * 4, 64) + size_t(l.threads) * sizes.thread + sizes.split;
+}
+
+struct AttentionJob {
+  int seq, head;       // kv head
+  int row, rows;       // first row and how many
+  int start;           // position of the sequence's first query token
+  int low, high;       // positions low..high-1 are seen by some row
+
+  int first_segment() const { return low / kSegment; }
+  int segments() const { return (high - 1) / kSegment + 1 - first_segment(); }
+};
+
+class Attention {
+ public:
+  Attention(const AttentionArgs& args, int threads)
+      : a_(args), sizes_(args.kv.head_dim, threads), group_(args.num_heads / args.kv.num_kv_heads) {
+    char* p = static_cast<char*>(args.workspace);
+    jobs_before_ = reinterpret_cast<int32_t*>(p);
+    p += round_up((size_t(args.num_seqs) + 1) * 4, 64);
+    thread_memory_ = p;
+    split_memory_ = p + size_t(threads) * sizes_.thread;
+    jobs_before_[0] = 0;
+    for (int b = 0; b < args.num_seqs; ++b) {
+      const int rows = (args.cu_q[b + 1] - args.cu_q[b]) * group_;
+      jobs_before_[b + 1] = jobs_before_[b] + (rows + kJobRows - 1) / kJobRows;
+      work_ += double(rows) * args.kv_len[b] * args.kv.head_dim * 2 * args.kv.num_kv_heads;
+    }
   }
-  for (int h = 0; h < H; ++h) out[h] /= sum;
+
+  int jobs() const { return jobs_before_[a_.num_seqs] * a_.kv.num_kv_heads; }
+  double work() const { return work_; }
+
+  AttentionJob job(int index) const {
+    AttentionJob j;
+    j.head = index % a_.kv.num_kv_heads;
+    const int tile = index / a_.kv.num_kv_heads;
+    int low = 0, high = a_.num_seqs;  // jobs_before_[low] <= tile < jobs_before_[high]
+    while (high - low > 1) (jobs_before_[(low + high) / 2] <= tile ? low : high) = (low + high) / 2;
+    j.seq = low;
+    const int q_len = a_.cu_q[low + 1] - a_.cu_q[low];
+    // The last rows see most: begin with them.
+    j.row = (jobs_before_[low + 1] - 1 - tile) * kJobRows;
+    j.rows = min_of(kJobRows, q_len * group_ - j.row);
+    j.start = a_.kv_len[low] - q_len;
+    j.low = first_seen(j.start + j.row / group_);
+    j.high = j.start + (j.row + j.rows - 1) / group_ + 1;
+    return j;
+  }
+
+  // All segments of a job, in order.
+  void run(const AttentionJob& j, int thread) const {
+    Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
+    const float* q = load_queries(j, thread);
+    for (int s = 0; s < j.segments(); ++s) {
+      segment(j, q, j.first_segment() + s, s == 0 ? whole : part, thread);
+      if (s > 0) merge(j, whole, part);
+    }
+    finish(j, whole);
+  }
+
+  // Segment number `s` of a job into slot `slot`.
+  void run_segment(const AttentionJob& j, int s, int slot, int thread) const {
+    segment(j, load_queries(j, thread), j.first_segment() + s, split_partial(slot), thread);
+  }
+
+  void merge_slots(const AttentionJob& j, int into, int from) const {
+    merge(j, split_partial(into), split_partial(from));
+  }
+  void finish_slot(const AttentionJob& j, int slot) const { finish(j, split_partial(slot)); }
+
+ private:
+  int first_seen(int position) const { return a_.window > 0 ? max_of(0, position - a_.window + 1) : 0; }
+
+  Partial partial_at(char* p) const {
+    return {reinterpret_cast<RowState*>(p), reinterpret_cast<float*>(p + kJobRows * sizeof(RowState))};
+  }
+  Partial thread_partial(int thread, int i) const {
+    return partial_at(thread_memory_ + size_t(thread) * sizes_.thread + size_t(i) * sizes_.partial);
+  }
+  Partial split_partial(int slot) const { return partial_at(split_memory_ + size_t(slot) * sizes_.partial); }
+  float* thread_tiles(int thread) const {
+    return reinterpret_cast<float*>(thread_memory_ + size_t(thread) * sizes_.thread + 2 * sizes_.partial);
+  }
+
+  // Rows of q times scale, contiguous.
+  const float* load_queries(const AttentionJob& j, int thread) const {
+    const size_t H = size_t(a_.kv.head_dim);
+    float* q = thread_tiles(thread) + 2 * kTile * sizes_.padded;
+    for (int i = 0; i < j.rows; ++i) {
+      const int token = a_.cu_q[j.seq] + (j.row + i) / group_;
+      const float* from = a_.q + size_t(token) * a_.q_stride + size_t(j.head * group_ + (j.row + i) % group_) * H;
+      for (size_t h = 0; h < H; ++h) q[size_t(i) * H + h] = from[h] * a_.scale;
+    }
+    return q;
+  }
+
+  void segment(const AttentionJob& j, const float* q, int index, Partial out, int thread) const {
+    for (int i = 0; i < j.rows; ++i) {
+      out.rows[i].best = -__builtin_inff();
+      store(out.rows[i].sum, set1(0.0f));
+    }
+    std::memset(out.values, 0, size_t(j.rows) * sizes_.padded * 4);
+    const KVView& kv = a_.kv;
+    const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0;
+    const int low = max_of(j.low, index * kSegment), high = min_of(j.high, (index + 1) * kSegment);
+    for (int at = low / kTile * kTile; at < high; at += kTile) {
+      const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
+      // Many rows: widen bfloat16 once per tile instead of once per few rows.
+      if (kv.bf16 && whole_vectors && j.rows <= kMicroRows) attend(j, q, at, direct<uint16_t>(j, range), out);
+      else if (kv.bf16) attend(j, q, at, copied<uint16_t>(j, range, thread_tiles(thread)), out);
+      else if (whole_vectors) attend(j, q, at, direct<float>(j, range), out);
+      else attend(j, q, at, copied<float>(j, range, thread_tiles(thread)), out);
+    }
+    for (int i = 0; i < j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
+  }
+
+  template <class T>
+  void attend(const AttentionJob& j, const float* q, int at, const TileKV<T>& kv, Partial out) const {
+    int first[kJobRows], last[kJobRows];
+    int begin = j.rows, end = 0;  // rows that see something: neighbours, for positions ascend
+    for (int i = 0; i < j.rows; ++i) {
+      const int position = j.start + (j.row + i) / group_;
+      first[i] = max_of(first_seen(position) - at, 0);
+      last[i] = min_of(position - at, kTile - 1);
+      if (first[i] <= last[i]) begin = min_of(begin, i), end = i + 1;
+    }
+    const int H = a_.kv.head_dim;
+    attend_tile(q + size_t(begin) * size_t(H), H, int(sizes_.padded), end - begin, kv, first + begin, last + begin,
+                out.rows + begin, out.values + size_t(begin) * sizes_.padded);
+  }
+
+  // Positions from..to-1 of the tile that begins at `at`.
+  struct TileRange {
+    int at, from, to;
+
+    bool touches(int vector) const {
+      const int begin = at + vector * kLanes;
+      return begin < to && from < begin + kLanes;
+    }
+  };
+
+  template <class T>
+  const T* key_at(int block, int head) const {
+    return reinterpret_cast<const T*>(a_.kv.key_tile(a_.layer, block, head));
+  }
+  template <class T>
+  const T* value_at(int block, int head, int offset) const {
+    return reinterpret_cast<const T*>(a_.kv.value_tile(a_.layer, block, head)) + size_t(offset) * size_t(a_.kv.head_dim);
+  }
+  const int32_t* table(const AttentionJob& j) const {
+    return a_.block_table + size_t(a_.slots[j.seq]) * a_.block_table_stride;
+  }
+
+  // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
+  template <class F>
+  void for_runs(const AttentionJob& j, TileRange range, F&& f) const {
+    const int size = a_.kv.block_size;
+    for (int p = range.from; p < range.to;) {
+      const int offset = p % size, length = min_of(size - offset, range.to - p);
+      f(p - range.at, table(j)[p / size], offset, length);
+      p += length;
+    }
+  }
+
+  // Pointers into the cache, where vectors of keys and of values are whole.
+  template <class T>
+  TileKV<T> direct(const AttentionJob& j, TileRange range) const {
+    const int size = a_.kv.block_size;
+    TileKV<T> tile;
+    tile.key_stride = size_t(size);
+    for (int v = 0; v < kTileVectors; ++v) {
+      const int p = range.at + v * kLanes;
+      tile.keys[v] = range.touches(v) ? key_at<T>(table(j)[p / size], j.head) + p % size : nullptr;
+    }
+    for_runs(j, range, [&](int place, int block, int offset, int length) {
+      const T* values = value_at<T>(block, j.head, offset);
+      for (int i = 0; i < length; ++i) tile.values[place + i] = values + size_t(i) * size_t(a_.kv.head_dim);
+    });
+    return tile;
+  }
+
+  static float widen(float x) { return x; }
+  static float widen(uint16_t x) { return bf16_to_float(x); }
+
+  // Pointers to copies in float: keys [H][kTile], values [kTile][padded]. Places outside the range stay as they were.
+  template <class T>
+  TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies) const {
+    const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
+    float *key_copy = copies, *value_copy = copies + kTile * padded;
+    for_runs(j, range, [&](int place, int block, int offset, int length) {
+      const T* keys = key_at<T>(block, j.head) + offset;
+      for (size_t h = 0; h < H; ++h)
+        for (int i = 0; i < length; ++i) key_copy[h * kTile + size_t(place + i)] = widen(keys[h * size + size_t(i)]);
+      const T* values = value_at<T>(block, j.head, offset);
+      for (size_t i = 0; i < size_t(length); ++i) {
+        float* row = value_copy + (size_t(place) + i) * padded;
+        for (size_t h = 0; h < H; ++h) row[h] = widen(values[i * H + h]);
+        for (size_t h = H; h < padded; ++h) row[h] = 0;
+      }
+    });
+    TileKV<float> tile;
+    tile.key_stride = kTile;
+    for (int v = 0; v < kTileVectors; ++v) tile.keys[v] = range.touches(v) ? key_copy + v * kLanes : nullptr;
+    for (int i = 0; i < kTile; ++i) tile.values[i] = value_copy + size_t(i) * padded;
+    return tile;
+  }
+
+  void merge(const AttentionJob& j, Partial whole, Partial part) const {
+    for (int i = 0; i < j.rows; ++i) {
+      RowState &w = whole.rows[i], &p = part.rows[i];
+      if (p.best == -__builtin_inff()) continue;  // the row sees nothing there
+      const float best = max_of(w.best, p.best);
+      const V keep = exp(set1(w.best - best)), add = exp(set1(p.best - best));
+      w.best = best;
+      store(w.sum, fma(load(p.sum), add, load(w.sum) * keep));
+      float* out = whole.values + size_t(i) * sizes_.padded;
+      const float* in = part.values + size_t(i) * sizes_.padded;
+      for (size_t h = 0; h < sizes_.padded; h += kLanes) store(out + h, fma(load(in + h), add, load(out + h) * keep));
+    }
+  }
+
+  void finish(const AttentionJob& j, Partial whole) const {
+    const int H = a_.kv.head_dim;
+    for (int i = 0; i < j.rows; ++i) {
+      const int token = a_.cu_q[j.seq] + (j.row + i) / group_;
+      float* out = a_.out + size_t(token) * a_.out_stride + size_t(j.head * group_ + (j.row + i) % group_) * size_t(H);
+      const float* in = whole.values + size_t(i) * sizes_.padded;
+      const V sum = set1(whole.rows[i].sum[0]);
+      for (int h = 0; h < H; h += kLanes) store_first(out + h, load(in + h) / sum, min_of(kLanes, H - h));
+    }
+  }
+
+  const AttentionArgs& a_;
+  AttentionSizes sizes_;
+  int group_;
+  double work_ = 0;
+  int32_t* jobs_before_;  // [B + 1] jobs per kv head
+  char* thread_memory_;
+  char* split_memory_;
+};
+
+// Few jobs over long contexts: waves of segments side by side, merged in order after each wave.
+inline void attention_split(const Attention& attention, int jobs, int segments, ThreadPool& pool) {
+  const int wave = max_of(1, kSplitTasks * pool.threads() / jobs);
+  auto slot = [&](int job, int s) { return s == 0 ? job : jobs + job * wave + s % wave; };
+  for (int base = 0; base < segments; base += wave) {
+    pool.parallel_for(jobs * wave, [&](int task, int thread) {
+      const AttentionJob j = attention.job(task / wave);
+      const int s = base + task % wave;
+      if (s < j.segments()) attention.run_segment(j, s, slot(task / wave, s), thread);
+    });
+    pool.parallel_for(jobs, [&](int task, int) {
+      const AttentionJob j = attention.job(task);
+      for (int s = max_of(base, 1); s < min_of(base + wave, j.segments()); ++s)
+        attention.merge_slots(j, slot(task, 0), slot(task, s));
+      if (base + wave >= segments) attention.finish_slot(j, slot(task, 0));
+    });
+  }
 }
 
 inline void attention(const AttentionArgs& a, ThreadPool& pool) {
-  const int heads = a.num_heads;
-  pool.parallel_for(a.num_seqs * heads, [&](int task, int) {
-    const int seq = task / heads, head = task % heads;
-    for (int row = a.cu_q[seq]; row < a.cu_q[seq + 1]; ++row) attention_row(a, seq, row, head);
-  });
+  const Attention attention(a, pool.threads());
+  const int jobs = attention.jobs(), threads = pool.threads();
+  if (threads == 1 || attention.work() < kSmallStep) {
+    pool.parallel_for(1, [&](int, int thread) {
+      for (int i = 0; i < jobs; ++i) attention.run(attention.job(i), thread);
+    });
+    return;
+  }
+  int segments = 1;
+  if (jobs < kSplitJobs * threads)
+    for (int i = 0; i < jobs; ++i) segments = max_of(segments, attention.job(i).segments());
+  if (segments > 1) return attention_split(attention, jobs, segments, pool);
+  pool.parallel_for(jobs, [&](int task, int thread) { attention.run(attention.job(task), thread); });
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -1,0 +1,103 @@
+// Python bindings of attention alone, for tests and benchmarks: plain numpy arrays in, the cache laid out here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "bindings.h"
+#include "isa.h"
+#include "kernels.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+void check(bool good, const char* message) {
+  if (!good) throw std::invalid_argument(message);
+}
+
+// One layer of cache around arrays in its own layout: keys [blocks, G, H, block_size], values [blocks, G, block_size, H],
+// as float32 or as the bits of bfloat16.
+class AttentionCache {
+ public:
+  AttentionCache(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys,
+                 const nb::ndarray<nb::c_contig, nb::device::cpu>& values)
+      : store_(1, dim(keys, 1), dim(keys, 2), keys.itemsize() == 2, dim(keys, 0), dim(keys, 3)) {
+    check(values.ndim() == 4 && values.nbytes() == keys.nbytes() && values.itemsize() == keys.itemsize() &&
+              values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),
+          "keys must be [blocks, G, H, block_size] and values [blocks, G, block_size, H] of one type");
+    check(keys.itemsize() == 2 || keys.itemsize() == 4, "elements must be float32 or bfloat16");
+    std::memcpy(store_.view().key_tile(0, 0, 0), keys.data(), keys.nbytes());
+    std::memcpy(store_.view().value_tile(0, 0, 0), values.data(), values.nbytes());
+  }
+
+  const KVView& view() const { return store_.view(); }
+
+ private:
+  static int dim(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys, size_t i) {
+    check(keys.ndim() == 4, "keys must be [blocks, G, H, block_size]");
+    return int(keys.shape(i));
+  }
+  KVStore store_;
+};
+
+void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t blocks_per_seq) {
+  check(a.num_heads > 0 && a.num_heads % a.kv.num_kv_heads == 0, "heads must be a multiple of kv heads");
+  check(a.cu_q[0] == 0 && size_t(a.cu_q[a.num_seqs]) == tokens, "cu_q must run from 0 to the number of tokens");
+  check(a.window >= 0, "window must be 0 (none) or more");
+  for (int b = 0; b < a.num_seqs; ++b) {
+    const int q_len = a.cu_q[b + 1] - a.cu_q[b];
+    check(q_len >= 0 && a.kv_len[b] >= q_len, "each kv_len must be at least the sequence's new tokens");
+    check(a.slots[b] >= 0 && size_t(a.slots[b]) < slots, "a slot is outside the block table");
+    const size_t blocks = size_t((a.kv_len[b] + a.kv.block_size - 1) / a.kv.block_size);
+    check(blocks <= blocks_per_seq, "kv_len exceeds the block table");
+    const int first = a.window > 0 ? std::max(0, a.kv_len[b] - q_len - a.window + 1) : 0;
+    for (size_t i = size_t(first / a.kv.block_size); q_len > 0 && i < blocks; ++i) {
+      const int32_t block = a.block_table[size_t(a.slots[b]) * a.block_table_stride + i];
+      check(block >= 0 && block < a.kv.num_blocks, "a block is outside the cache");
+    }
+  }
+}
+
+// q, out [T, N, H]; the rest as in ModelInput.
+void run_attention(const std::string& isa, ThreadPool& pool, const AttentionCache& cache, const Array<const float, 3>& q,
+                   const Array<float, 3>& out, const Array<const int32_t, 1>& cu_q,
+                   const Array<const int32_t, 1>& kv_len, const Array<const int32_t, 1>& slots,
+                   const Array<const int32_t, 2>& table, float scale, int window) {
+  const Kernels& kernels = kernels_for(resolve_isa(isa));
+  const int seqs = int(kv_len.shape(0)), heads = int(q.shape(1)), tokens = int(q.shape(0));
+  check(int(q.shape(2)) == cache.view().head_dim, "q must be [T, N, H] with the cache's H");
+  check(out.size() == q.size() && out.shape(1) == q.shape(1), "out must have q's shape");
+  check(cu_q.shape(0) == kv_len.shape(0) + 1 && slots.shape(0) == kv_len.shape(0), "cu_q, kv_len, slots disagree");
+  const size_t stride = size_t(heads) * q.shape(2);
+  AttentionArgs args{q.data(), stride, out.data(), stride, cache.view(), 0, heads, seqs, cu_q.data(), kv_len.data(),
+                     slots.data(), table.data(), table.shape(1), scale, window, nullptr};
+  check_step(args, size_t(tokens), table.shape(0), table.shape(1));
+  const AttentionLimits limits{tokens, seqs, heads, cache.view().num_kv_heads, cache.view().head_dim, pool.threads()};
+  const HugeBuffer workspace(kernels.attention_workspace(limits));
+  args.workspace = workspace.data();
+  const nb::gil_scoped_release release;
+  kernels.attention(args, pool);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<AttentionCache>(m, "AttentionCache", "One layer of KV cache, copied from arrays (tests, benchmarks).")
+      .def(nb::init<const nb::ndarray<nb::c_contig, nb::device::cpu>&,
+                    const nb::ndarray<nb::c_contig, nb::device::cpu>&>(),
+           nb::arg("keys"), nb::arg("values"));
+  m.def("attention", &run_attention, nb::arg("isa"), nb::arg("pool"), nb::arg("cache"), nb::arg("q"), nb::arg("out"),
+        nb::arg("cu_q"), nb::arg("kv_len"), nb::arg("slots"), nb::arg("block_table"), nb::arg("scale"),
+        nb::arg("window"), "Causal paged attention of one step, for tests and benchmarks.");
+}
+
+}  // namespace quire

@@ -1,0 +1,207 @@
+"""Paged attention of every instruction set against plain softmax in float64, and its exactness bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire import _native
+
+ISAS = _native.available_isas()
+POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2, 3)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences with `computed` tokens in the cache and `new` tokens to compute; heads = kv_heads * group."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    window: int
+    computed: tuple[int, ...]
+    new: tuple[int, ...]
+    bf16: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Data:
+    """Queries and whole keys and values by sequence: [tokens, heads, H]."""
+
+    q: list[np.ndarray]
+    k: list[np.ndarray]
+    v: list[np.ndarray]
+
+
+def make(case: Case) -> Data:
+    rng = np.random.default_rng(case.seed)
+    dtype = ml_dtypes.bfloat16 if case.bf16 else np.float32
+    data = Data([], [], [])
+    for computed, new in zip(case.computed, case.new, strict=True):
+        shape = (computed + new, case.kv_heads, case.head_dim)
+        data.q.append(
+            rng.standard_normal((shape[0], case.kv_heads * case.group, case.head_dim)).astype(np.float32)
+        )
+        data.k.append(rng.standard_normal(shape).astype(np.float32).astype(dtype))
+        data.v.append(rng.standard_normal(shape).astype(np.float32).astype(dtype))
+    return data
+
+
+def expected(case: Case, data: Data) -> list[np.ndarray]:
+    """Softmax over all visible positions at once, for the new tokens of each sequence."""
+    scale, out = 1 / np.sqrt(case.head_dim), []
+    for b, (computed, new) in enumerate(zip(case.computed, case.new, strict=True)):
+        rows = np.empty((new, case.kv_heads * case.group, case.head_dim))
+        for i in range(new):
+            last = computed + i
+            first = max(0, last - case.window + 1) if case.window else 0
+            for head in range(case.kv_heads * case.group):
+                k = data.k[b][first : last + 1, head // case.group].astype(np.float64)
+                v = data.v[b][first : last + 1, head // case.group].astype(np.float64)
+                s = k @ data.q[b][last, head].astype(np.float64) * scale
+                w = np.exp(s - s.max())
+                rows[i, head] = (w / w.sum()) @ v
+        out.append(rows)
+    return out
+
+
+def attend(case: Case, data: Data, isa: str, threads: int) -> list[np.ndarray]:
+    """One native call: a shuffled cache, NaN wherever no query looks, a poisoned output."""
+    size, rng = case.block_size, np.random.default_rng(case.seed + 1)
+    lengths = [c + n for c, n in zip(case.computed, case.new, strict=True)]
+    needed = [-(-length // size) for length in lengths]
+    num_blocks = sum(needed) + 2
+    ids = rng.permutation(num_blocks)
+    dtype = ml_dtypes.bfloat16 if case.bf16 else np.float32
+    keys = np.full((num_blocks, case.kv_heads, case.head_dim, size), np.nan, dtype)
+    values = np.full((num_blocks, case.kv_heads, size, case.head_dim), np.nan, dtype)
+    slots = rng.permutation(len(lengths) + 1)[: len(lengths)].astype(np.int32)
+    table = np.full((len(lengths) + 1, max(needed) + 1), -(2**31), np.int32)
+    for b, length in enumerate(lengths):
+        blocks, ids = ids[: needed[b]], ids[needed[b] :]
+        table[slots[b], : needed[b]] = blocks
+        first = max(0, case.computed[b] - case.window + 1) if case.window else 0
+        for p in range(first, length):
+            keys[blocks[p // size], :, :, p % size] = data.k[b][p]
+            values[blocks[p // size], :, p % size] = data.v[b][p]
+        table[slots[b], : first // size] = -(2**31)
+    q = np.concatenate([x[c:] for x, c in zip(data.q, case.computed, strict=True)])
+    out = np.full_like(q, np.nan)
+    bits: Any = (lambda x: x.view(np.uint16)) if case.bf16 else (lambda x: x)
+    cache = _native.AttentionCache(bits(keys), bits(values))
+    cu_q = np.concatenate([[0], np.cumsum(case.new)]).astype(np.int32)
+    scale = float(np.float32(1 / np.sqrt(case.head_dim)))
+    kv_len = np.array(lengths, np.int32)
+    _native.attention(isa, POOLS[threads], cache, q, out, cu_q, kv_len, slots, table, scale, case.window)
+    return np.split(out, cu_q[1:-1])
+
+
+def check(case: Case, isa: str, threads: int) -> None:
+    data = make(case)
+    for ours, theirs in zip(attend(case, data, isa, threads), expected(case, data), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    lengths = st.tuples(st.integers(0, 140), st.integers(1, 70))
+    pairs = draw(st.lists(lengths, min_size=1, max_size=3))
+    return Case(
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.sampled_from([1, 2, 3, 4, 7])),
+        head_dim=draw(st.sampled_from([1, 7, 16, 24, 48, 64, 80, 128])),
+        block_size=draw(st.sampled_from([1, 3, 8, 16, 24, 32, 48, 64])),
+        window=draw(st.sampled_from([0, 0, 1, 5, 16, 64, 100])),
+        computed=tuple(c for c, _ in pairs),
+        new=tuple(n for _, n in pairs),
+        bf16=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.sampled_from(ISAS), st.sampled_from([1, 2, 3]))
+def test_equals_plain_softmax(case: Case, isa: str, threads: int) -> None:
+    check(case, isa, threads)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 256])
+def test_head_dims(isa: str, head_dim: int) -> None:
+    check(Case(2, 2, head_dim, 16, 0, (0, 130), (33, 1), bf16=head_dim % 64 == 0), isa, 2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("window", [0, 1500])
+def test_many_segments(isa: str, window: int) -> None:
+    """Contexts longer than a segment, split over threads when there are few heads."""
+    case = Case(1, 2, 32, 16, window, (3000, 0, 1023), (2, 5, 3), bf16=True)
+    data = make(case)
+    whole = attend(case, data, isa, 1)
+    for ours, theirs in zip(whole, expected(case, data), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+    for threads in (2, 3):
+        for ours, one in zip(attend(case, data, isa, threads), whole, strict=True):
+            np.testing.assert_array_equal(ours, one)
+
+
+def test_split_waves_equal_one_thread() -> None:
+    """More segments than one wave of split tasks holds."""
+    case = Case(1, 1, 16, 16, 0, (40_000,), (3,))
+    data = make(case)
+    np.testing.assert_array_equal(attend(case, data, ISAS[0], 3)[0], attend(case, data, ISAS[0], 1)[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.sampled_from(ISAS), st.data())
+def test_bits_depend_on_the_sequence_alone(case: Case, isa: str, data: st.DataObject) -> None:
+    """Another block size, other chunks, no batch, other threads: the same bits."""
+    tensors = make(case)
+    whole = attend(case, tensors, isa, 1)
+    size, threads = data.draw(st.integers(1, 64)), data.draw(st.sampled_from([1, 2, 3]))
+    b = data.draw(st.integers(0, len(case.new) - 1))
+    alone = Data([tensors.q[b]], [tensors.k[b]], [tensors.v[b]])
+    start, done = case.computed[b], 0
+    while done < case.new[b]:
+        chunk = data.draw(st.integers(1, case.new[b] - done))
+        end = start + done + chunk
+        part = replace(case, block_size=size, computed=(start + done,), new=(chunk,))
+        cut = Data([alone.q[0][:end]], [alone.k[0][:end]], [alone.v[0][:end]])
+        np.testing.assert_array_equal(attend(part, cut, isa, threads)[0], whole[b][done : done + chunk])
+        done += chunk
+
+
+def test_large_scores_stay_finite() -> None:
+    case = Case(1, 1, 16, 16, 0, (0,), (200,))
+    data = make(case)
+    data.q[0] *= 1000
+    out = attend(case, data, ISAS[0], 2)[0]
+    np.testing.assert_allclose(out, expected(case, data)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_misuse_is_refused() -> None:
+    cache = _native.AttentionCache(np.zeros((2, 1, 16, 16), np.float32), np.zeros((2, 1, 16, 16), np.float32))
+    q = np.zeros((1, 1, 16), np.float32)
+
+    def call(cu_q: list[int], kv_len: list[int], slots: list[int], table: list[list[int]]) -> None:
+        arrays = [np.array(x, np.int32) for x in (cu_q, kv_len, slots, table)]
+        _native.attention("auto", POOLS[1], cache, q, np.zeros_like(q), *arrays, 1.0, 0)
+
+    call([0, 1], [1], [0], [[1]])
+    for bad in (
+        ([0, 1], [0], [0], [[1]]),
+        ([0, 1], [17], [0], [[1]]),
+        ([0, 1], [1], [1], [[1]]),
+        ([0, 1], [1], [0], [[2]]),
+        ([0, 2], [2], [0], [[1]]),
+    ):
+        with pytest.raises(ValueError, match=r"must|exceeds|outside"):
+            call(*bad)
