@@ -1,0 +1,405 @@
+"""What a load generator sends: prompts with the lengths of their outputs and, in a trace, their times.
+
+Everything is drawn from the seed, so two runs send the same. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import check_options, option
+from quire.errors import ConfigError
+from quire.radix import RadixTree
+from quire.text.tokenizer import Tokenizer
+
+Ids = npt.NDArray[np.int32]
+Range = tuple[float, float]
+
+# Without a tokenizer the vocabulary is unknown; every one has this many ids.
+SAFE_VOCAB_SIZE = 256
+DEFAULT_OUTPUT_LEN = 256
+CHUNK_SIZES = (512, 256, 128, 64, 32, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOptions:
+    """What to send. Names are vLLM's, but for the two scales of a trace."""
+
+    dataset_name: Literal["random", "sharegpt", "custom", "prefix_repetition", "timed_trace"] = option(
+        "random", "Where prompts come from."
+    )
+    dataset_path: str | None = option(None, "File of the dataset: ShareGPT JSON, custom JSONL, or a trace.")
+    num_prompts: int = option(1000, "Requests to send.", low=1)
+    seed: int = option(0, "Seed of prompts, lengths and arrival times.")
+    tokenizer: str | None = option(None, "Directory of the tokenizer, to count and to make text.")
+    input_len: int | None = option(None, "Prompt tokens, for any dataset that lets one choose.", low=1)
+    output_len: int | None = option(None, "Output tokens, for any dataset that lets one choose.", low=1)
+    random_input_len: int = option(1024, "random: tokens of each prompt after the shared prefix.", low=1)
+    random_output_len: int = option(128, "random: tokens to make.", low=1)
+    random_range_ratio: str = option(
+        "0.0", 'random: lengths vary by this share both ways; a number, or {"input": 0.3, "output": 0.5}.'
+    )
+    random_prefix_len: int = option(0, "random: tokens that all prompts share at their start.", low=0)
+    sharegpt_output_len: int | None = option(None, "sharegpt: tokens to make, not the dataset's own.", low=1)
+    custom_output_len: int | None = option(None, "custom: tokens to make, not the dataset's own.", low=1)
+    prefix_repetition_prefix_len: int = option(256, "prefix_repetition: tokens of each prefix.", low=1)
+    prefix_repetition_suffix_len: int = option(256, "prefix_repetition: tokens after it.", low=1)
+    prefix_repetition_num_prefixes: int = option(10, "prefix_repetition: how many prefixes.", low=1)
+    prefix_repetition_output_len: int = option(128, "prefix_repetition: tokens to make.", low=1)
+    timed_trace_chunk_hash_size: int | None = option(
+        None,
+        "timed_trace: tokens that one hash id stands for; by default read off the trace (Mooncake: 512).",
+        low=1,
+    )
+    timed_trace_sec_multiplier: float = option(
+        0.001, "timed_trace: one unit of its timestamps in seconds.", low=0
+    )
+    trace_length_scale: float = option(
+        1.0, "timed_trace: multiplies all lengths, shared parts included.", low=1e-6
+    )
+    trace_time_scale: float = option(1.0, "timed_trace: multiplies all times; 0.5 is twice as fast.", low=0)
+    disable_shuffle: bool = option(False, "Keep the dataset's order.")
+    no_oversample: bool = option(False, "Send fewer requests rather than some prompts twice.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request to send. `prompt` is text or token ids; `prompt_len` 0 is unknown; `timestamp` is in
+    seconds from the start, or None outside a trace."""
+
+    prompt: str | Ids
+    prompt_len: int
+    output_len: int
+    timestamp: float | None = None
+
+
+def load_samples(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
+    """The requests to send, in order. Raises ConfigError where the file is not what it is said to be."""
+    samples = list(_DATASETS[options.dataset_name](options, tokenizer))
+    if not samples:
+        raise ConfigError(f"--dataset-path {options.dataset_path} holds no request that can be sent")
+    return samples
+
+
+def as_text(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[Sample]:
+    """Prompts of token ids as text that has about the same tokens, for APIs that take text only."""
+    return [s if isinstance(s.prompt, str) else _to_text(s, tokenizer) for s in samples]
+
+
+def ideal_cached_tokens(prompts: Iterable[Sequence[int]]) -> int:
+    """Prompt tokens that an infinite cache would find if each prompt came after all before it were computed.
+
+    The last token of a prompt always needs computing, so a repeated prompt of n tokens finds n - 1.
+    """
+    tree: RadixTree[bool] = RadixTree()
+    found = 0
+    for prompt in prompts:
+        found += min(tree.match(prompt)[1], len(prompt) - 1)
+        tree.insert(prompt, True)
+    return found
+
+
+# --- vocabulary ---------------------------------------------------------------------------------------------
+
+
+def _vocabulary(tokenizer: Tokenizer | None) -> Ids:
+    """Ids to draw from: all but the special ones."""
+    if tokenizer is None:
+        return np.arange(SAFE_VOCAB_SIZE, dtype=np.int32)
+    size = tokenizer.vocab_size
+    usable = [i for i in range(size) if tokenizer.id_to_token(i) is not None and not tokenizer.is_special(i)]
+    return np.array(usable, dtype=np.int32)
+
+
+def _draw(vocabulary: Ids, length: int, *seed: int) -> Ids:
+    return vocabulary[np.random.default_rng(seed).integers(0, len(vocabulary), length)]
+
+
+def _to_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
+    """Decoding and encoding again may give more tokens than before: cut to the length that was wanted."""
+    assert not isinstance(sample.prompt, str)
+    ids = sample.prompt.tolist()
+    text = tokenizer.decode(ids)
+    again = tokenizer.encode(text, add_special_tokens=False)
+    if len(again) > len(ids):
+        text = tokenizer.decode(again[: len(ids)])
+        again = tokenizer.encode(text, add_special_tokens=False)
+    return replace(sample, prompt=text, prompt_len=len(again))
+
+
+# --- synthetic datasets -------------------------------------------------------------------------------------
+
+
+def _ratios(text: str) -> tuple[float, float]:
+    try:
+        value = json.loads(text)
+        ratios = (value["input"], value["output"]) if isinstance(value, dict) else (value, value)
+        low, high = float(ratios[0]), float(ratios[1])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f'--random-range-ratio must be a number or {{"input": a, "output": b}}, got {text!r}'
+        ) from error
+    if not (0 <= low < 1 and 0 <= high < 1):
+        raise ConfigError(f"--random-range-ratio must be in [0, 1), got {text}")
+    return low, high
+
+
+def _lengths(rng: np.random.Generator, mean: int, ratio: float, count: int) -> list[int]:
+    low, high = max(1, math.floor(mean * (1 - ratio))), max(1, math.ceil(mean * (1 + ratio)))
+    return [int(n) for n in rng.integers(low, high + 1, count)]
+
+
+def _random(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
+    vocabulary = _vocabulary(tokenizer)
+    rng = np.random.default_rng(options.seed)
+    inputs, outputs = _ratios(options.random_range_ratio)
+    input_lens = _lengths(rng, options.input_len or options.random_input_len, inputs, options.num_prompts)
+    output_lens = _lengths(rng, options.output_len or options.random_output_len, outputs, options.num_prompts)
+    prefix = vocabulary[rng.integers(0, len(vocabulary), options.random_prefix_len)]
+    for input_len, output_len in zip(input_lens, output_lens, strict=True):
+        prompt = np.concatenate([prefix, vocabulary[rng.integers(0, len(vocabulary), input_len)]])
+        yield Sample(prompt, len(prompt), output_len)
+
+
+def _prefix_repetition(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
+    vocabulary = _vocabulary(tokenizer)
+    rng = np.random.default_rng(options.seed)
+    each = options.num_prompts // options.prefix_repetition_num_prefixes
+    if each == 0:
+        raise ConfigError("--num-prompts must be at least --prefix-repetition-num-prefixes")
+
+    def draw(length: int) -> Ids:
+        return vocabulary[rng.integers(0, len(vocabulary), length)]
+
+    output_len = options.output_len or options.prefix_repetition_output_len
+    samples: list[Sample] = []
+    for _ in range(options.prefix_repetition_num_prefixes):
+        prefix = draw(options.prefix_repetition_prefix_len)
+        for _ in range(each):
+            prompt = np.concatenate([prefix, draw(options.prefix_repetition_suffix_len)])
+            samples.append(Sample(prompt, len(prompt), output_len))
+    return samples if options.disable_shuffle else [samples[i] for i in rng.permutation(len(samples))]
+
+
+# --- text files ---------------------------------------------------------------------------------------------
+
+
+def _path(options: DatasetOptions) -> Path:
+    if options.dataset_path is None:
+        raise ConfigError(f"--dataset-name {options.dataset_name} needs --dataset-path FILE")
+    return Path(options.dataset_path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--dataset-path {path} cannot be read: {error}") from error
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of a JSONL file."""
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ConfigError(f"{path}:{number}: a line must be a JSON object")
+            yield number, row
+
+
+def _count(tokenizer: Tokenizer | None, text: str, special: bool = True) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=special)) if tokenizer else 0
+
+
+def _pick(options: DatasetOptions, samples: Iterator[Sample], rng: np.random.Generator) -> Iterator[Sample]:
+    """The first num_prompts; where there are fewer, some again unless that was forbidden."""
+    picked: list[Sample] = []
+    for sample in samples:
+        picked.append(sample)
+        yield sample
+        if len(picked) == options.num_prompts:
+            return
+    if picked and not options.no_oversample:
+        for i in rng.integers(0, len(picked), options.num_prompts - len(picked)):
+            yield picked[i]
+
+
+def _sharegpt(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
+    """First turn as the prompt, the length of the second as the output's; vLLM's bounds on both."""
+    path = _path(options)
+    wanted = options.output_len or options.sharegpt_output_len
+    if tokenizer is None and wanted is None:
+        raise ConfigError(
+            "sharegpt's lengths are counted by a tokenizer: pass --tokenizer DIR or --output-len N"
+        )
+    try:
+        rows = json.loads(_read(path))
+        talks = [
+            [turn["value"] for turn in row["conversations"]] for row in rows if len(row["conversations"]) > 1
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--dataset-path {path} is not a ShareGPT JSON file: {error!r}") from error
+    rng = np.random.default_rng(options.seed)
+    order = range(len(talks)) if options.disable_shuffle else rng.permutation(len(talks))
+
+    def samples() -> Iterator[Sample]:
+        for i in order:
+            prompt, answer = talks[i][:2]
+            prompt_len = _count(tokenizer, prompt)
+            output_len = wanted or _count(tokenizer, answer)
+            if tokenizer is None or (
+                4 <= prompt_len <= 1024 and (wanted or output_len >= 4) and prompt_len + output_len <= 2048
+            ):
+                yield Sample(prompt, prompt_len, output_len)
+
+    return _pick(options, samples(), rng)
+
+
+def _custom(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
+    """JSONL of {"prompt": text, "output_tokens": n}; without the second, or a length option, 256 tokens."""
+    path = _path(options)
+    wanted = options.output_len or options.custom_output_len
+    rows: list[tuple[str, int]] = []
+    for number, row in _rows(path):
+        prompt, output_len = row.get("prompt"), wanted or row.get("output_tokens", DEFAULT_OUTPUT_LEN)
+        if not isinstance(prompt, str) or not prompt:
+            raise ConfigError(f'{path}:{number}: "prompt" must be a text')
+        if type(output_len) is not int or output_len < 1:
+            raise ConfigError(f'{path}:{number}: "output_tokens" must be an integer >= 1, got {output_len!r}')
+        rows.append((prompt, output_len))
+    rng = np.random.default_rng(options.seed)
+    order = range(len(rows)) if options.disable_shuffle else rng.permutation(len(rows))
+    samples = (Sample(rows[i][0], _count(tokenizer, rows[i][0]), rows[i][1]) for i in order)
+    return _pick(options, samples, rng)
+
+
+# --- traces -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """One line of a trace: seconds, tokens in and out, and the hash ids of the prompt's chunks, if any."""
+
+    time: float
+    input_len: int
+    output_len: int
+    hash_ids: tuple[int, ...] | None
+
+
+def _timed_trace(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
+    """Mooncake's JSONL, whose hash ids say which prompts share prefixes, or Azure's CSV, which has none."""
+    path = _path(options)
+    read = _azure_arrivals if path.suffix == ".csv" else _mooncake_arrivals
+    arrivals = sorted(read(path, options), key=lambda a: a.time)[: options.num_prompts]
+    if not arrivals:
+        return
+    size = _chunk_size(path, options, arrivals)
+    vocabulary, chunks = _vocabulary(tokenizer), _Chunks(options, size, _vocabulary(tokenizer))
+    start = arrivals[0].time
+    for number, arrival in enumerate(arrivals):
+        if arrival.hash_ids is None:
+            length = max(1, round(arrival.input_len * options.trace_length_scale))
+            prompt = _draw(vocabulary, length, options.seed, 1, number)
+        else:
+            prompt = chunks.prompt(arrival.input_len, arrival.hash_ids)
+        output_len = max(1, round(arrival.output_len * options.trace_length_scale))
+        seconds = (arrival.time - start) * options.trace_time_scale
+        yield Sample(prompt, len(prompt), output_len, seconds)
+
+
+class _Chunks:
+    """Tokens of prompts from hash ids: the same id is always the same tokens, so what is shared in the trace
+    is shared in the prompts. A chunk that a prompt fills in part is the start of that id's tokens."""
+
+    def __init__(self, options: DatasetOptions, size: int, vocabulary: Ids) -> None:
+        self._seed, self._scale, self._size = options.seed, options.trace_length_scale, size
+        self._length = max(1, round(size * options.trace_length_scale))
+        self._vocabulary = vocabulary
+        self._made: dict[int, Ids] = {}
+
+    def prompt(self, input_len: int, hash_ids: tuple[int, ...]) -> Ids:
+        full, rest = divmod(input_len, self._size)
+        parts = [self._chunk(i) for i in hash_ids]
+        if rest:
+            parts[full] = parts[full][: max(1, round(rest * self._scale))]
+        return np.concatenate(parts)
+
+    def _chunk(self, hash_id: int) -> Ids:
+        made = self._made.get(hash_id)
+        if made is None:
+            made = self._made[hash_id] = _draw(self._vocabulary, self._length, self._seed, 0, hash_id)
+        return made
+
+
+def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[_Arrival]) -> int:
+    """Tokens per hash id: what was said, or what fits every line; then each line is checked against it."""
+
+    def fits(size: int) -> bool:
+        return all(a.hash_ids is None or math.ceil(a.input_len / size) == len(a.hash_ids) for a in arrivals)
+
+    said = options.timed_trace_chunk_hash_size
+    sizes = CHUNK_SIZES if said is None else (said,)
+    for size in sizes:
+        if fits(size):
+            return size
+    raise ConfigError(
+        f"{path}: the hash ids do not fit the input lengths at {' or '.join(map(str, sizes))} tokens each: "
+        "pass the right --timed-trace-chunk-hash-size"
+    )
+
+
+def _mooncake_arrivals(path: Path, options: DatasetOptions) -> Iterator[_Arrival]:
+    for number, row in _rows(path):
+        try:
+            hash_ids = row.get("hash_ids")
+            arrival = _Arrival(
+                float(row["timestamp"]) * options.timed_trace_sec_multiplier,
+                int(row["input_length"]),
+                int(row["output_length"]),
+                None if hash_ids is None else tuple(int(i) for i in hash_ids),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}:{number}: a line needs timestamp, input_length and output_length: {error!r}"
+            ) from error
+        if arrival.input_len < 1 or arrival.output_len < 0 or min(arrival.hash_ids or (0,)) < 0:
+            raise ConfigError(f"{path}:{number}: lengths and hash ids must not be negative")
+        yield arrival
+
+
+def _azure_arrivals(path: Path, options: DatasetOptions) -> Iterator[_Arrival]:
+    for number, row in enumerate(csv.DictReader(_read(path).splitlines()), 2):
+        try:
+            moment, _, fraction = row["TIMESTAMP"].partition(".")
+            seconds = (datetime.fromisoformat(moment) - datetime(2000, 1, 1)).total_seconds()
+            seconds += float(f"0.{fraction}") if fraction else 0.0
+            yield _Arrival(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]), None)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}:{number}: a line needs TIMESTAMP, ContextTokens, GeneratedTokens: {error!r}"
+            ) from error
+
+
+_DATASETS: dict[str, Callable[[DatasetOptions, Tokenizer | None], Iterable[Sample]]] = {
+    "random": _random,
+    "sharegpt": _sharegpt,
+    "custom": _custom,
+    "prefix_repetition": _prefix_repetition,
+    "timed_trace": _timed_trace,
+}

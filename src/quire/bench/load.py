@@ -1,0 +1,137 @@
+"""When requests are sent, what their bodies say, and sending them. Knows no statistics and no files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from quire.bench.client import Client, Outcome
+from quire.bench.datasets import Sample
+from quire.errors import ConfigError
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The shape of requests: completions or chat, the model's name, and parameters that all share."""
+
+    endpoint: str
+    chat: bool
+    model: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, sample: Sample) -> bytes:
+        """The JSON body that asks for `sample.output_len` tokens as a stream with usage at its end."""
+        prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt.tolist()
+        body: dict[str, Any] = {"model": self.model}
+        if self.chat:
+            body["messages"] = [{"role": "user", "content": prompt}]
+            body["max_completion_tokens"] = sample.output_len
+        else:
+            body["prompt"] = prompt
+            body["max_tokens"] = sample.output_len
+        return _encode({**body, "stream": True, "stream_options": {"include_usage": True}, **self.params})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """How requests arrive: `rate` a second with gamma-distributed gaps (burstiness 1: Poisson; less: in
+    bursts; inf: evenly), or with a rate that goes from `start` to `end`."""
+
+    rate: float = float("inf")
+    burstiness: float = 1.0
+    ramp_up: Literal["linear", "exponential"] | None = None
+    start: float | None = None
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ConfigError(f"--request-rate must be above 0, got {self.rate}")
+        if not self.burstiness > 0:
+            raise ConfigError(f"--burstiness must be above 0, got {self.burstiness}")
+        if self.ramp_up is None:
+            if self.start is not None or self.end is not None:
+                raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
+            return
+        if self.start is None or self.end is None or min(self.start, self.end) <= 0:
+            raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps above 0")
+        if self.rate != float("inf"):
+            raise ConfigError("--ramp-up-strategy sets the rate: leave out --request-rate")
+
+    def times(self, count: int, rng: np.random.Generator) -> list[float]:
+        """Seconds from the start at which each of `count` requests is sent, ascending.
+
+        At a fixed rate they are scaled so that the last is sent at count / rate, whatever the seed.
+        """
+        rates = self._rates(count)
+        if np.isinf(rates).any():
+            return [0.0] * count
+        even, shape = np.isinf(self.burstiness), self.burstiness
+        times = np.cumsum(1.0 / rates if even else rng.gamma(shape, 1.0 / (rates * shape)))
+        if self.ramp_up is None:
+            times *= count / self.rate / times[-1]
+        return [float(t) for t in times]
+
+    def _rates(self, count: int) -> Any:
+        """Requests a second at each request."""
+        if self.ramp_up is None:
+            return np.full(count, self.rate)
+        assert self.start is not None
+        assert self.end is not None
+        space = np.linspace if self.ramp_up == "linear" else np.geomspace
+        return space(self.start, self.end, count)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was measured: outcomes in the order of the samples, seconds from first send to last end, the most
+    that a send was later than planned, and the processor time of this client, in seconds."""
+
+    outcomes: list[Outcome]
+    duration: float
+    lag: float
+    cpu: float
+
+
+async def send_all(
+    client: Client,
+    api: Api,
+    samples: Sequence[Sample],
+    times: Sequence[float],
+    max_concurrency: int | None,
+    on_end: Callable[[Outcome], None],
+) -> Sent:
+    """Send each sample at its time, but never more than `max_concurrency` at once, and wait for all."""
+    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+    outcomes = [Outcome() for _ in samples]
+
+    async def one(sample: Sample, outcome: Outcome, arrived: float) -> None:
+        if gate is not None:
+            await gate.acquire()
+        try:
+            body = api.body(sample)
+            outcome.queue_time = time.perf_counter() - arrived
+            await client.stream(api.endpoint, body, outcome)
+        finally:
+            if gate is not None:
+                gate.release()
+        on_end(outcome)
+
+    lag, tasks = 0.0, []
+    cpu, start = time.process_time(), time.perf_counter()
+    for sample, outcome, at in zip(samples, outcomes, times, strict=True):
+        wait = start + at - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        arrived = time.perf_counter()
+        lag = max(lag, arrived - start - at)
+        tasks.append(asyncio.create_task(one(sample, outcome, arrived)))
+    await asyncio.gather(*tasks)
+    return Sent(outcomes, time.perf_counter() - start, lag, time.process_time() - cpu)

@@ -1,0 +1,485 @@
+"""`quire bench serve`: load on any OpenAI-compatible server; latency and throughput with vLLM's options and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from quire.bench.client import Client, Outcome, Target
+from quire.bench.datasets import DatasetOptions, as_text, ideal_cached_tokens, load_samples
+from quire.bench.load import Api, Arrivals, Sent, send_all
+from quire.bench.metrics import (
+    METRICS,
+    Summary,
+    parse_goodput,
+    parse_metrics,
+    parse_percentiles,
+    spec_counters,
+    spec_result,
+)
+from quire.bench.plot import need_matplotlib, plot_run, plot_sweep
+from quire.cli import Command
+from quire.config import check_options, option
+from quire.errors import ConfigError, EngineError
+from quire.text.tokenizer import Tokenizer
+
+DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times",
+            "generated_texts", "errors")  # fmt: skip
+MAX_ERRORS_SHOWN = 5
+LATE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(DatasetOptions):
+    """Options of `quire bench serve`; names are vLLM's."""
+
+    backend: Literal["openai", "openai-chat", "vllm"] = option(
+        "openai", "API: completions (openai, vllm) or chat."
+    )
+    base_url: str | None = option(None, "Where the server is; overrides host and port.")
+    host: str = option("127.0.0.1", "The server's host.")
+    port: int = option(8000, "The server's port.", low=1, high=65535)
+    endpoint: str | None = option(None, "Path; by default the backend's.")
+    model: str | None = option(None, "Name of the model; by default the first that the server lists.")
+    served_model_name: str | None = option(None, "Name to ask for, where --model is a directory.")
+    api_key: str | None = option(None, "Key to send; better in a file.")
+    api_key_file: str | None = option(None, "File that holds the key.")
+    header: list[str] | None = option(None, "Header to send, NAME=VALUE; may be repeated.")
+    insecure: bool = option(False, "Accept any certificate.")
+    request_rate: float = option(float("inf"), "Requests a second; inf sends all at once.")
+    burstiness: float = option(1.0, "1 is Poisson, less comes in bursts, more is even.")
+    max_concurrency: int | None = option(None, "Most requests in flight.", low=1)
+    ramp_up_strategy: str | None = option(None, "Let the rate grow: linear or exponential.")
+    ramp_up_start_rps: float | None = option(None, "Rate at the start.")
+    ramp_up_end_rps: float | None = option(None, "Rate at the end.")
+    self_timed: bool | None = option(None, "Send at the dataset's times; on by default for timed_trace.")
+    num_warmups: int = option(0, "Requests before that do not count.", low=0)
+    ignore_eos: bool = option(False, "Ask for exactly the wanted number of tokens.")
+    temperature: float | None = option(None, "Sampling parameter.")
+    top_p: float | None = option(None, "Sampling parameter.")
+    top_k: int | None = option(None, "Sampling parameter.")
+    min_p: float | None = option(None, "Sampling parameter.")
+    frequency_penalty: float | None = option(None, "Sampling parameter.")
+    presence_penalty: float | None = option(None, "Sampling parameter.")
+    repetition_penalty: float | None = option(None, "Sampling parameter.")
+    logprobs: int | None = option(None, "Log probabilities to ask for, per token.", low=0)
+    extra_body: str | None = option(None, "JSON object that is added to each request.")
+    goodput: list[str] | None = option(None, 'Objectives in ms, like "ttft:200 tpot:50 e2el:5000".')
+    percentile_metrics: str | None = option(None, "Metrics to report; default ttft,tpot,itl,e2el.")
+    metric_percentiles: str = option("99", "Percentiles to report, with commas.")
+    sweep: str | None = option(None, "Measure once for each of these loads, like 1,2,4,inf.")
+    sweep_over: Literal["request-rate", "max-concurrency"] = option("request-rate", "What the sweep changes.")
+    plot: str | None = option(None, "Picture to draw: latency over load, or with no sweep over time.")
+    save_result: bool = option(False, "Write the result as JSON.")
+    save_detailed: bool = option(False, "With each request's own figures.")
+    append_result: bool = option(False, "Add the result to the file as one more line.")
+    result_dir: str | None = option(None, "Directory of the result.")
+    result_filename: str | None = option(None, "Name of the result's file.")
+    label: str | None = option(None, "Label of the result; default is the backend.")
+    metadata: list[str] | None = option(None, "NAME=VALUE kept in the result; may be repeated.")
+    ready_check_timeout_sec: int = option(0, "Wait so long for the server; 0 does not wait.", low=0)
+    request_timeout_sec: float = option(21600.0, "A request that takes longer has failed.", low=0.001)
+    disable_tqdm: bool = option(False, "Show no progress.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.ramp_up_strategy not in (None, "linear", "exponential"):
+            raise ConfigError(
+                f"--ramp-up-strategy must be linear or exponential, got {self.ramp_up_strategy!r}"
+            )
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ConfigError("pass --api-key or --api-key-file, not both")
+        self.summary()
+        self.arrivals()
+        self.loads()
+
+    @property
+    def timed(self) -> bool:
+        return self.dataset_name == "timed_trace" if self.self_timed is None else self.self_timed
+
+    def target(self) -> Target:
+        """Where the server is, with the headers to send."""
+        headers = _pairs(self.header, "header")
+        key = self.api_key
+        if self.api_key_file is not None:
+            try:
+                key = Path(self.api_key_file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from error
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return Target.from_url(self.base_url or f"http://{host}:{self.port}", headers, self.insecure)
+
+    def api(self, model: str) -> Api:
+        chat = self.backend == "openai-chat"
+        names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+                 "repetition_penalty")  # fmt: skip
+        params = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.ignore_eos:
+            params["ignore_eos"] = True
+        if self.logprobs is not None:
+            params.update(
+                {"logprobs": True, "top_logprobs": self.logprobs} if chat else {"logprobs": self.logprobs}
+            )
+        endpoint = self.endpoint or ("/v1/chat/completions" if chat else "/v1/completions")
+        return Api(endpoint, chat, model, {**params, **_json_object(self.extra_body)})
+
+    def arrivals(self) -> Arrivals:
+        ramp_up: Any = self.ramp_up_strategy
+        return Arrivals(
+            rate=self.request_rate,
+            burstiness=self.burstiness,
+            ramp_up=ramp_up,
+            start=self.ramp_up_start_rps,
+            end=self.ramp_up_end_rps,
+        )
+
+    def summary(self) -> Summary:
+        metrics = parse_metrics(self.percentile_metrics or "ttft,tpot,itl,e2el")
+        if self.max_concurrency is not None and self.percentile_metrics is None:
+            metrics.append("client_queue_time")
+        return Summary(metrics, parse_percentiles(self.metric_percentiles), parse_goodput(self.goodput))
+
+    def loads(self) -> list[ServeOptions]:
+        """These options once for each load of the sweep, each with a seed of its own, so that made-up prompts
+        are new to the server's cache; without a sweep, just these."""
+        if self.sweep is None:
+            return [self]
+        if self.timed and self.sweep_over == "request-rate":
+            raise ConfigError(
+                "a timed trace has its own rate: use --sweep-over max-concurrency or --no-self-timed"
+            )
+        try:
+            values = [float(v) for v in self.sweep.split(",") if v.strip()]
+            if self.sweep_over == "max-concurrency":
+                counts = [int(v) for v in values]
+                changes: list[dict[str, Any]] = [{"max_concurrency": n} for n in counts]
+            else:
+                changes = [{"request_rate": v} for v in values]
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"--sweep must be numbers with commas, got {self.sweep!r}") from error
+        if not changes:
+            raise ConfigError("--sweep is empty")
+        return [replace(self, sweep=None, seed=self.seed + i, **change) for i, change in enumerate(changes)]
+
+
+def run(options: ServeOptions) -> None:
+    if options.plot is not None:
+        need_matplotlib()
+    _allow_many_connections()
+    results = uvloop.run(_measure_all(options))
+    if options.save_result or options.append_result:
+        _save(options, results)
+    if options.plot is not None:
+        if options.sweep is None:
+            plot_run(results[0], Path(options.plot))
+        else:
+            plot_sweep(results, options.sweep_over.replace("-", "_"), Path(options.plot))
+    if not any(r["completed"] for r in results):
+        raise EngineError("all requests failed; the first errors are above")
+
+
+async def _measure_all(options: ServeOptions) -> list[dict[str, Any]]:
+    client = Client(options.target(), options.request_timeout_sec)
+    try:
+        served = await _served(client, options)
+        results = []
+        for load in options.loads():
+            results.append(await _Run(load, client, served).measure())
+        return results
+    finally:
+        client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the server says about its model; `root` is where its files are, on the server's machine."""
+
+    name: str
+    root: str | None
+    max_model_len: int | None
+
+
+async def _served(client: Client, options: ServeOptions) -> _Served:
+    """The model to ask for, as the server lists it, once the server is there."""
+    end = time.monotonic() + options.ready_check_timeout_sec
+    while True:
+        try:
+            status, body = await client.get("/v1/models")
+            if status < 500 or time.monotonic() > end:
+                break
+        except EngineError:
+            if time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.25)
+    wanted = options.served_model_name or options.model
+    if status != 200:
+        if wanted is None:
+            raise EngineError(
+                f"{client.target.url}/v1/models answered {status}: pass --model NAME, or --api-key"
+            )
+        return _Served(wanted, None, None)
+    try:
+        cards = json.loads(body)["data"]
+        card: dict[str, Any] = next(
+            (c for c in cards if c["id"] == wanted), cards[0] if wanted is None else {"id": wanted}
+        )
+        return _Served(card["id"], card.get("root"), card.get("max_model_len"))
+    except (ValueError, LookupError, TypeError) as error:
+        raise EngineError(
+            f"{client.target.url}/v1/models is not OpenAI's list of models: {error!r}"
+        ) from error
+
+
+class _Run:
+    """One load on one server."""
+
+    def __init__(self, options: ServeOptions, client: Client, served: _Served) -> None:
+        self.options, self.client, self.served = options, client, served
+        self.api = options.api(served.name)
+        self.tokenizer = _tokenizer(options, served)
+        self.samples = load_samples(options, self.tokenizer)
+        self.ideal = self._ideal()
+        if self.api.chat and self.tokenizer is not None:
+            self.samples = as_text(self.samples, self.tokenizer)
+        elif self.api.chat and not all(isinstance(s.prompt, str) for s in self.samples):
+            raise ConfigError("chat takes text, and these prompts are token ids: pass --tokenizer DIR")
+        self.notes: list[str] = []
+
+    async def measure(self) -> dict[str, Any]:
+        options, samples = self.options, self.samples
+        longest = max(s.prompt_len + s.output_len for s in samples)
+        if self.served.max_model_len and longest > self.served.max_model_len:
+            self.notes.append(
+                f"the longest request has {longest} tokens, the server takes {self.served.max_model_len}"
+                + (": try --trace-length-scale" if options.dataset_name == "timed_trace" else "")
+            )
+        for _ in range(options.num_warmups):
+            outcome = Outcome()
+            await self.client.stream(self.api.endpoint, self.api.body(samples[0]), outcome)
+            if not outcome.ok:
+                raise EngineError(f"the warm-up request failed: {outcome.error}")
+        if options.timed and all(s.timestamp is not None for s in samples):
+            times = [s.timestamp or 0.0 for s in samples]
+        elif options.timed:
+            raise ConfigError(f"--self-timed needs a dataset with times, {options.dataset_name} has none")
+        else:
+            times = options.arrivals().times(len(samples), np.random.default_rng([options.seed, 1]))
+        before = await self._counters()
+        sent = await self._send(times)
+        result = self._result(sent)
+        result.update(spec_result(before, await self._counters()))
+        self._show(result)
+        return result
+
+    async def _send(self, times: Sequence[float]) -> Sent:
+        count = len(self.samples)
+        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                       console=Console(stderr=True), refresh_per_second=2,
+                       disable=self.options.disable_tqdm or not sys.stderr.isatty())  # fmt: skip
+        with bar:
+            task = bar.add_task("requests", total=count)
+            return await send_all(
+                self.client,
+                self.api,
+                self.samples,
+                times,
+                self.options.max_concurrency,
+                lambda _: bar.advance(task),
+            )
+
+    def _result(self, sent: Sent) -> dict[str, Any]:
+        options, outcomes = self.options, sent.outcomes
+        lens = [self._output_len(o) for o in outcomes]
+        result: dict[str, Any] = {
+            "date": time.strftime("%Y%m%d-%H%M%S"),
+            "endpoint_type": options.backend,
+            "backend": options.backend,
+            "label": options.label or options.backend,
+            "model_id": self.served.name,
+            "tokenizer_id": options.tokenizer or self.served.name,
+            "num_prompts": len(outcomes),
+            **_pairs(options.metadata, "metadata"),
+            "request_rate": "inf" if np.isinf(options.request_rate) else options.request_rate,
+            "burstiness": options.burstiness,
+            "max_concurrency": options.max_concurrency,
+            **options.summary().result(self.samples, outcomes, lens, sent.duration),
+            "client_cpu_s": sent.cpu,
+        }
+        if options.ramp_up_strategy:
+            result |= {
+                name: getattr(options, name)
+                for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+            }
+        result |= self._prefix_cache(outcomes, result)
+        self._note(sent, lens)
+        return result
+
+    def _output_len(self, outcome: Outcome) -> int:
+        """The server's count; else the tokenizer's; else one a piece."""
+        if not outcome.ok:
+            return 0
+        if outcome.output_tokens is not None:
+            return outcome.output_tokens
+        if self.tokenizer is not None:
+            return len(self.tokenizer.encode(outcome.text, add_special_tokens=False))
+        return len(outcome.itls) + 1
+
+    def _ideal(self) -> float | None:
+        """The hit rate of an infinite cache, where prompts are ids, so that it can be known."""
+        prompts = [s.prompt.tolist() for s in self.samples if not isinstance(s.prompt, str)]
+        if not prompts:
+            return None
+        return ideal_cached_tokens(prompts) / sum(map(len, prompts))
+
+    def _prefix_cache(self, outcomes: list[Outcome], result: dict[str, Any]) -> dict[str, Any]:
+        cached = [o.cached_tokens for o in outcomes if o.ok and o.cached_tokens is not None]
+        total = sum(cached) if cached else None
+        share = None if total is None else total / max(1, result["total_input_tokens"])
+        return {"total_cached_tokens": total, "prefix_hit_rate": share, "ideal_prefix_hit_rate": self.ideal}
+
+    def _note(self, sent: Sent, lens: list[int]) -> None:
+        good = [(s, o, n) for s, o, n in zip(self.samples, sent.outcomes, lens, strict=True) if o.ok]
+        short = sum(n != s.output_len for s, _, n in good)
+        if self.options.ignore_eos and short:
+            self.notes.append(
+                f"{short} requests did not make the wanted number of tokens, though EOS was ignored"
+            )
+        if any(o.output_tokens is None for _, o, _ in good):
+            counted = "the tokenizer" if self.tokenizer else "the pieces of the stream"
+            self.notes.append(f"the server reports no usage: output tokens are counted by {counted}")
+        if sent.lag > LATE:
+            self.notes.append(
+                f"this client sent up to {sent.lag * 1e3:.0f} ms late: the true load was less even"
+            )
+        if sent.cpu > 0.9 * sent.duration:
+            self.notes.append("this client used a whole core: latencies may be its own")
+
+    async def _counters(self) -> dict[str, float]:
+        """Counters of speculative decoding, where the server has metrics at all."""
+        status, body = await self.client.get("/metrics")
+        return spec_counters(body.decode(errors="replace")) if status == 200 else {}
+
+    def _show(self, result: dict[str, Any]) -> None:
+        out = Console()
+        for error in [e for e in result["errors"] if e][:MAX_ERRORS_SHOWN]:
+            out.print(f"failed: {error}", markup=False)
+        out.print(_table(self.options, result))
+        out.print(_latencies(self.options, result))
+        for note in self.notes:
+            out.print(f"note: {note}", markup=False)
+
+
+def _table(options: ServeOptions, result: dict[str, Any]) -> Table:
+    title = f"{result['model_id']}: {result['num_prompts']} requests of {options.dataset_name}"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+
+    def row(label: str, value: Any, form: str = ",.2f") -> None:
+        if value is not None:
+            table.add_row(label, value if isinstance(value, str) else format(value, form))
+
+    row("Request rate configured (req/s)", result["request_rate"])
+    row("Most requests in flight, configured", options.max_concurrency, "d")
+    row("Benchmark duration (s)", result["duration"])
+    row("Successful requests", result["completed"], "d")
+    row("Failed requests", result["failed"], "d")
+    row("Total input tokens", result["total_input_tokens"], ",d")
+    row("Total generated tokens", result["total_output_tokens"], ",d")
+    row("Request throughput (req/s)", result["request_throughput"])
+    row("Request goodput (req/s)", result["request_goodput"])
+    row("Output token throughput (tok/s)", result["output_throughput"])
+    row("Peak output token throughput (tok/s)", result["max_output_tokens_per_s"])
+    row("Total token throughput (tok/s)", result["total_token_throughput"])
+    row("Peak concurrent requests", result["max_concurrent_requests"], "d")
+    row("Prefix hit rate, server", result["prefix_hit_rate"], ".2%")
+    row("Prefix hit rate, ideal infinite cache", result["ideal_prefix_hit_rate"], ".2%")
+    row("Draft tokens accepted (%)", result.get("spec_decode_acceptance_rate"))
+    return table
+
+
+def _latencies(options: ServeOptions, result: dict[str, Any]) -> Table:
+    """A line for each metric, a column for each statistic; milliseconds."""
+    names = options.summary().metrics
+    words = [key.split("_", 1)[0] for key in result if names and key.endswith(f"_{names[0]}_ms")]
+    table = Table("ms", *words)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in names:
+        table.add_row(METRICS[name], *(f"{result[f'{word}_{name}_ms']:,.2f}" for word in words))
+    return table
+
+
+def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:
+    """One JSON object; of a sweep, one a line, as with --append-result."""
+    first = results[0]
+    rate = "sweep" if options.sweep else f"{first['request_rate']}qps"
+    limit = f"-concurrency{options.max_concurrency}" if options.max_concurrency else ""
+    name = (
+        options.result_filename
+        or f"{first['label']}-{rate}{limit}-{Path(first['model_id']).name}-{first['date']}.json"
+    )
+    path = Path(options.result_dir or ".") / name
+    kept = [{k: v for k, v in r.items() if options.save_detailed or k not in DETAILED} for r in results]
+    text = "".join(json.dumps(r) + "\n" for r in kept)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if options.append_result else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"the result cannot be written to {path}: {error}") from error
+    print(f"saved {path}")
+
+
+def _tokenizer(options: ServeOptions, served: _Served) -> Tokenizer | None:
+    """The named tokenizer, else the served model's own where its directory is on this machine."""
+    if options.tokenizer is not None:
+        return Tokenizer.load(options.tokenizer)
+    for place in (options.model, served.root):
+        if place and Path(place).is_dir() and (Path(place) / "tokenizer.json").is_file():
+            return Tokenizer.load(place)
+    return None
+
+
+def _pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--{flag} must be NAME=VALUE, got {text!r}")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--extra-body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError("--extra-body must be a JSON object")
+    return value
+
+
+def _allow_many_connections() -> None:
+    """Each stream is a file: raise this process' soft limit to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+COMMAND = Command(run, ServeOptions, engine=False)

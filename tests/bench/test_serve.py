@@ -1,0 +1,333 @@
+"""`quire bench serve` against a server that is known: the figures are those that were served."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.bench.client import Outcome
+from quire.bench.datasets import Sample
+from quire.bench.metrics import (
+    Summary,
+    parse_goodput,
+    parse_metrics,
+    parse_percentiles,
+    spec_counters,
+    spec_result,
+)
+from quire.bench.plot import need_matplotlib
+from quire.bench.serve import COMMAND, ServeOptions, run
+from quire.cli import main
+from quire.errors import ConfigError, EngineError
+from tests.bench.fake_server import FakeServer, fake_server
+from tests.tiny import write_tokenizer
+
+KEYS = {
+    "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
+    "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens",
+    "total_output_tokens", "request_throughput", "request_goodput", "output_throughput",
+    "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
+}  # fmt: skip
+
+
+def bench(server: FakeServer, tmp_path: Path, **options: Any) -> dict[str, Any]:
+    """Run and read the saved result back."""
+    given = {
+        "num_prompts": 12,
+        "random_input_len": 6,
+        "random_output_len": 5,
+        "disable_tqdm": True,
+        **options,
+    }
+    run(
+        ServeOptions(
+            base_url=server.url, save_result=True, result_dir=str(tmp_path), result_filename="r.json", **given
+        )
+    )
+    result: dict[str, Any] = json.loads((tmp_path / "r.json").read_text())
+    return result
+
+
+def test_the_result_has_vllms_keys_and_the_counts_that_were_served(tmp_path: Path) -> None:
+    with fake_server(cached_tokens=3) as server:
+        result = bench(server, tmp_path, metric_percentiles="50,99.9", max_concurrency=4, save_detailed=True)
+        assert result.keys() >= KEYS
+        for name in ("ttft", "tpot", "itl", "e2el", "client_queue_time"):
+            for word in ("mean", "median", "std", "p50", "p99.9"):
+                assert result[f"{word}_{name}_ms"] >= 0
+        assert (result["completed"], result["failed"], result["num_prompts"]) == (12, 0, 12)
+        assert (result["total_input_tokens"], result["total_output_tokens"]) == (72, 60)
+        assert result["prefix_hit_rate"] == pytest.approx(36 / 72)
+        assert result["request_goodput"] is None
+        assert result["request_rate"] == "inf"
+        assert result["max_concurrent_requests"] <= 4
+        assert server.behaviour.most_running <= 4
+        assert [len(gaps) for gaps in result["itls"]] == [4] * 12
+        assert result["generated_texts"] == ["".join(f" t{i}é" for i in range(5))] * 12
+
+
+def test_what_is_sent(tmp_path: Path) -> None:
+    with fake_server() as server:
+        bench(
+            server,
+            tmp_path,
+            num_prompts=2,
+            ignore_eos=True,
+            temperature=0.5,
+            top_k=3,
+            extra_body='{"min_tokens": 5, "priority": 1}',
+            header=["X-Trace=abc"],
+            num_warmups=1,
+        )
+        assert len(server.behaviour.requests) == 3
+        sent = server.behaviour.requests[-1]
+        assert sent["path"] == "/v1/completions"
+        assert sent["headers"]["x-trace"] == "abc"
+        wanted = {
+            "model": "fake",
+            "max_tokens": 5,
+            "ignore_eos": True,
+            "temperature": 0.5,
+            "top_k": 3,
+            "min_tokens": 5,
+            "priority": 1,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        assert {k: sent[k] for k in wanted} == wanted
+        assert len(sent["prompt"]) == 6
+        assert all(type(t) is int for t in sent["prompt"])
+
+
+def test_chat_needs_text_and_gets_it_from_a_tokenizer(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    with fake_server() as server:
+        with pytest.raises(ConfigError, match="--tokenizer"):
+            bench(server, tmp_path, backend="openai-chat")
+        result = bench(server, tmp_path, backend="openai-chat", tokenizer=str(tmp_path), logprobs=2)
+        assert result["completed"] == 12
+        sent = server.behaviour.requests[-1]
+        assert sent["path"] == "/v1/chat/completions"
+        assert isinstance(sent["messages"][0]["content"], str)
+        assert (sent["max_completion_tokens"], sent["logprobs"], sent["top_logprobs"]) == (5, True, 2)
+
+
+def test_without_usage_the_pieces_or_the_tokenizer_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tokenizer(tmp_path)
+    with fake_server(usage=False) as server:
+        assert bench(server, tmp_path)["total_output_tokens"] == 60
+        assert "no usage" in capsys.readouterr().out
+        assert bench(server, tmp_path, tokenizer=str(tmp_path))["total_output_tokens"] == 12 * 5 * 5
+        assert bench(server, tmp_path)["total_input_tokens"] == 72
+
+
+def test_failures_are_counted_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(fail_every=3) as server:
+        result = bench(server, tmp_path, save_detailed=True)
+        assert (result["completed"], result["failed"]) == (8, 4)
+        assert [bool(e) for e in result["errors"]].count(True) == 4
+        assert result["total_output_tokens"] == 40
+        assert "queue is full" in capsys.readouterr().out
+    with fake_server(break_after=0) as server, pytest.raises(EngineError, match="all requests failed"):
+        bench(server, tmp_path)
+
+
+def test_a_key_is_sent_and_never_printed_or_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "key").write_text("top-secret\n")
+    with fake_server(key="top-secret") as server:
+        result = bench(server, tmp_path, api_key_file=str(tmp_path / "key"))
+        assert result["completed"] == 12
+        with pytest.raises(EngineError, match="401"):
+            bench(server, tmp_path)
+        shown = capsys.readouterr()
+        assert "top-secret" not in shown.out + shown.err + (tmp_path / "r.json").read_text()
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(not_ready=2) as server, pytest.raises(SystemExit) as exit:
+        main(
+            f"bench serve --backend vllm --host 127.0.0.1 --port {server.port} --num-prompts 3 --input-len 4 "
+            "--output-len 2 --request-rate 200 --burstiness 2 --goodput ttft:5000 --goodput e2el:9000 "
+            f"--percentile-metrics ttft,itl --result-dir {tmp_path} --append-result --metadata gpu=none "
+            "--ready-check-timeout-sec 20 --ignore-eos --seed 7".split()
+        )
+    assert exit.value.code == 0
+    (path,) = tmp_path.glob("vllm-200.0qps-fake-*.json")
+    result = json.loads(path.read_text())
+    assert (result["completed"], result["gpu"], result["request_rate"]) == (3, "none", 200.0)
+    assert result["request_goodput"] == pytest.approx(result["request_throughput"])
+    assert "p99_itl_ms" in result
+    assert "p99_tpot_ms" not in result
+    assert "itls" not in result
+    assert "Time to first token" in capsys.readouterr().out
+
+
+def test_a_timed_trace_is_sent_in_time_and_compared_with_the_ideal(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 40 * i, "input_length": 600, "output_length": 3, "hash_ids": [0, i + 1]}
+        for i in range(6)
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    with fake_server(cached_tokens=10) as server:
+        result = bench(
+            server,
+            tmp_path,
+            dataset_name="timed_trace",
+            dataset_path=str(tmp_path / "t.jsonl"),
+            save_detailed=True,
+        )
+    assert result["completed"] == 6
+    starts = np.array(result["start_times"])
+    assert (starts - starts[0] >= np.arange(6) * 0.04 - 0.02).all()
+    assert result["ideal_prefix_hit_rate"] == pytest.approx(5 * 512 / 3600, abs=0.01)
+    assert result["total_cached_tokens"] == 60
+
+
+def test_a_sweep_is_one_result_a_load_with_prompts_of_their_own(tmp_path: Path) -> None:
+    with fake_server() as server:
+        run(
+            ServeOptions(
+                base_url=server.url, sweep="1,3", sweep_over="max-concurrency", num_prompts=4, input_len=8,
+                output_len=3, save_result=True, result_dir=str(tmp_path), result_filename="s.json",
+                disable_tqdm=True,
+            )
+        )  # fmt: skip
+        results = [json.loads(line) for line in (tmp_path / "s.json").read_text().splitlines()]
+        assert [r["max_concurrency"] for r in results] == [1, 3]
+        prompts = [tuple(r["prompt"]) for r in server.behaviour.requests]
+        assert len(set(prompts)) == 8
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra quire[plot]")
+    with fake_server() as server:
+        common = {
+            "base_url": server.url,
+            "num_prompts": 6,
+            "input_len": 8,
+            "output_len": 4,
+            "disable_tqdm": True,
+        }
+        for name, more in (("run", {}), ("sweep", {"sweep": "100,inf"})):
+            run(ServeOptions(**common, plot=str(tmp_path / f"{name}.png"), **more))
+            assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'quire\[plot\]'"):
+        need_matplotlib()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"goodput": ["ttft"]},
+        {"goodput": ["itl:3"]},
+        {"goodput": ["ttft:-1"]},
+        {"percentile_metrics": "ttft,nope"},
+        {"metric_percentiles": "101"},
+        {"metric_percentiles": "a"},
+        {"request_rate": -1.0},
+        {"ramp_up_strategy": "sideways"},
+        {"sweep": "1,x"},
+        {"sweep": ","},
+        {"sweep": "1,2", "dataset_name": "timed_trace"},
+        {"api_key": "a", "api_key_file": "b"},
+        {"backend": "grpc"},
+        {"num_prompts": 0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ServeOptions(**options)
+
+
+@pytest.mark.parametrize("options", [{"extra_body": "{"}, {"extra_body": "[1]"}, {"metadata": ["x"]}])
+def test_options_are_refused_when_used(options: dict[str, Any], tmp_path: Path) -> None:
+    with fake_server() as server, pytest.raises(ConfigError):
+        bench(server, tmp_path, **options)
+
+
+# --- the figures themselves, on outcomes made by hand
+
+
+def outcome(start: float, ttft: float, gaps: list[float], **more: Any) -> Outcome:
+    return Outcome(start=start, ttft=ttft, itls=gaps, latency=ttft + math.fsum(gaps), **more)
+
+
+def test_figures_by_hand() -> None:
+    outcomes = [
+        outcome(10.0, 0.5, [0.1, 0.3], queue_time=1.0),
+        outcome(10.2, 0.25, [], queue_time=0.0),
+        Outcome(start=10.0, error="lost"),
+        outcome(11.5, 1.0, [0.5], queue_time=0.0, prompt_tokens=7),
+    ]
+    samples = [Sample("x", 3, 9)] * 4
+    summary = Summary(
+        ["ttft", "tpot", "itl", "e2el", "e2el_including_client_queue"], [50, 100], {"ttft": 500, "tpot": 250}
+    )
+    result = summary.result(samples, outcomes, [3, 1, 0, 2], 4.0)
+    assert (result["completed"], result["failed"]) == (3, 1)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (13, 6)
+    assert result["request_throughput"] == pytest.approx(0.75)
+    assert result["output_throughput"] == pytest.approx(1.5)
+    assert result["total_token_throughput"] == pytest.approx(19 / 4)
+    assert result["mean_ttft_ms"] == pytest.approx(1750 / 3)
+    assert result["median_tpot_ms"] == pytest.approx((200 + 500) / 2)
+    assert result["p100_itl_ms"] == pytest.approx(500)
+    assert result["std_itl_ms"] == pytest.approx(float(np.std([100, 300, 500])))
+    assert result["p50_e2el_ms"] == pytest.approx(900)
+    assert result["p100_e2el_including_client_queue_ms"] == pytest.approx(1900)
+    assert result["request_goodput"] == pytest.approx(2 / 4)
+    assert result["max_concurrent_requests"] == 2
+    assert result["max_output_tokens_per_s"] == pytest.approx(4)
+
+
+def test_no_request_completed() -> None:
+    result = Summary(["ttft"], [99], {}).result([Sample("x", 3, 9)], [Outcome(error="x")], [0], 1.0)
+    assert (result["completed"], result["failed"], result["mean_ttft_ms"]) == (0, 1, 0.0)
+
+
+def test_parsing() -> None:
+    assert parse_goodput(["ttft:200 tpot:50", "e2el:1e3"]) == {"ttft": 200, "tpot": 50, "e2el": 1000}
+    assert parse_percentiles("50, 99.9") == [50, 99.9]
+    assert parse_metrics("ttft , itl") == ["ttft", "itl"]
+
+
+def test_counters_of_speculative_decoding() -> None:
+    scrape = (
+        "# TYPE vllm:spec_decode_num_drafts_total counter\n"
+        'vllm:spec_decode_num_drafts_total{model_name="m"} 10.0\n'
+        'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 40.0\n'
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 30.0\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"} 9.0\n'
+    )
+    result = spec_result({}, spec_counters(scrape))
+    assert result["spec_decode_acceptance_rate"] == 75
+    assert result["spec_decode_acceptance_length"] == 4
+    assert spec_result(spec_counters(scrape), spec_counters(scrape)) == {}
+    assert spec_result({}, spec_counters("up 1\n")) == {}
+
+
+def test_the_servers_counters_are_read_before_and_after(tmp_path: Path) -> None:
+    scrape = "".join(
+        f"q:spec_decode_{name}_total {{n}}\n"
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    )
+    with fake_server(metrics=scrape) as server:
+        assert bench(server, tmp_path)["spec_decode_num_drafts"] == 12
+
+
+def test_the_command_needs_no_engine() -> None:
+    assert not COMMAND.engine
