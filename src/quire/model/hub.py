@@ -25,6 +25,8 @@ def find_model(model: str, revision: str | None = None, download_dir: str | None
 
     torch weights are fetched only where there are no safetensors. Raises ModelError.
     """
+    if not model:
+        raise ModelError("no model given; name a local directory or a Hugging Face id")
     path = Path(model).expanduser()
     if path.is_dir():
         return path

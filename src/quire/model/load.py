@@ -241,9 +241,13 @@ class _Packer:
         return embedding
 
     def _equal(self, first: str, second: str) -> bool:
+        """Bit for bit, in pieces; tensors of two types are never equal."""
         a, b = self.checkpoint.get(first).reshape(-1), self.checkpoint.get(second).reshape(-1)
+        if a.dtype != b.dtype:
+            return False
+        bits = f"u{a.dtype.itemsize}"
         pieces = (slice(i, i + COMPARE) for i in range(0, len(a), COMPARE))
-        return all(np.array_equal(a[piece], b[piece]) for piece in pieces)
+        return all(np.array_equal(a[piece].view(bits), b[piece].view(bits)) for piece in pieces)
 
     def _vector(self, name: str) -> FloatArray:
         return np.array(self.checkpoint.get(name), np.float32)

@@ -1,0 +1,26 @@
+"""Backends to test on: the reference, and the native one where it is built. torch keeps to one thread."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+import torch
+
+from quire.ops.protocol import Backend
+from quire.ops.reference import ReferenceBackend
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["reference", "native"], scope="session")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param == "reference":
+        return ReferenceBackend()
+    if not all(importlib.util.find_spec(name) for name in ("quire._native", "quire.ops.native")):
+        pytest.skip("the native extension is not built")
+    return importlib.import_module("quire.ops.native").NativeBackend()

@@ -1,0 +1,228 @@
+"""Configs become specs, in both spellings; whatever is not understood is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from quire.errors import ModelError
+from quire.model.families import FAMILIES, read_config
+from quire.model.rope import make_rope
+from quire.model.spec import ArchSpec, RopeSpec
+from tests.model.tiny_models import LLAMA3, SMALL, YARN
+
+
+def config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
+    return {"architectures": [architecture], **SMALL, **changes}
+
+
+def spec(architecture: str = "LlamaForCausalLM", **changes: Any) -> ArchSpec:
+    return read_config(config(architecture, **changes))[0]
+
+
+def test_minimal_llama_takes_transformers_defaults() -> None:
+    assert spec(num_key_value_heads=None) == ArchSpec(
+        architecture="LlamaForCausalLM",
+        vocab_size=97,
+        hidden_size=48,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=12,
+        intermediate_size=80,
+        max_position=128,
+        norm="rms",
+        norm_eps=1e-6,
+        activation="silu",
+        rope=RopeSpec("default", 10000.0, 12),
+        attention_scale=12**-0.5,
+        windows=(None, None, None),
+    )
+
+
+def test_family_defaults_for_absent_keys() -> None:
+    bare = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "max_position_embeddings")}
+    bare |= {"num_attention_heads": 32, "hidden_size": 1024}
+    for architecture, kv_heads, positions, head_dim, window in [
+        ("LlamaForCausalLM", 32, 2048, 32, None),
+        ("MistralForCausalLM", 8, 131072, 32, 4096),
+        ("Qwen2ForCausalLM", 32, 32768, 32, None),
+        ("Qwen3ForCausalLM", 32, 32768, 128, None),
+    ]:
+        got, _ = read_config({"architectures": [architecture], **bare})
+        assert (got.num_kv_heads, got.max_position, got.head_dim) == (kv_heads, positions, head_dim)
+        assert got.windows == (window,) * 3
+
+
+def test_model_type_stands_in_for_architectures() -> None:
+    values = config()
+    values["architectures"] = None
+    values["model_type"] = "qwen2"
+    assert read_config(values)[0].qkv_bias
+    values["model_type"] = "mamba"
+    with pytest.raises(ModelError, match=r"mamba.*supported are LlamaForCausalLM"):
+        read_config(values)
+
+
+@pytest.mark.parametrize(
+    "parameters", [LLAMA3, YARN, {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}]
+)
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_old_and_new_rope_spelling_give_one_spec(parameters: dict[str, Any], type_key: str) -> None:
+    older = {k: v for k, v in parameters.items() if k not in ("rope_theta", "rope_type")}
+    older[type_key] = parameters["rope_type"]
+    new = spec(rope_parameters=parameters)
+    assert new == spec(rope_theta=parameters["rope_theta"], rope_scaling=older)
+    assert (new.rope.theta, new.rope.kind) == (parameters["rope_theta"], parameters["rope_type"])
+
+
+def test_yarn_extends_the_context() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert spec(rope_scaling=yarn).max_position == 512
+    assert spec(rope_scaling=yarn, max_position_embeddings=2048).max_position == 2048
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+        {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192},
+        {**YARN, "rope_theta": 1e6, "original_max_position_embeddings": 32768},
+        {
+            **YARN,
+            "rope_theta": 1e6,
+            "original_max_position_embeddings": 32768,
+            "truncate": False,
+            "beta_fast": 16.0,
+        },
+        {
+            **YARN,
+            "rope_theta": 5e5,
+            "original_max_position_embeddings": 4096,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+        },
+    ],
+)
+def test_frequencies_equal_transformers_at_full_size(parameters: dict[str, Any]) -> None:
+    theirs = LlamaConfig(
+        hidden_size=4096, num_attention_heads=32, max_position_embeddings=131072, rope_parameters=parameters
+    )
+    rope = make_rope(spec(head_dim=128, max_position_embeddings=131072, rope_parameters=parameters).rope)
+    if parameters["rope_type"] == "default":
+        inv_freq, scale = 1e6 ** (-np.arange(0, 128, 2) / 128), 1.0
+    else:
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, "cpu")
+    np.testing.assert_allclose(rope.inv_freq, inv_freq, rtol=2e-6)
+    assert rope.scale == pytest.approx(scale, rel=1e-12)
+
+
+def test_windows_of_qwen() -> None:
+    sliding = {"use_sliding_window": True, "sliding_window": 6}
+    assert spec("Qwen2ForCausalLM", sliding_window=6, max_window_layers=1).windows == (None,) * 3
+    assert spec("Qwen2ForCausalLM", max_window_layers=1, **sliding).windows == (None, 6, 6)
+    assert spec("Qwen3ForCausalLM", max_window_layers=3, **sliding).windows == (None,) * 3
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    assert spec("Qwen3ForCausalLM", layer_types=kinds, **sliding).windows == (6, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not understood"),
+        ({"sliding_window": 128}, "sliding_window = 128 is not understood"),
+        ({"rope_interleaved": True}, "rope_interleaved = True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ({"num_experts": 8}, "num_experts = 8"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_scaling: rope_type must be one of .*'dynamic'",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 3}}, "rope_scaling: extra = 3"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be greater than 0"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor must be greater"),
+        ({"rope_parameters": {**LLAMA3, "low_freq_factor": None}}, "low_freq_factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention = "),
+        ({"rope_parameters": LLAMA3, "rope_scaling": YARN}, "rope_parameters and rope_scaling differ"),
+        ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+        ({"rope_theta": 1.0}, "rope_theta must be greater than 1"),
+        ({"rope_theta": float("nan")}, "rope_theta must be finite"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act must be one of silu"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": 0}, "hidden_size must be an integer from 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer from 1 to 4096"),
+        ({"vocab_size": True}, "vocab_size must be an integer"),
+        ({"vocab_size": "97"}, "vocab_size must be an integer"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of num_attention_heads"),
+        ({"head_dim": 11}, "head_dim must be even"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be finite and not negative"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints are not supported"),
+        ({"architectures": ["A", "B"]}, "architectures must be a list of one"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are Llama"),
+    ],
+)
+def test_what_is_not_understood_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config(config(**changes), "dir/config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types must be 3 entries"),
+        ({"layer_types": ["full_attention", "full_attention", "chunked"]}, "layer_types must be 3 entries"),
+        ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window must be true"),
+        ({"max_window_layers": -1}, "max_window_layers must be"),
+        ({"use_mrope": True}, "use_mrope = True"),
+        ({"attention_bias": True}, "attention_bias = True is not understood"),
+    ],
+)
+def test_what_qwen_does_not_understand_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config(config("Qwen2ForCausalLM", **changes))
+
+
+def test_keys_at_rest_are_accepted() -> None:
+    plain = spec()
+    at_rest = {
+        "pretraining_tp": 2,
+        "temperature": 0.7,
+        "rope_interleaved": False,
+        "pruned_heads": {},
+        "sliding_window": None,
+        "unheard_of": None,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"a": 1},
+    }
+    assert spec(**at_rest) == plain
+
+
+def test_public_configs_resolve_or_are_refused_by_name(data: Path) -> None:
+    read, refused = [], []
+    for path in sorted((data / "model-configs").glob("*_config.json")):
+        values = json.loads(path.read_text())
+        names = values.get("architectures") or []
+        if path.name.endswith("hf_quant_config.json"):
+            continue
+        if set(names) <= FAMILIES.keys() and names and not values.get("quantization_config"):
+            got, _ = read_config(values, path.name)
+            assert got.num_layers == values["num_hidden_layers"] == len(got.windows)
+            read.append(path.name)
+            continue
+        named = "quantization_config" if names and names[0] in FAMILIES else names[0]
+        with pytest.raises(ModelError, match=named):
+            read_config(values, path.name)
+        refused.append(path.name)
+    assert len(read) >= 6, read
+    assert len(refused) >= 40, refused

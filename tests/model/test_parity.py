@@ -1,0 +1,126 @@
+"""Each family against transformers on tiny random models, through every checkpoint format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.model.load import inspect_model, load_model
+from quire.ops.protocol import Backend
+from quire.ops.reference import ReferenceBackend
+from tests.model.tiny_models import VARIANTS, Session, make_model, save_torch, torch_logits
+
+PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 40)]
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model and its directory, as save_pretrained writes it."""
+    model = make_model(request.param)
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return model, directory
+
+
+def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Any, Path], backend: Backend) -> None:
+    model, directory = saved
+    loaded = load_model(directory, backend)
+    assert loaded.dtype == "float32"
+    expected = torch_logits(model, PROMPT)
+    assert expected.std() > 0.5  # otherwise 1e-4 would say little
+    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+    tokens = list(PROMPT)
+    for _ in range(20):
+        tokens.append(int(torch_logits(model, tokens)[-1].argmax()))
+    assert Session(loaded, backend).greedy(PROMPT, 20) == tokens[40:]
+
+
+@pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (7, 1), (16, 5)])
+def test_chunks_and_block_sizes_give_the_same_bits(
+    saved: tuple[Any, Path], backend: Backend, chunk: int, block_size: int
+) -> None:
+    loaded = load_model(saved[1], backend)
+    whole = Session(loaded, backend).feed(PROMPT)
+    session = Session(loaded, backend, block_size)
+    parts = [session.feed(PROMPT[i : i + chunk]) for i in range(0, len(PROMPT), chunk)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("variant", ["llama-mha-tied", "qwen2", "qwen3-bias"])
+@pytest.mark.parametrize("form", ["sharded", "bin", "sharded-bin"])
+def test_every_checkpoint_form_gives_the_same_model(variant: str, form: str, tmp_path: Path) -> None:
+    model, backend = make_model(variant), ReferenceBackend()
+    model.save_pretrained(tmp_path / "plain")
+    if form == "sharded":
+        model.save_pretrained(tmp_path / form, max_shard_size="40KB")
+        assert len(list((tmp_path / form).glob("*.safetensors"))) > 2
+    else:
+        (tmp_path / form).mkdir()
+        save_torch(model, tmp_path / form, shards=3 if form == "sharded-bin" else 1)
+    plain, other = load_model(tmp_path / "plain", backend), load_model(tmp_path / form, backend)
+    assert (plain.spec, plain.info.num_parameters) == (other.spec, other.info.num_parameters)
+    np.testing.assert_array_equal(Session(plain, backend).feed(PROMPT), Session(other, backend).feed(PROMPT))
+
+
+def rounded(model: Any, dtype: torch.dtype) -> Any:
+    """The model in float32 with its matrices rounded to `dtype`."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(parameter.to(dtype))
+    return model
+
+
+def test_asking_for_bfloat16_rounds_the_matrices(tmp_path: Path) -> None:
+    model, backend = make_model("qwen2"), ReferenceBackend()
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, backend, "bfloat16")
+    assert loaded.dtype == "bfloat16"
+    expected = torch_logits(rounded(model, torch.bfloat16), PROMPT)
+    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("stored", "kept"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float32")])
+def test_auto_keeps_bfloat16_and_widens_float16(stored: torch.dtype, kept: str, tmp_path: Path) -> None:
+    short, wide, backend = make_model("llama").to(stored), make_model("llama"), ReferenceBackend()
+    short.save_pretrained(tmp_path)
+    wide.load_state_dict(short.state_dict())  # `short.to(float32)` would keep its rounded rope
+    loaded = load_model(tmp_path, backend)
+    assert loaded.dtype == kept
+    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), torch_logits(wide, PROMPT), atol=1e-4)
+
+
+def test_kv_cache_in_bfloat16_stays_close(backend: Backend, tmp_path: Path) -> None:
+    model = make_model("qwen3")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, backend)
+    exact = Session(loaded, backend).feed(PROMPT)
+    short = Session(loaded, backend, kv_dtype="bfloat16").feed(PROMPT)
+    assert 0 < np.abs(short - exact).max() < 0.05 * exact.std()
+
+
+def test_sizes_are_known_from_headers_alone(saved: tuple[Any, Path]) -> None:
+    model, directory = saved
+    parameters = sum(p.numel() for p in model.parameters())
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    wide, half = inspect_model(directory), inspect_model(directory, "bfloat16")
+    assert wide.num_parameters == half.num_parameters == parameters
+    assert wide.weight_bytes == 4 * parameters
+    assert half.weight_bytes == 4 * parameters - 2 * matrices
+    loaded = load_model(directory, ReferenceBackend())
+    assert loaded.weight_bytes == 8 * matrices  # the reference holds float64
+    assert loaded.info == wide
+
+
+def test_a_real_checkpoint_continues_as_recorded(backend: Backend, data: Path) -> None:
+    stories = data / "ckpt-stories260K"
+    golden = json.loads((stories / "golden_greedy_256.json").read_text())
+    loaded = load_model(stories / "hf", backend)
+    session = Session(loaded, backend, block_size=16)
+    assert session.greedy(golden["prompt_ids"], 256) == golden["greedy_ids"]
+    assert loaded.info.eos_token_ids == (1, 2)

@@ -1,0 +1,177 @@
+"""Tiny random transformers models, saved as checkpoints, and a hand-driven session over a loaded one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from quire.model.load import LoadedModel
+from quire.ops.protocol import Backend, FloatDtype, Limits, ModelInput
+
+CLASSES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
+ALTERNATE = ["sliding_attention", "full_attention", "sliding_attention"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-mha-tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-mqa-head-dim": ("llama", {"num_key_value_heads": 1, "head_dim": 16}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu"}),
+    "llama-gelu-tanh": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "llama-rope-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0}},
+    ),
+    "llama-rope-yarn": ("llama", {"rope_parameters": YARN, "head_dim": 16}),
+    "llama-rope-yarn-mscale": (
+        "llama",
+        {
+            "rope_parameters": {
+                **YARN,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.4,
+                "beta_fast": 8.0,
+                "beta_slow": 0.5,
+                "truncate": False,
+            },
+            "head_dim": 16,
+        },
+    ),
+    "llama-rope-yarn-factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 1.25}}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied-yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-bias": ("qwen3", {"head_dim": 12, "attention_bias": True}),
+    "qwen3-layer-types": (
+        "qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "layer_types": ALTERNATE},
+    ),
+}
+
+
+def make_model(variant: str) -> Any:
+    """A transformers model in float32 whose every parameter, norms and biases too, changes the logits."""
+    family, options = VARIANTS[variant]
+    config_class, model_class = CLASSES[family]
+    model = model_class(config_class(**{**SMALL, **options})).eval()
+    torch.manual_seed(len(variant))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.dim() == 2:
+                parameter.copy_(noise if "embed" in name else 1.5 * noise / parameter.shape[1] ** 0.5)
+            else:
+                parameter.copy_(0.5 * noise + (1.0 if "norm" in name else 0.0))
+    return model
+
+
+def save_torch(model: Any, directory: Path, shards: int = 1) -> None:
+    """config.json beside pytorch_model.bin, or shards of it with an index."""
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(directory)
+    state = model.state_dict()
+    if shards == 1:
+        torch.save(state, directory / "pytorch_model.bin")
+        return
+    weight_map = {}
+    for shard in range(shards):
+        file = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
+        part = {name: state[name] for name in list(state)[shard::shards]}
+        torch.save(part, directory / file)
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def torch_logits(model: Any, tokens: list[int]) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([tokens])).logits[0])
+
+
+def i32(*values: Any) -> Any:
+    return np.array(values, np.int32)
+
+
+@dataclasses.dataclass
+class Session:
+    """One sequence in slot 1 of 3, over blocks in shuffled order among blocks of nobody."""
+
+    model: LoadedModel
+    backend: Backend
+    block_size: int = 4
+    kv_dtype: FloatDtype = "float32"
+    max_len: int = 320
+
+    def __post_init__(self) -> None:
+        width = -(-self.max_len // self.block_size)
+        kv = self.backend.kv_cache(self.model.spec.kv_spec(self.kv_dtype), 3 * width, self.block_size)
+        limits = Limits(max_tokens=64, max_seqs=4, max_logit_rows=64)
+        self.executable = self.backend.compile(self.model.graph, kv, limits)
+        self.table = np.random.default_rng(0).permutation(3 * width).astype(np.int32).reshape(3, width)
+        self.length = 0
+
+    def feed(self, tokens: list[int]) -> np.ndarray[Any, Any]:
+        """Append tokens; logits of each, copied."""
+        count, start = len(tokens), self.length
+        self.length += count
+        inputs = ModelInput(
+            tokens_T=i32(*tokens),
+            positions_T=np.arange(start, self.length, dtype=np.int32),
+            cu_q_B1=i32(0, count),
+            kv_len_B=i32(self.length),
+            slots_B=i32(1),
+            block_table_SM=self.table,
+            logit_rows_L=np.arange(count, dtype=np.int32),
+        )
+        return self.executable.run(inputs).copy()
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        logits = self.feed(prompt)
+        output = []
+        for _ in range(count):
+            output.append(int(logits[-1].argmax()))
+            logits = self.feed(output[-1:])
+        return output
