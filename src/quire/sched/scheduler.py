@@ -304,7 +304,7 @@ class Scheduler:
             found = self._tables.match(head)
             if found is None:
                 return
-            if self._tables.fit(head, found[0], self._promised()) is not None:
+            if self._tables.fit(head, found[0]) is not None:
                 if len(self._running) < self._max_running:
                     return
             else:
@@ -313,15 +313,12 @@ class Scheduler:
                     return
             self._preempt(lower.pop())
 
-    def _promised(self) -> int:
-        """Blocks that running sequences will still take for tokens they already have."""
-        count = self._tables.count
-        return sum(max(0, count(len(s.tokens)) - len(s.blocks)) for s in self._running)
-
     def _admit(self, plan: _Plan) -> None:
-        """Let waiting sequences in, in order, while there are slots, tokens, and blocks for all they have."""
+        """Let waiting sequences in, in order, while there are slots, tokens, and blocks for all they have.
+
+        Where tokens are left, every running sequence got all it has pending, blocks included: none are owed.
+        """
         tables, waiting = self._tables, self._waiting
-        promised = self._promised()
         while waiting and plan.budget > 0 and len(self._running) < self._max_running:
             if not tables.pool.num_available:
                 return
@@ -332,14 +329,13 @@ class Scheduler:
                 seq.group.held.append(seq)
                 self._num_held += 1
                 continue
-            match = tables.fit(seq, found[0], promised)
+            match = tables.fit(seq, found[0])
             if match is None:
                 return
             del waiting[0]
             self._waiting_tokens -= len(seq.tokens)
             count = min(len(seq.tokens) - match.num_tokens, plan.budget)
             plan.copies += tables.open(seq, match, found[1], match.num_tokens + count)
-            promised += tables.count(len(seq.tokens)) - len(seq.blocks)
             self._start(seq, plan)
             plan.place(seq, count, list(seq.blocks))
 

@@ -50,15 +50,15 @@ class BlockTables:
                 return None
         return match, cursor
 
-    def fit(self, seq: LiveSequence, match: PrefixMatch, promised: int) -> PrefixMatch | None:
-        """`match` if blocks for all tokens of `seq` can be had besides `promised` ones, else None.
+    def fit(self, seq: LiveSequence, match: PrefixMatch) -> PrefixMatch | None:
+        """`match` if blocks for all tokens of `seq` can be had, else None.
 
         The source of a copy cannot be evicted in the same step: where that block is needed, the match loses
         its tail.
         """
         pool = self.pool
         wanted = self.count(len(seq.tokens)) - len(match.blocks) + pool.count_cached(match.blocks)
-        spare = pool.num_available - promised - wanted
+        spare = pool.num_available - wanted
         if spare < 0:
             return None
         if match.tail and spare < pool.count_cached((match.source,)):
