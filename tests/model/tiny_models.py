@@ -96,7 +96,8 @@ def make_model(variant: str) -> Any:
     """A transformers model in float32 whose every parameter, norms and biases too, changes the logits."""
     family, options = VARIANTS[variant]
     config_class, model_class = CLASSES[family]
-    model = model_class(config_class(**{**SMALL, **options})).eval()
+    # an epsilon large enough to be missed where it is forgotten
+    model = model_class(config_class(**{**SMALL, "rms_norm_eps": 2e-3, **options})).eval()
     torch.manual_seed(len(variant))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
