@@ -133,6 +133,7 @@ def test_a_draft_is_cut_to_the_budget() -> None:
     batch = world.plan()
     assert [(len(i.tokens), len(i.draft), i.wants_logits) for i in batch.seqs] == [(1, 1, True), (1, 0, True)]
     world.finish(batch)
+    assert not any(item.draft for item in world.plan().seqs)  # a draft is for one step
 
 
 # --- ends ----------------------------------------------------------------------------------------------
