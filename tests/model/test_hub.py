@@ -105,6 +105,14 @@ def test_torch_weights_are_fetched_where_there_is_nothing_else(
     }
 
 
+def test_a_tokenizer_is_fetched_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(tmp_path, ["config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    find_model("owner/name", weights=False)
+    assert len(hub.calls) == 1
+    assert fetched(tmp_path) == {"config.json", "tokenizer.json"}
+
+
 def http(kind: type[Exception]) -> Exception:
     return kind("said the hub", response=httpx.Response(404, request=httpx.Request("GET", "http://hub")))
 

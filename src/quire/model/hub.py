@@ -20,10 +20,13 @@ TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.js
 SUBFOLDERS = ("*/*",)
 
 
-def find_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+def find_model(
+    model: str, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+) -> Path:
     """The directory of `model`, fetched to `download_dir` (default: the hub's cache) where it is an id.
 
-    torch weights are fetched only where there are no safetensors. Raises ModelError.
+    torch weights are fetched only where there are no safetensors; none at all without `weights`, for a
+    tokenizer. Raises ModelError.
     """
     if not model:
         raise ModelError("no model given; name a local directory or a Hugging Face id")
@@ -36,6 +39,8 @@ def find_model(model: str, revision: str | None = None, download_dir: str | None
         raise ModelError(
             f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
         )
+    if not weights:
+        return _fetch(model, ABOUT, revision, download_dir)
     directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir)
     if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
         directory = _fetch(model, (*ABOUT, *TORCH), revision, download_dir)
