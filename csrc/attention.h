@@ -226,6 +226,13 @@ class Attention {
   static float widen(float x) { return x; }
   static float widen(uint16_t x) { return bf16_to_float(x); }
 
+  template <class T>
+  static inline void widen_run(float* to, const T* from, size_t n) {
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(to + i, load_kv(from + i));
+    for (; i < n; ++i) to[i] = widen(from[i]);
+  }
+
   // Pointers to copies in float: keys [H][kTile], values [kTile][padded]. Places outside the range stay as they were.
   template <class T>
   TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies) const {
@@ -233,12 +240,11 @@ class Attention {
     float *key_copy = copies, *value_copy = copies + kTile * padded;
     for_runs(j, range, [&](int place, int block, int offset, int length) {
       const T* keys = key_at<T>(block, j.head) + offset;
-      for (size_t h = 0; h < H; ++h)
-        for (int i = 0; i < length; ++i) key_copy[h * kTile + size_t(place + i)] = widen(keys[h * size + size_t(i)]);
+      for (size_t h = 0; h < H; ++h) widen_run(key_copy + h * kTile + place, keys + h * size, size_t(length));
       const T* values = value_at<T>(block, j.head, offset);
       for (size_t i = 0; i < size_t(length); ++i) {
         float* row = value_copy + (size_t(place) + i) * padded;
-        for (size_t h = 0; h < H; ++h) row[h] = widen(values[i * H + h]);
+        widen_run(row, values + i * H, H);
         for (size_t h = H; h < padded; ++h) row[h] = 0;
       }
     });
