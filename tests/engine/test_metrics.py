@@ -64,8 +64,9 @@ def test_counts_of_ten_requests_of_ten_tokens() -> None:
 
 
 def test_labels_are_the_model_and_the_engine() -> None:
-    metrics = Metrics("some/model")
-    metrics.describe_cache(CacheConfig(block_size=32), num_blocks=10, max_model_len=64)
+    metrics = Metrics("")
+    metrics.stats = EngineStats(num_blocks=10)
+    metrics.name_model("some/model", CacheConfig(block_size=32), max_model_len=64)
     text = metrics.text().decode()
     assert 'quire:num_requests_running{engine="0",model_name="some/model"} 0.0' in text
     assert 'finished_reason="length"' in text

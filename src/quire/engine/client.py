@@ -139,7 +139,7 @@ class AsyncEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail_all(EngineError("the server was stopped before this request was done: send it again"))
+        self.end_all(EngineError("the server was stopped before this request was done: send it again"))
         line, self._line = self._line, None
         if line is not None:
             await line.socket.send(encode(Stop()))
@@ -248,7 +248,7 @@ class AsyncEngine:
             log.error("the engine process is gone (%s): starting another", why)
             self.state, self._line = "restarting", None
             line.close()
-            self._fail_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
+            self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
             self.metrics.restarted()
             if not await self._restart():
                 return
@@ -414,8 +414,10 @@ class AsyncEngine:
             self._num_queued -= 1
             self._num_queued_tokens -= len(live.times.request.tokens)
 
-    def _fail_all(self, error: EngineError) -> None:
+    def end_all(self, error: EngineError) -> None:
+        """End every request and call with `error`."""
         for live in list(self._live.values()):
+            self._send(Abort(live.times.request.id))
             for index in list(live.samples):
                 live.generation.sample_ended(live.times.request.id, index, discard=False)
                 self._sample_over(live, index, FinishReason.ERROR)

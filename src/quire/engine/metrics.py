@@ -112,6 +112,7 @@ class Metrics:
         self.generation_tokens = 0
         self.restarts = 0
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
+        self.answers: dict[tuple[str, str, str], int] = {}
         self.finished = {reason.value: 0 for reason in FinishReason}
         self._before_restart = {"prefix_queries": 0, "prefix_hits": 0, "num_preemptions": 0}
         tokens = buckets_125(max_model_len)
@@ -136,8 +137,10 @@ class Metrics:
             )
         }
 
-    def describe_cache(self, config: CacheConfig, num_blocks: int, max_model_len: int) -> None:
-        """Set the labels of cache_config_info."""
+    def name_model(self, model_name: str, config: CacheConfig, max_model_len: int) -> None:
+        """Name the model, once the engine has started: labels of all families and of cache_config_info."""
+        self.model_name = model_name
+        num_blocks = self.stats.num_blocks
         size = num_blocks * config.block_size
         labels = {name: str(value) for name, value in asdict(config).items()}
         labels["num_gpu_blocks"] = str(num_blocks)
@@ -209,6 +212,11 @@ class Metrics:
         if times.num_output > 1:
             mean = (times.last_token - times.first_token) / (times.num_output - 1)
             self.observe("request_time_per_output_token_seconds", mean)
+
+    def answered(self, method: str, handler: str, status: int) -> None:
+        """An HTTP request was answered."""
+        key = (method, handler, f"{status // 100}xx")
+        self.answers[key] = self.answers.get(key, 0) + 1
 
     def restarted(self) -> None:
         """The engine's own counters start again from 0: keep what they were, so ours never fall."""
@@ -287,3 +295,9 @@ class Metrics:
             for key, value in values.items():
                 family.add_metric((self.model_name, "0", key), value)
             yield family
+        answers = CounterMetricFamily(
+            "http_requests", "HTTP requests answered.", labels=("method", "handler", "status")
+        )
+        for labels, value in self.answers.items():
+            answers.add_metric(labels, value)
+        yield answers

@@ -1,0 +1,150 @@
+"""One HTTP call's requests while they run: text from their Deltas, stop strings, ends. Knows no HTTP shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import msgspec
+
+from quire.engine.client import AsyncEngine
+from quire.engine.front import Front
+from quire.engine.outputs import Chunk, OutputStream
+from quire.errors import EngineError
+from quire.serve.errors import timed_out
+from quire.types import Delta, FinishReason, Request, Usage
+
+log = logging.getLogger("quire.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request with its prompt's text, where that is known."""
+
+    request: Request
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """News of one sample of one prompt."""
+
+    prompt: int
+    chunk: Chunk
+
+
+class Call:
+    """Runs prompts and gives their news as text. Leave its `with` to end what still runs.
+
+    Raises what kept a prompt from being queued. An error of one sample ends the whole call.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        front: Front,
+        call_id: str,
+        prompts: list[Prompt],
+        timeout: float | None = None,
+    ) -> None:
+        self.id = call_id
+        self.began = time.time()
+        self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
+        self.generation = engine.submit([p.request for p in prompts])
+        self._position = {p.request.id: i for i, p in enumerate(prompts)}
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(timeout, self.generation.fail, timed_out(timeout))
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of all prompts; a prompt counts once, however many samples it has."""
+        parts = [stream.usage for stream in self.streams]
+        return Usage(
+            sum(p.num_prompt for p in parts),
+            sum(p.num_cached for p in parts),
+            sum(p.num_output for p in parts),
+        )
+
+    async def news(self) -> AsyncIterator[list[Piece]]:
+        """What is new, step by step, until all samples have ended.
+
+        Raises EngineError where the engine or a sample failed, and what `fail` was given.
+        """
+        while deltas := await self.generation.take():
+            pieces: list[Piece] = []
+            for delta in deltas:
+                pieces += self._push(delta)
+            if pieces:
+                yield pieces
+
+    async def finish(self) -> None:
+        """Wait for the end of all samples; results are in `streams`."""
+        async for _ in self.news():
+            pass
+
+    def fail(self, error: Exception) -> None:
+        """End everything; whoever waits for news gets `error`."""
+        self.generation.fail(error)
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.generation.close()
+
+    def _push(self, delta: Delta) -> Iterator[Piece]:
+        position = self._position[delta.request_id]
+        stream = self.streams[position]
+        for part in _by_token(delta) if stream.request.sampling.stop else (delta,):
+            chunk = stream.push(part)
+            if chunk is None:
+                return
+            if chunk.error is not None or chunk.finish_reason == FinishReason.ERROR.value:
+                raise EngineError(chunk.error or "the engine failed on this request")
+            if chunk.abort:
+                self.generation.end_sample(delta.request_id, delta.index)
+            yield Piece(position, chunk)
+
+    def log(self) -> None:
+        """One line with counts and times of each request."""
+        for stream, times in zip(self.streams, self.generation.times, strict=True):
+            usage = stream.usage
+            fields = {
+                "request_id": self.id,
+                "prompt_tokens": usage.num_prompt,
+                "cached_tokens": usage.num_cached,
+                "output_tokens": usage.num_output,
+                "finish_reason": ",".join(str(o.finish_reason) for o in stream.output.outputs),
+                "queue_s": round(max(0.0, (times.scheduled or times.arrival) - times.arrival), 4),
+                "ttft_s": round(max(0.0, times.first_token - times.arrival), 4),
+                "total_s": round(time.monotonic() - times.arrival, 4),
+            }
+            log.info("request done", extra={"fields": fields})
+
+
+def _by_token(delta: Delta) -> Iterator[Delta]:
+    """The same news token by token, so that what a stop string cuts off does not depend on how news were merged."""
+    last = len(delta.tokens) - 1
+    if last < 1:
+        yield delta
+        return
+    for i, token in enumerate(delta.tokens):
+        yield msgspec.structs.replace(
+            delta,
+            tokens=[token],
+            logprobs=None if delta.logprobs is None else delta.logprobs[i : i + 1],
+            prompt_logprobs=delta.prompt_logprobs if i == 0 else None,
+            finish_reason=delta.finish_reason if i == last else None,
+            stop_reason=delta.stop_reason if i == last else None,
+            error=delta.error if i == last else None,
+        )

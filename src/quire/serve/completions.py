@@ -1,0 +1,212 @@
+"""/v1/completions: prompts in every form, echo, logprobs, parallel samples, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+
+from quire.engine.outputs import CompletionOutput, OutputStream
+from quire.serve.call import Call, Piece, Prompt
+from quire.serve.errors import HttpError, invalid
+from quire.serve.params import (
+    REFUSED,
+    TokenNames,
+    check_response_format,
+    completion_logprobs,
+    prompt_logprobs,
+    sampling_params,
+    truncated,
+)
+from quire.serve.protocol import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    PromptTokensDetails,
+    UsageInfo,
+)
+from quire.serve.service import Service
+from quire.serve.sse import DONE, event
+from quire.types import Usage
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 4096
+
+decoder = msgspec.json.Decoder(CompletionRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
+    """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
+    body = await service.read(http, decoder)
+    model = service.check_model(body.model)
+    service.refuse(body, {**REFUSED, "suffix": "there is no filling in the middle"})
+    check_response_format(body.response_format)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid("best_of must equal n: samples are not ranked", "best_of", "unsupported_parameter")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options is for stream=true", "stream_options", "invalid_value")
+    prompts = split_prompts(body.prompt)
+    call_id = service.new_id("cmpl-", http, body.request_id)
+    size = sum(len(p) for p in prompts if isinstance(p, str))
+    made = await service.work(size, lambda: [_make(service, body, p, call_id) for p in prompts])
+    return CompletionAnswer(service, body, model, service.start(call_id, made))
+
+
+def split_prompts(prompt: Any) -> list[str | list[int]]:
+    """One text, several texts, one list of token ids, or several: as a list of prompts."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid("prompt is empty", "prompt", "invalid_value")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise invalid(
+            "prompt must be all texts, all token ids or all lists of token ids", "prompt", "invalid_type"
+        )
+    if kinds == {int}:
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid(f"one call takes at most {MAX_PROMPTS} prompts", "prompt", "invalid_value")
+    return list(prompt)
+
+
+def _make(service: Service, body: CompletionRequest, prompt: str | list[int], call_id: str) -> Prompt:
+    front = service.front
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and body.echo:
+        max_tokens = 1  # the prompt is scored by a step that also makes a token, which is then left out
+    params = sampling_params(front, body, max_tokens, body.logprobs)
+    if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
+        params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    tokens = front.encode(prompt, special) if isinstance(prompt, str) else prompt
+    tokens = truncated(tokens, body.truncate_prompt_tokens, front.info.max_model_len)
+    request = front.request(
+        service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
+    )
+    text = prompt if isinstance(prompt, str) else None
+    if text is None and body.echo:
+        text = service.text_of(tokens)
+    return Prompt(request, text)
+
+
+class CompletionAnswer:
+    """The call as /v1/completions shows it. Choice i of prompt p has index p * n + i."""
+
+    def __init__(self, service: Service, body: CompletionRequest, model: str, call: Call) -> None:
+        self.call = call
+        self.streaming = bool(body.stream)
+        self._body = body
+        self._model = model
+        self._details = service.config.enable_prompt_tokens_details
+        self._n = body.n or 1
+        self._scores_only = bool(body.echo) and body.max_tokens == 0
+        as_ids = body.return_tokens_as_token_ids
+        as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
+        self._names = TokenNames(service.front.tokenizer, as_ids)
+        options = body.stream_options
+        self._usage_in_end = service.config.enable_force_include_usage or bool(
+            options and options.include_usage
+        )
+        self._usage_in_all = bool(options and options.continuous_usage_stats)
+        self._offsets: dict[int, int] = {}
+
+    async def whole(self) -> bytes:
+        await self.call.finish()
+        choices = [
+            self._choice(position, stream, sample)
+            for position, stream in enumerate(self.call.streams)
+            for sample in stream.output.outputs
+        ]
+        return _encode(self._chunk(choices, self._usage()))
+
+    def _choice(self, position: int, stream: OutputStream, sample: CompletionOutput) -> CompletionChoice:
+        body, echo = self._body, bool(self._body.echo)
+        tokens = [] if self._scores_only else sample.token_ids
+        text = "" if self._scores_only else sample.text
+        logprobs = None
+        if body.logprobs is not None:
+            steps: list[Any] = list(sample.logprobs or [])[: len(tokens)]
+            logprobs, _ = self._logprobs(stream, tokens, steps, echo, 0)
+        choice = CompletionChoice(
+            position * self._n + sample.index,
+            (stream.output.prompt or "") + text if echo else text,
+            logprobs,
+            "length" if self._scores_only else sample.finish_reason,
+            None if self._scores_only else sample.stop_reason,
+        )
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(stream) or []
+        if body.return_token_ids:
+            choice.token_ids, choice.prompt_token_ids = tokens, stream.request.tokens
+        return choice
+
+    def _logprobs(
+        self, stream: OutputStream, tokens: list[int], steps: list[Any], with_prompt: bool, offset: int
+    ) -> tuple[CompletionLogprobs, int]:
+        if with_prompt:
+            tokens = stream.request.tokens + tokens
+            steps = (stream.output.prompt_logprobs or [None]) + steps
+        return completion_logprobs(steps, tokens, self._body.logprobs or 0, self._names, offset)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        first = set(range(len(self.call.streams) * self._n))
+        async for pieces in self.call.news():
+            chunks = []
+            for piece in pieces:
+                index = piece.prompt * self._n + piece.chunk.index
+                choice = self._piece(piece, index, index in first)
+                first.discard(index)
+                usage = self._usage() if self._usage_in_all else (None if self._usage_in_end else UNSET)
+                chunks.append(event(self._chunk([choice], usage)))
+            yield b"".join(chunks)
+        end = event(self._chunk([], self._usage())) if self._usage_in_end else b""
+        yield end + DONE
+
+    def _piece(self, piece: Piece, index: int, first: bool) -> CompletionChoice:
+        body, chunk = self._body, piece.chunk
+        stream = self.call.streams[piece.prompt]
+        echo = first and bool(body.echo)
+        text = "" if self._scores_only else chunk.text
+        tokens = [] if self._scores_only else chunk.token_ids
+        finish = chunk.finish_reason
+        choice = CompletionChoice(index, text, None, finish, chunk.stop_reason)
+        if self._scores_only:
+            choice.finish_reason, choice.stop_reason = "length", None
+        if body.logprobs is not None:
+            offset = self._offsets.get(index, 0)
+            steps = [] if self._scores_only else list(chunk.logprobs or [])
+            choice.logprobs, self._offsets[index] = self._logprobs(stream, tokens, steps, echo, offset)
+        if echo:
+            choice.text = (stream.output.prompt or "") + text
+        if body.return_token_ids:
+            choice.token_ids = tokens
+            if first:
+                choice.prompt_token_ids = stream.request.tokens
+        if body.prompt_logprobs is not None and first:
+            choice.prompt_logprobs = prompt_logprobs(stream) or []
+        return choice
+
+    def error_event(self, error: HttpError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + DONE
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Any) -> Completion:
+        return Completion(self.call.id, int(self.call.began), self._model, choices, usage=usage)
+
+    def _usage(self) -> UsageInfo:
+        usage = self.call.usage
+        if self._scores_only:
+            usage = Usage(usage.num_prompt, usage.num_cached, 0)
+        return usage_info(usage, self._details)
+
+
+def usage_info(usage: Usage, details: bool) -> UsageInfo:
+    """In OpenAI's names; `details` says how much was cached."""
+    cached = PromptTokensDetails(usage.num_cached) if details else None
+    total = usage.num_prompt + usage.num_output
+    return UsageInfo(usage.num_prompt, usage.num_output, total, cached)

@@ -1,0 +1,113 @@
+"""/v1/embeddings: a vector for each text, pooled from the final hidden states of any decoder."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+
+from quire.engine.generation import Generation
+from quire.errors import EngineError
+from quire.serve.completions import split_prompts
+from quire.serve.errors import invalid
+from quire.serve.params import truncated
+from quire.serve.protocol import LogprobCount, Name, Prompt
+from quire.serve.service import Service
+from quire.serve.sse import watched
+from quire.types import FinishReason, Pooling, Request
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    input: Prompt
+    model: Name | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    user: str | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: LogprobCount | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    pooling: Pooling | None = None
+
+
+class Embedding(msgspec.Struct):
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(msgspec.Struct):
+    """Answer of /v1/embeddings."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+decoder = msgspec.json.Decoder(EmbeddingRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def embed(service: Service, http: HttpRequest) -> bytes:
+    """Read, check, queue and wait. Vectors are L2-normalised, in the order of the input."""
+    body = await service.read(http, decoder)
+    model = service.check_model(body.model)
+    texts = split_prompts(body.input)
+    call_id = service.new_id("embd-", http)
+    size = sum(len(t) for t in texts if isinstance(t, str))
+    requests = await service.work(size, lambda: [_make(service, body, t, call_id) for t in texts])
+    service.check_draining()
+    with service.engine.submit(requests) as generation:
+        async with watched(http.receive, generation):
+            vectors = await _vectors(generation)
+    if body.dimensions is not None and any(len(v) != body.dimensions for v in vectors.values()):
+        width = len(next(iter(vectors.values())))
+        raise invalid(f"dimensions can only be the model's {width}", "dimensions", "unsupported_parameter")
+    num_tokens = sum(len(request.tokens) for request in requests)
+    data = [
+        Embedding(i, _coded(vectors[request.id], body.encoding_format)) for i, request in enumerate(requests)
+    ]
+    usage = EmbeddingUsage(num_tokens, num_tokens)
+    return _encode(Embeddings(call_id, service.created, model, data, usage))
+
+
+def _make(service: Service, body: EmbeddingRequest, text: str | list[int], call_id: str) -> Request:
+    front = service.front
+    tokens = front.encode(text, body.add_special_tokens) if isinstance(text, str) else text
+    tokens = truncated(tokens, body.truncate_prompt_tokens, front.info.max_model_len)
+    params = front.default_params(max_tokens=1)
+    request = front.request(service.next_request_id(call_id), tokens, params, priority=body.priority)
+    return msgspec.structs.replace(request, pooling=body.pooling or service.config.pooling)
+
+
+async def _vectors(generation: Generation) -> dict[str, list[float]]:
+    vectors: dict[str, list[float]] = {}
+    while deltas := await generation.take():
+        for delta in deltas:
+            if delta.finish_reason is FinishReason.ERROR:
+                raise EngineError(delta.error or "the engine failed on this text")
+            if delta.embedding is not None:
+                vectors[delta.request_id] = delta.embedding
+    if missing := {request.id for request in generation.requests} - set(vectors):
+        raise EngineError(f"{len(missing)} texts ended without a vector")
+    return vectors
+
+
+def _coded(vector: list[float], encoding: str) -> list[float] | str:
+    """base64 holds little-endian float32, as OpenAI's client reads it."""
+    if encoding == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

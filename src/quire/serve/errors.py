@@ -1,0 +1,117 @@
+"""Errors as HTTP answers, in OpenAI's shape. Knows HTTP status codes, no engine."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+
+from quire.errors import OverloadedError, QuireError, RequestError
+
+log = logging.getLogger("quire.serve")
+
+encode = msgspec.json.Encoder().encode
+
+# msgspec says where a value is wrong as "... - at `$.messages[0].content`".
+_PLACE = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
+_MISSING = re.compile(r"missing required field `(?P<name>.*)`")
+
+
+class ErrorInfo(msgspec.Struct):
+    """What went wrong: `param` names the field at fault, `code` is for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error answer."""
+
+    error: ErrorInfo
+
+
+class HttpError(QuireError):
+    """An answer other than success. `headers` come along with it."""
+
+    def __init__(self, status: int, info: ErrorInfo, headers: dict[str, str] | None = None) -> None:
+        super().__init__(info.message)
+        self.status = status
+        self.info = info
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        return encode(ErrorBody(self.info))
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> HttpError:
+    """400: the request must change."""
+    return HttpError(400, ErrorInfo(message, "invalid_request_error", param, code))
+
+
+def unsupported(param: str, why: str) -> HttpError:
+    """400: a field that this server knows and does not offer."""
+    return invalid(f"{param} is not supported: {why}", param, "unsupported_parameter")
+
+
+def unavailable(message: str, retry_after: int = 1) -> HttpError:
+    """503: the same request may succeed later."""
+    info = ErrorInfo(message, "server_overloaded", None, "overloaded")
+    return HttpError(503, info, {"Retry-After": str(retry_after)})
+
+
+def not_found(message: str, param: str | None, code: str) -> HttpError:
+    return HttpError(404, ErrorInfo(message, "invalid_request_error", param, code))
+
+
+def unauthorized() -> HttpError:
+    message = "Incorrect or missing API key: send it as `Authorization: Bearer KEY`"
+    info = ErrorInfo(message, "invalid_request_error", None, "invalid_api_key")
+    return HttpError(401, info, {"WWW-Authenticate": "Bearer"})
+
+
+def timed_out(seconds: float) -> HttpError:
+    message = f"the request took more than {seconds:g} s (--request-timeout) and was ended"
+    return HttpError(504, ErrorInfo(message, "timeout_error", None, "timeout"))
+
+
+def from_decoding(error: msgspec.MsgspecError) -> HttpError:
+    """A body that is not JSON, or not the JSON that the endpoint takes."""
+    if not isinstance(error, msgspec.ValidationError):
+        return invalid(f"the body is not valid JSON: {error}", None, "invalid_json")
+    message = str(error)
+    place = _PLACE.search(message)
+    path = place["path"].lstrip(".") if place else ""
+    text = message[: place.start()] if place else message
+    if unknown := _UNKNOWN.search(text):
+        name = f"{path}.{unknown['name']}" if path else unknown["name"]
+        return invalid(f"Unknown field: {name}. Leave it out.", name, "unknown_parameter")
+    if missing := _MISSING.search(text):
+        name = f"{path}.{missing['name']}" if path else missing["name"]
+        return invalid(f"Missing field: {name}", name, "missing_required_parameter")
+    return invalid(f"{path or 'the body'}: {text}", path or None, "invalid_type")
+
+
+def as_http(error: Exception) -> HttpError:
+    """The answer to any error. What nobody foresaw becomes a 500 and is logged with its traceback."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, RequestError):
+        too_long = "maximum context length" in str(error)
+        return invalid(str(error), error.param, "context_length_exceeded" if too_long else "invalid_value")
+    if isinstance(error, OverloadedError):
+        return unavailable(str(error), error.retry_after)
+    if isinstance(error, msgspec.MsgspecError):
+        return from_decoding(error)
+    if isinstance(error, UnicodeDecodeError):
+        return invalid(f"the body is not valid UTF-8: {error}", None, "invalid_json")
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deeply", None, "invalid_json")
+    if isinstance(error, QuireError):
+        return HttpError(500, ErrorInfo(str(error), "engine_error", None, "engine_error"))
+    log.error("a request failed unforeseen", exc_info=error)
+    message = f"the server failed on this request ({type(error).__name__}); its log says more"
+    return HttpError(500, ErrorInfo(message, "internal_error", None, "internal_error"))

@@ -1,0 +1,90 @@
+"""What every HTTP request passes first: a name for the log, the API key, a count of the answer. Knows no engine."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Callable, Iterable
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.serve.errors import HttpError, unauthorized
+
+# Open to all: what probes and scrapers ask, and pages that hold nothing secret (a page asks for the key itself).
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"})
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
+
+CountAnswer = Callable[[str, str, int], None]
+
+
+class Keys:
+    """The API keys, kept as digests. Without any, everybody is let in."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def admits(self, headers: Headers) -> bool:
+        """Whether `Authorization: Bearer KEY` or `x-api-key: KEY` is one of them, in time that tells nothing."""
+        if not self._digests:
+            return True
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = _digest(given.encode("latin-1", "replace"))
+        found = False
+        for known in self._digests:
+            found |= hmac.compare_digest(digest, known)
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _path(scope: Scope) -> str:
+    """The path as the routes see it, without what a proxy in front did not take off."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+class Gate:
+    """ASGI middleware. Sets `state.request_id`, answers with X-Request-Id, refuses wrong keys, counts answers."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        shape: Callable[[str, HttpError], Response],
+        count: CountAnswer,
+        show_id: bool,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._shape = shape
+        self._count = count
+        self._show_id = show_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        path = _path(scope)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(scope["method"], path, message["status"])
+                if self._show_id:
+                    message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        if path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._keys.admits(headers):
+            await self._app(scope, receive, answer)
+        else:
+            await self._shape(path, unauthorized())(scope, receive, answer)

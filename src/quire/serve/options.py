@@ -1,0 +1,155 @@
+"""The server's options, and the YAML file that may hold them with the engine's. Knows no engine and no HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from quire.config import SECTIONS, EngineConfig, check_options, option
+from quire.engine.log import LogFormat, LogLevel
+from quire.errors import ConfigError
+from quire.types import Pooling
+
+UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How the server listens, who may use it, and what it takes on."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
+    port: int = option(8000, "TCP port; 0 takes a free one.", low=0, high=65535)
+    uds: str | None = option(None, "Listen on this Unix socket instead of host and port.")
+    api_key: tuple[str, ...] = option((), "Key that requests must bring; repeat for several.")
+    api_key_file: str | None = option(None, "File with more keys, one a line.")
+    served_model_name: tuple[str, ...] = option((), "Name of the model in the API; repeat for aliases.")
+    root_path: str = option("", "Path prefix that a proxy in front takes off.")
+    ssl_keyfile: str | None = option(None, "File with the TLS key.")
+    ssl_certfile: str | None = option(None, "File with the TLS certificate.")
+    allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from (CORS).")
+    allowed_methods: tuple[str, ...] = option(("*",), "Methods that browsers may use (CORS).")
+    allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send (CORS).")
+    allow_credentials: bool = option(False, "Whether browsers may send cookies (CORS).")
+    uvicorn_log_level: UvicornLogLevel = option("info", "Level of the web server's own log.")
+    disable_uvicorn_access_log: bool = option(False, "Leave out the line for each HTTP request.")
+    enable_log_requests: bool = option(False, "Log each finished request with its counts and times.")
+    log_format: LogFormat = option("text", "Log lines as text or as JSON.")
+    log_level: LogLevel = option("info", "Least level that is logged.")
+    max_num_queued_reqs: int | None = option(
+        16384, "Most requests that wait for their first step; more are answered 503.", low=1
+    )
+    max_num_queued_tokens: int | None = option(
+        4194304, "Most prompt tokens that wait for their first step; more are answered 503.", low=1
+    )
+    max_body_bytes: int = option(33554432, "Largest request body.", low=1024)
+    request_timeout: float | None = option(
+        None, "Seconds that a request may take before it is ended with an error.", low=0.001
+    )
+    shutdown_timeout: float = option(
+        30.0, "Seconds that running requests get to finish after SIGTERM; 0 ends them at once.", low=0
+    )
+    health_timeout: float = option(
+        30.0, "Seconds without progress or answer after which the engine counts as unhealthy.", low=0.1
+    )
+    sse_keep_alive_interval: float = option(
+        0.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.", low=0
+    )
+    enable_prompt_tokens_details: bool = option(True, "Say in `usage` how many prompt tokens were cached.")
+    enable_force_include_usage: bool = option(False, "End every stream with its usage.")
+    enable_request_id_headers: bool = option(True, "Answer with an X-Request-Id header.")
+    return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as `token_id:N`.")
+    response_role: str = option("assistant", "Role of the answers in chats.")
+    pooling: Pooling = option("last", "How embeddings are made of hidden states.")
+    metrics_prefix: str = option(
+        "quire", "First part of every metric's name; vllm suits existing dashboards."
+    )
+    check: bool = option(False, "Validate the configuration and the memory plan, then exit.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("--ssl-keyfile and --ssl-certfile go together: give both or neither")
+        if not self.metrics_prefix.isidentifier():
+            raise ConfigError(f"--metrics-prefix must be letters, digits and _, got {self.metrics_prefix!r}")
+        for name in ("api_key", "served_model_name"):
+            if not all(getattr(self, name)):
+                raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+
+    def api_keys(self) -> tuple[str, ...]:
+        """All keys, those of the file included. Raises ConfigError where the file has none or cannot be read."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            lines = Path(self.api_key_file).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {self.api_key_file!r} cannot be read: {error}") from error
+        keys = tuple(line.strip() for line in lines if line.strip())
+        if not keys:
+            raise ConfigError(f"--api-key-file {self.api_key_file!r} holds no key")
+        return (*self.api_key, *keys)
+
+
+def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
+    """Sort flat options (`port=1, block_size=32`) to the engine and the server; unknown names are errors."""
+    names = {f.name for f in fields(ServerConfig)}
+    server = {name: value for name, value in options.items() if name in names}
+    engine = {name: value for name, value in options.items() if name not in names}
+    return EngineConfig.from_options(**engine), ServerConfig(**server)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The options in a YAML file, by field name; keys may be written as flags (`max-model-len`).
+
+    Raises ConfigError for a file that is not a map, an unknown key, or a value of the wrong type.
+    """
+    try:
+        loaded = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path!r} cannot be read: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config {path!r} must hold a map from option to value")
+    types = _option_types()
+    options: dict[str, Any] = {}
+    for key, value in loaded.items():
+        name = str(key).replace("-", "_")
+        if name == "model_tag":
+            name = "model"
+        if name not in types:
+            raise ConfigError(f"--config {path!r}: unknown option {key!r}")
+        if name in options:
+            raise ConfigError(f"--config {path!r}: option {key!r} is given twice")
+        options[name] = _converted(path, str(key), types[name], value)
+    return options
+
+
+def _option_types() -> dict[str, str]:
+    types = {"seed": "int"}
+    for section in (*SECTIONS.values(), ServerConfig):
+        types.update({f.name: str(f.type) for f in fields(section)})
+    return types
+
+
+def _converted(path: str, key: str, type_name: str, value: Any) -> Any:
+    """`value` as the field's type, where YAML's type can mean it; a list or one value for repeatable options."""
+    optional = type_name.endswith("| None")
+    type_name = type_name.removesuffix("| None").strip()
+    if value is None and optional:
+        return None
+    if type_name.startswith("tuple"):
+        items = value if isinstance(value, list) else [value]
+        if all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
+            return tuple(str(item) for item in items)
+    elif type_name == "float":
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif type_name in ("int", "bool"):
+        if type(value).__name__ == type_name:
+            return value
+    elif isinstance(value, str):  # a string or one of several
+        return value
+    raise ConfigError(f"--config {path!r}: {key} must be of type {type_name}, got {value!r}")

@@ -1,0 +1,302 @@
+"""Runs the server: start-up and its log, the listening socket, signals, draining. Ties the parts, owns none."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from quire.config import EngineConfig
+from quire.engine.client import AsyncEngine, ClientOptions
+from quire.engine.log import set_up_logging
+from quire.engine.metrics import Metrics
+from quire.engine.process import load_maker
+from quire.errors import ConfigError, EngineError
+from quire.serve.options import ServerConfig
+from quire.serve.service import Service
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+log = logging.getLogger("quire.serve")
+
+MakeApp = Callable[[Service], "FastAPI"]
+MAKER = "quire.engine.start"
+BACKLOG = 2048
+# Answers that are ready get this long to leave after the last request has ended.
+FLUSH_SECONDS = 5
+
+
+def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> int:
+    """Serve until told to stop; returns the exit status. `maker` names the module that makes the engine.
+
+    SIGTERM or SIGINT: new requests are refused, running ones get `shutdown_timeout` seconds; a second one ends
+    all now. Raises ConfigError and ModelError where it cannot start. Status 1: the engine died for good.
+    """
+    if config.check:
+        print(check(engine_config, config, maker))
+        return 0
+    set_up_logging(config.log_format, config.log_level)
+    return uvloop.run(_serve(engine_config, config, maker))
+
+
+def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> str:
+    """Load everything as `serve` would, listen to nothing, and say what was found. Raises what `serve` would."""
+    config.api_keys()
+    _tls(config)
+    parts = load_maker(maker)
+    started = parts.start_core(engine_config)
+    parts.start_front(engine_config, started.info)
+    stats, info = started.core.stats(), started.info
+    tokens = stats.num_blocks * engine_config.cache.block_size
+    return (
+        f"{info.name}: ready to be served\n"
+        f"  longest request   {info.max_model_len} tokens\n"
+        f"  KV cache          {stats.num_blocks} blocks of {engine_config.cache.block_size}, {tokens} tokens\n"
+        f"  longest requests  {tokens / info.max_model_len:.1f} at once\n"
+        f"  served as         {', '.join(config.served_model_name or (info.name,))}"
+    )
+
+
+async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) -> int:
+    clock = _Clock()
+    _tls(config)
+    config.api_keys()
+    listener = _listen(config)
+    clock.mark("imports and options")
+    metrics = Metrics("", config.metrics_prefix)
+    options = ClientOptions(
+        maker=maker,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        health_timeout=config.health_timeout,
+        log_format=config.log_format,
+        log_level=config.log_level,
+    )
+    engine = AsyncEngine(engine_config, options, metrics)
+    try:
+        # The web framework takes longer to import than all else here: it does so while the engine loads.
+        web = asyncio.create_task(asyncio.to_thread(importlib.import_module, "quire.serve.app"))
+        info = await engine.start()
+        clock.add(engine.startup.phases, engine.startup.total)
+        make_app: MakeApp = (await web).make_app
+        clock.mark("web framework")
+        service = Service(engine, load_maker(maker).start_front(engine_config, info), config)
+        clock.mark("tokenizer and template")
+        metrics.name_model(service.name, engine_config.cache, info.max_model_len)
+        server = _Server(service, make_app(service), listener, clock)
+        return await server.run()
+    finally:
+        listener.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
+        await engine.stop()
+
+
+class _Clock:
+    """Where the time went since the process began: phases that add up to the total, by taking each as what is left."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic() - _process_age()
+        self._last = self._began
+        self.phases: dict[str, float] = {}
+
+    def mark(self, name: str) -> None:
+        """All since the last mark was `name`."""
+        now = time.monotonic()
+        self.phases[name] = self.phases.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def add(self, phases: dict[str, float], total: float) -> None:
+        """A stretch of `total` seconds, begun at the last mark, that consists of `phases`."""
+        for name, seconds in phases.items():
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
+        self._last += total
+
+    def log(self) -> None:
+        """Log total and phases: the numbers shown add up to the total shown, to the millisecond."""
+        shown = {name: round(seconds, 3) for name, seconds in self.phases.items()}
+        parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in shown.items())
+        log.info("ready in %.3f s: %s", sum(shown.values()), parts)
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, where the system tells (Linux); else 0."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with signals that drain."""
+
+    def __init__(self, service: Service, app: FastAPI, listener: socket.socket, clock: _Clock) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                lifespan="off",
+                log_config=None,
+                log_level=config.uvicorn_log_level,
+                access_log=not config.disable_uvicorn_access_log,
+                server_header=False,
+                backlog=BACKLOG,
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                timeout_graceful_shutdown=FLUSH_SECONDS,
+            )
+        )
+        self._service = service
+        self._listener = listener
+        self._clock = clock
+        self._drain: asyncio.Task[None] | None = None
+        self._failed = False
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """In place of uvicorn's: the first signal drains, the second stops now."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    async def run(self) -> int:  # type: ignore[override]
+        self._service.engine.on_dead = self._on_dead
+        await self.serve([self._listener])
+        return 1 if self._failed else 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._clock.mark("listening")
+        self._clock.log()
+        log.info("serving %s at %s", self._service.name, _url(self._service.config, self._listener))
+        log.info("try: %s", _curl(self._service, self._listener))
+
+    def _on_signal(self, number: int) -> None:
+        service = self._service
+        if self._drain is None:
+            service.draining = True
+            seconds = service.config.shutdown_timeout
+            log.info(
+                "%s: no new requests; %d running get %g s to finish (a second signal ends them now)",
+                signal.Signals(number).name,
+                service.engine.num_live,
+                seconds,
+            )
+            self._drain = asyncio.get_running_loop().create_task(self._finish(seconds))
+        else:
+            log.warning("%s again: stopping now", signal.Signals(number).name)
+            self._end_all()
+            self.force_exit = True
+
+    async def _finish(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._service.engine.num_live and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        engine = self._service.engine
+        if engine.num_live:
+            log.warning("%d requests are ended by the shutdown", engine.num_live)
+        engine.end_all(EngineError("the server was stopped before this request was done: send it again"))
+        self.should_exit = True
+
+    def _on_dead(self) -> None:
+        self._failed = True
+        self._end_all()
+
+
+def _tls(config: ServerConfig) -> None:
+    """Raise ConfigError where the TLS files cannot be used."""
+    if config.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--ssl-certfile and --ssl-keyfile cannot be used: {error}") from error
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    """The bound socket: a port that is taken is told before anything is loaded."""
+    if config.uds is not None:
+        return _listen_unix(config.uds)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host {config.host!r} is no address of this machine: {error}") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose --port"
+        ) from error
+    return listener
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A Unix socket at `path`, in place of one that nobody listens on any more."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path) == 0:
+                    raise ConfigError(f"--uds {path!r}: another server listens there")
+            Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--uds {path!r} cannot be used: {error.strerror}") from error
+    except ConfigError:
+        listener.close()
+        raise
+    return listener
+
+
+def _url(config: ServerConfig, listener: socket.socket) -> str:
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def _curl(service: Service, listener: socket.socket) -> str:
+    """A command that shows the server at work."""
+    config = service.config
+    url = _url(config, listener)
+    where = f"--unix-socket {config.uds} http://localhost" if config.uds is not None else url
+    key = " -H 'Authorization: Bearer KEY'" if config.api_keys() else ""
+    if service.front.template is None:
+        path, body = "completions", f'{{"model": "{service.name}", "prompt": "Once upon a time"}}'
+    else:
+        path = "chat/completions"
+        body = f'{{"model": "{service.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return f"curl {where}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,130 @@
+"""What all endpoints share: the engine, the front that makes requests, the model's names, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from quire.engine.client import AsyncEngine
+from quire.engine.front import Front
+from quire.engine.metrics import Metrics
+from quire.serve.call import Call, Prompt
+from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
+from quire.serve.options import ServerConfig
+
+T = TypeVar("T")
+
+# Texts longer than this are tokenized in a thread, so that streams go on meanwhile.
+INLINE_CHARACTERS = 16384
+BODY_TIMEOUT = 60.0
+
+
+class Service:
+    """One served model. `draining` refuses new requests while those that run may finish."""
+
+    def __init__(self, engine: AsyncEngine, front: Front, config: ServerConfig) -> None:
+        self.engine = engine
+        self.front = front
+        self.config = config
+        self.names = config.served_model_name or (front.info.name,)
+        self.created = int(time.time())
+        self.draining = False
+        self._numbers = itertools.count()
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.engine.metrics
+
+    @property
+    def name(self) -> str:
+        """The model's name in answers."""
+        return self.names[0]
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine.healthy and not self.draining
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; 404 for a model that is not served."""
+        if name is None or name in self.names:
+            return name or self.name
+        raise not_found(
+            f"The model `{name}` does not exist; this server has {', '.join(self.names)}.",
+            "model",
+            "model_not_found",
+        )
+
+    def new_id(self, prefix: str, http: HttpRequest, given: str | None = None) -> str:
+        """The call's public id: from the body, from X-Request-Id, or a new one."""
+        return f"{prefix}{given or http.state.request_id}"
+
+    async def read(self, http: HttpRequest, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body as a struct. Raises HttpError 400, 408, 413 or 415."""
+        kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            message = "the body must be application/json"
+            raise HttpError(415, ErrorInfo(message, "invalid_request_error", None, "invalid_type"))
+        return decoder.decode(await self._body(http))
+
+    async def _body(self, http: HttpRequest) -> bytes:
+        limit = self.config.max_body_bytes
+        message = f"the body is larger than {limit} bytes (--max-body-bytes)"
+        info = ErrorInfo(message, "invalid_request_error", None, "body_too_large")
+        too_large = HttpError(413, info, {"Connection": "close"})
+        length = http.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > limit:
+            raise too_large
+        try:
+            return await asyncio.wait_for(_collect(http, limit, too_large), BODY_TIMEOUT)
+        except asyncio.TimeoutError:
+            message = f"the body did not arrive within {BODY_TIMEOUT:g} s"
+            info = ErrorInfo(message, "timeout_error", None, "timeout")
+            raise HttpError(408, info, {"Connection": "close"}) from None
+
+    async def work(self, size: int, job: Callable[[], T]) -> T:
+        """Run `job`, which handles `size` characters, where it holds up nobody."""
+        return job() if size <= INLINE_CHARACTERS else await asyncio.to_thread(job)
+
+    def start(self, call_id: str, prompts: list[Prompt]) -> Call:
+        """Queue the requests of a call. Raises HttpError 503 where there is no room or no engine."""
+        self.check_draining()
+        return Call(self.engine, self.front, call_id, prompts, self.config.request_timeout)
+
+    def check_draining(self) -> None:
+        """503 once the server is on its way out."""
+        if self.draining:
+            self.metrics.rejections["draining"] += 1
+            raise unavailable("the server is shutting down: send this to another")
+
+    def next_request_id(self, call_id: str) -> str:
+        """An id that no other request of this process has."""
+        return f"{call_id}-{next(self._numbers):x}"
+
+    def text_of(self, tokens: list[int]) -> str:
+        """The text of token ids, special tokens by name."""
+        tokenizer = self.front.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def refuse(self, body: object, reasons: dict[str, str]) -> None:
+        """400 for the first of these fields that is set."""
+        for name, why in reasons.items():
+            value = getattr(body, name)
+            if value is not None and value is not False and value != [] and value != {}:
+                raise unsupported(name, why)
+
+
+async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in http.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,94 @@
+"""Starts real servers with the scripted core, as a program: `python -m tests.serve.running '{"port": 0}'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from quire.serve.options import split_options
+from quire.serve.server import serve
+
+ROOT = Path(__file__).parent.parent.parent
+MAKER = "tests.serve.scripted"
+
+
+@dataclass
+class Server:
+    """A server process, its URL and its log so far."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+    ready: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if (" at http" in line and "serving" in line) or " at unix:" in line:
+                self.url = line.rpartition(" at ")[2].split('"')[0].strip()
+                self.ready.set()
+        self.ready.set()
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30)
+
+    @property
+    def engine_pid(self) -> int:
+        """The child that runs the engine."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        (pid,) = path.read_text().split()
+        return int(pid)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"the server did not stop\n{self.log}") from None
+
+
+def start(*, maker: str = MAKER, **options: Any) -> Server:
+    """A server that is ready. Options are those of the engine and the server."""
+    settings = {"port": 0, "model": "scripted", **options}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "tests.serve.running", json.dumps([maker, settings])]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    server = Server(process)
+    threading.Thread(target=server.read, daemon=True).start()
+    if not server.ready.wait(60) or not server.url:
+        process.kill()
+        process.wait()
+        raise AssertionError(f"the server did not start\n{server.log}")
+    return server
+
+
+def main() -> int:
+    maker, settings = json.loads(sys.argv[1])
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    return serve(*split_options(settings), maker=maker)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
