@@ -1,8 +1,10 @@
-// Matrix products with packed weights. Knows the packing; knows no plan.
+// Matrix products with packed weights, from one row to many, with bias, activation, gate and residual fused.
+// Knows the packing and the pool; knows no plan.
 #pragma once
 
 #include "activation.h"
 #include "kernels.h"
+#include "linear_micro.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -13,43 +15,260 @@ constexpr bool kBf16Dot = true;
 constexpr bool kBf16Dot = false;
 #endif
 
-inline size_t linear_workspace(const MatrixView&, int) { return 0; }
+// Blocks of K (in columns), rows and columns that keep a pair of weight panels, a block of activations and its sums in
+// L2, the hot ones of them in L1.
+constexpr int kBlockK = 256;
+constexpr int kBlockTiles = 12;
+constexpr int kBlockPanels = 16;
+// Fewer elements than this are packed by the caller alone: a fork and join costs more.
+constexpr int kSerialPack = 16384;
+// What one task of a product with a single tile reads, about.
+constexpr size_t kTaskBytes = size_t{192} << 10;
 
-// One panel of 16 outputs of one row: a single chain over k.
-inline V panel_sum(const float* x, const MatrixView& w, int panel) {
-  const char* data = w.data + w.panel_bytes() * size_t(panel);
-  V sum = set1(0);
-  if (!w.bf16) {
-    for (int k = 0; k < w.cols; ++k) sum = fma(set1(x[k]), load(reinterpret_cast<const float*>(data) + k * 16), sum);
-    return sum;
+// Rows split into equal tiles of at most kMaxRows.
+struct Tiles {
+  int rows, count;
+  explicit Tiles(int rows_) : rows(rows_), count((rows_ + kMaxRows - 1) / kMaxRows) {}
+  int begin(int tile) const { return int(int64_t(rows) * tile / count); }
+};
+
+// K split into equal blocks of an even number of columns; the last may be shorter.
+struct BlocksOfK {
+  int padded, size;
+  explicit BlocksOfK(int padded_) : padded(padded_), size(padded_) {
+    const int count = (padded + kBlockK + 63) / (kBlockK + 64);  // up to a quarter more rather than a short block
+    size = ((padded + count - 1) / count + 1) / 2 * 2;
   }
-  const uint16_t* pairs = reinterpret_cast<const uint16_t*>(data);
-  for (int k = 0; k < w.cols; k += 2) {
-    sum = fma(set1(x[k]), pair_first(pairs + k * 16), sum);
-    sum = fma(set1(k + 1 < w.cols ? x[k + 1] : 0.0f), pair_second(pairs + k * 16), sum);
-  }
-  return sum;
+  int columns(int begin) const { return min_of(size, padded - begin); }
+};
+
+inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
+  // One column more than K for padding.
+  return size_t(max_rows) * (size_t(weight.cols) + 1) * 4 + 64;
 }
 
-inline void linear(const LinearArgs& a, ThreadPool& pool) {
-  const MatrixView& w = a.weight;
-  const int step = w.gated ? 2 : 1, width = w.rows / step;
-  pool.parallel_for(w.panels() / step, [&](int group, int) {
-    const int panel = group * step, n = min_of(16, width - group * 16);
-    for (int row = 0; row < a.rows; ++row) {
-      const float* x = a.x + size_t(row) * a.x_stride;
-      V v = panel_sum(x, w, panel);
+// Packs a block of K of a tile: `cols` of its `padded` columns exist. x is at the block's first column.
+inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, float* out) {
+  typedef float Quad __attribute__((vector_size(16), aligned(4)));
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    const float* from = x + size_t(r) * x_stride;
+    int k = 0;
+    for (; k + 4 <= cols; k += 4) {  // transpose 4 x 4
+      Quad q[4];
+      for (int i = 0; i < 4; ++i) std::memcpy(&q[i], from + size_t(i) * x_stride + k, 16);
+      const Quad a = {q[0][0], q[1][0], q[0][1], q[1][1]}, b = {q[2][0], q[3][0], q[2][1], q[3][1]};
+      const Quad c = {q[0][2], q[1][2], q[0][3], q[1][3]}, d = {q[2][2], q[3][2], q[2][3], q[3][3]};
+      const Quad t[4] = {{a[0], a[1], b[0], b[1]}, {a[2], a[3], b[2], b[3]}, {c[0], c[1], d[0], d[1]}, {c[2], c[3], d[2], d[3]}};
+      for (int i = 0; i < 4; ++i) std::memcpy(out + (k + i) * rows + r, &t[i], 16);
+    }
+    for (; k < cols; ++k)
+      for (int i = 0; i < 4; ++i) out[k * rows + r + i] = from[size_t(i) * x_stride + size_t(k)];
+  }
+  for (; r < rows; ++r)
+    for (int k = 0; k < cols; ++k) out[k * rows + r] = x[size_t(r) * x_stride + size_t(k)];
+  for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
+}
+
+inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int, uint32_t* out) {
+  for (int r = 0; r < rows; ++r) {
+    const float* row = x + size_t(r) * x_stride;
+    alignas(64) uint16_t halves[32];
+    int k = 0;
+    for (; k + 32 <= cols; k += 32) {
+      store_bf16(halves, load(row + k));
+      store_bf16(halves + 16, load(row + k + 16));
+      for (int i = 0; i < 16; ++i) std::memcpy(out + (k / 2 + i) * rows + r, halves + 2 * i, 4);
+    }
+    for (; k < cols; k += 2) {
+      const uint32_t low = float_to_bf16(row[k]), high = k + 1 < cols ? float_to_bf16(row[k + 1]) : 0;
+      out[(k / 2) * rows + r] = low | (high << 16);
+    }
+  }
+}
+
+// Where a tile's block of K lies in the packed activations: blocks of K, in each the tiles one after the other.
+template <class Dot>
+inline size_t packed_offset(const Tiles& tiles, int tile, int k, int columns) {
+  const size_t elements = size_t(k) * size_t(tiles.rows) + size_t(tiles.begin(tile)) * size_t(columns);
+  return elements / Dot::kStepK * Dot::kStepA;
+}
+
+template <class Dot>
+inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typename Dot::A* packed) {
+  const BlocksOfK blocks(a.weight.padded_cols());
+  const int begin = tiles.begin(tile), rows = tiles.begin(tile + 1) - begin;
+  for (int k = 0; k < blocks.padded; k += blocks.size) {
+    const int columns = blocks.columns(k);
+    pack_block(a.x + size_t(begin) * a.x_stride + k, a.x_stride, rows, min_of(columns, a.weight.cols - k), columns,
+               packed + packed_offset<Dot>(tiles, tile, k, columns));
+  }
+}
+
+// Columns [first, first + 16 n) of packed order from sums c to y, for `rows` rows.
+inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first_panel,
+                     int panels) {
+  const int per_group = a.weight.gated ? 2 : 1, width = a.weight.rows / per_group;
+  for (int panel = first_panel; panel < first_panel + panels; panel += per_group) {
+    const int column = panel / per_group * 16, n = min_of(16, width - column);
+    const float* from = c + (panel - first_panel) * 16;
+    for (int r = 0; r < rows; ++r) {
+      const float* sums = from + size_t(r) * c_stride;
+      const size_t row = size_t(first_row + r);
+      V v = load(sums);
       if (a.bias) v = v + load(a.bias + panel * 16);
       v = activate(a.activation, v);
-      if (w.gated) {
-        V up = panel_sum(x, w, panel + 1);
+      if (a.weight.gated) {
+        V up = load(sums + 16);
         if (a.bias) up = up + load(a.bias + panel * 16 + 16);
         v = v * up;
       }
-      if (a.residual) v = v + load_first(a.residual + size_t(row) * a.residual_stride + group * 16, n);
-      store_first(a.y + size_t(row) * a.y_stride + group * 16, v, n);
+      if (a.residual) v = v + load_first(a.residual + row * a.residual_stride + column, n);
+      store_first(a.y + row * a.y_stride + column, v, n);
     }
+  }
+}
+
+// Panels [first, last) for a single tile of rows: weights stream once through the registers.
+template <class Dot>
+inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int first, int last) {
+  const MatrixView& w = a.weight;
+  const int rows = a.rows, unit = w.gated ? 2 : 1;
+  const int group = max_of(max_panels(rows), unit);
+  alignas(64) float c[max_of(kMaxRows * 2, 16) * 16];
+  const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
+  MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
+  for (int panel = first; panel < last;) {
+    const int count = min_of(group, last - panel);
+    for (int done = 0; done < count;) {
+      int width = max_panels(rows);
+      while (width > count - done) width /= 2;
+      m.b = w.data + panel_bytes * size_t(panel + done);
+      m.c = c + done * 16;
+      m.next_block = ptrdiff_t(panel_bytes) * (width - 1);
+      micro_for<Dot, Prefetch::weights>(rows, width)(m);
+      done += width;
+    }
+    epilogue(a, c, c_stride, 0, rows, panel, count);
+    panel += count;
+  }
+}
+
+template <class Dot>
+inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
+  const MatrixView& w = a.weight;
+  const int group = max_of(max_panels(a.rows), w.gated ? 2 : 1), groups = (w.panels() + group - 1) / group;
+  // Large weights: even tasks, claimed as threads come. Small ones: one share a thread.
+  const int by_size = int(w.nbytes() / kTaskBytes);
+  const int tasks = min_of(groups, by_size >= 4 * pool.threads() ? by_size : pool.threads());
+  pool.parallel_for(tasks, [&](int task, int) {
+    const int first = int(int64_t(groups) * task / tasks) * group;
+    const int last = min_of(w.panels(), int(int64_t(groups) * (task + 1) / tasks) * group);
+    stream_panels<Dot>(a, tile, first, last);
   });
+}
+
+// bfloat16 steps [0, steps) of `panels` panels widened to float32 panels of their own.
+inline void widen(const char* b, size_t panel_bytes, int panels, int steps, float* out) {
+  for (int p = 0; p < panels; ++p) {
+    const uint16_t* pairs = reinterpret_cast<const uint16_t*>(b + size_t(p) * panel_bytes);
+    float* to = out + size_t(p) * size_t(steps) * 32;
+    for (int s = 0; s < steps; ++s) {
+      store(to + s * 32, pair_first(pairs + s * 32));
+      store(to + s * 32 + 16, pair_second(pairs + s * 32));
+    }
+  }
+}
+
+// Fetches part `part` of `parts` of `panels` panels' next block of weights into L2.
+inline void prefetch_part(const char* b, size_t panel_bytes, int panels, size_t block_bytes, int part, int parts) {
+  const size_t lines = block_bytes / 64, first = lines * size_t(part) / size_t(parts);
+  const size_t last = lines * size_t(part + 1) / size_t(parts);
+  for (int p = 0; p < panels; ++p)
+    for (size_t line = first; line < last; ++line) __builtin_prefetch(b + size_t(p) * panel_bytes + line * 64, 0, 2);
+}
+
+// Tiles [tile0, tile1) times panels [first, last), in blocks of K. `Widen`: weights are bfloat16 and the product is
+// DotF32's, on panels widened once for all tiles.
+template <class Dot, bool Widen>
+inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
+                          int first, int last, float* scratch) {
+  const MatrixView& w = a.weight;
+  const size_t panel_bytes = w.panel_bytes(), column_bytes = w.bf16 ? 32 : 64, c_stride = size_t(last - first) * 16;
+  const int row0 = tiles.begin(tile0), rows = tiles.begin(tile1) - row0, step_panels = max_panels(kMaxRows);
+  const BlocksOfK blocks(w.padded_cols());
+  float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
+  for (int k = 0; k < blocks.padded; k += blocks.size) {
+    const int columns = blocks.columns(k);
+    for (int panel = first; panel < last; panel += step_panels) {
+      const int count = min_of(step_panels, last - panel);
+      const char* b = w.data + panel_bytes * size_t(panel) + size_t(k) * column_bytes;
+      const bool last_panels = panel + count == last;
+      const char* next = last_panels ? w.data + panel_bytes * size_t(first) + size_t(k + columns) * column_bytes
+                                     : b + panel_bytes * size_t(count);
+      MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
+      if constexpr (Widen) {
+        widen(b, panel_bytes, count, columns / 2, scratch);
+        m.b = reinterpret_cast<const char*>(scratch);
+        m.panel_bytes = size_t(columns) * 64;
+      }
+      for (int tile = tile0; tile < tile1; ++tile) {
+        const int begin = tiles.begin(tile);
+        prefetch_part(next, panel_bytes, count, size_t(columns) * column_bytes, tile - tile0, tile1 - tile0);
+        m.a = packed + packed_offset<Dot>(tiles, tile, k, columns);
+        m.c = c + size_t(begin - row0) * c_stride + (panel - first) * 16;
+        micro_for<Dot, Prefetch::activations>(tiles.begin(tile + 1) - begin, count)(m);
+      }
+    }
+  }
+  epilogue(a, c, c_stride, row0, rows, first, last - first);
+}
+
+template <class Dot, bool Widen>
+inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
+  const MatrixView& w = a.weight;
+  const int row_blocks = (tiles.count + kBlockTiles - 1) / kBlockTiles;
+  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out.
+  const int wanted = (4 * pool.threads() + row_blocks - 1) / row_blocks;
+  const int width = max_of(2, min_of(kBlockPanels, w.panels() / wanted / 2 * 2));
+  const int column_blocks = (w.panels() + width - 1) / width;
+  // Neighbouring tasks share a block of weights, which is then read from memory once.
+  pool.parallel_for(row_blocks * column_blocks, [&](int task, int thread) {
+    const int rows = task % row_blocks, columns = task / row_blocks;
+    block_product<Dot, Widen>(a, packed, tiles, int(int64_t(tiles.count) * rows / row_blocks),
+                              int(int64_t(tiles.count) * (rows + 1) / row_blocks), columns * width,
+                              min_of(w.panels(), (columns + 1) * width), static_cast<float*>(pool.scratch(thread)));
+  });
+}
+
+// Packs x and runs the product; a single row of DotF32 or DotWide that needs no padding is used where it lies.
+template <class Dot, bool Widen>
+inline void linear_as(const LinearArgs& a, ThreadPool& pool) {
+  using A = typename Dot::A;
+  const int padded = a.weight.padded_cols();
+  const Tiles tiles(a.rows);
+  A* packed = static_cast<A*>(a.workspace);
+  if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
+    if (a.rows == 1 && padded == a.weight.cols) return linear_stream<Dot>(a, a.x, pool);
+  auto pack = [&](int tile, int) { pack_tile<Dot>(a, tiles, tile, packed); };
+  if (int64_t(a.rows) * padded < kSerialPack)
+    for (int tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
+  else
+    pool.parallel_for(tiles.count, pack);
+  if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
+  if constexpr (Widen)
+    linear_blocks<DotF32, true>(a, packed, tiles, pool);
+  else
+    linear_blocks<Dot, false>(a, packed, tiles, pool);
+}
+
+inline void linear(const LinearArgs& a, ThreadPool& pool) {
+  if (!a.weight.bf16) return linear_as<DotF32, false>(a, pool);
+#if defined(QUIRE_BF16_DOT)
+  linear_as<DotPairs, false>(a, pool);
+#else
+  linear_as<DotWide, true>(a, pool);
+#endif
 }
 
 }  // namespace quire::QUIRE_ISA

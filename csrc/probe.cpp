@@ -43,8 +43,8 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double int8_steps(int64_t
   for (int i = 0; i < chains; ++i) acc[i] = _mm512_set1_epi32(i);
   const __m512i x = _mm512_set1_epi32(0x01020304), y = _mm512_set1_epi32(0x02030101);
   for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 16
     for (int i = 0; i < chains; ++i) acc[i] = _mm512_dpbusd_epi32(acc[i], x, y);
-    asm volatile("" ::: "memory");
   }
   __m512i sum = acc[0];
   for (int i = 1; i < chains; ++i) sum = _mm512_xor_si512(sum, acc[i]);

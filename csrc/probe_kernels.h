@@ -22,41 +22,41 @@ inline uint32_t probe_read(const char* data, size_t bytes) {
 
 // Enough chains in flight to hide the latency of a fused multiply-add on two ports.
 #if defined(QUIRE_AVX512)
-constexpr int kChains = 12;
+constexpr int kProbeChains = 12;
 #else
-constexpr int kChains = 6;
+constexpr int kProbeChains = 6;
 #endif
 
 // Operations per step; runs `steps` of them.
 inline double probe_fp32(int64_t steps) {
-  V acc[kChains];
-  for (int i = 0; i < kChains; ++i) acc[i] = set1(float(i));
+  V acc[kProbeChains];
+  for (int i = 0; i < kProbeChains; ++i) acc[i] = set1(float(i));
   const V x = set1(0.5f), y = set1(0.3f);
   for (int64_t s = 0; s < steps; ++s) {
-    for (int i = 0; i < kChains; ++i) acc[i] = fma(x, acc[i], y);
-    asm volatile("" ::: "memory");
+#pragma GCC unroll 16
+    for (int i = 0; i < kProbeChains; ++i) acc[i] = fma(x, acc[i], y);
   }
   V sum = acc[0];
-  for (int i = 1; i < kChains; ++i) sum = sum + acc[i];
+  for (int i = 1; i < kProbeChains; ++i) sum = sum + acc[i];
   volatile float sink = reduce_add(sum);
   (void)sink;
-  return double(kChains) * 32;
+  return double(kProbeChains) * 32;
 }
 
 #if defined(QUIRE_BF16_DOT) && !defined(QUIRE_BF16_DOT_EMULATED)
 inline double probe_bf16(int64_t steps) {
-  __m512 acc[kChains];
-  for (int i = 0; i < kChains; ++i) acc[i] = _mm512_set1_ps(float(i));
+  __m512 acc[kProbeChains];
+  for (int i = 0; i < kProbeChains; ++i) acc[i] = _mm512_set1_ps(float(i));
   const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3c003c00), y = (__m512bh)_mm512_set1_epi32(0x3c013c00);
   for (int64_t s = 0; s < steps; ++s) {
-    for (int i = 0; i < kChains; ++i) acc[i] = _mm512_dpbf16_ps(acc[i], x, y);
-    asm volatile("" ::: "memory");
+#pragma GCC unroll 16
+    for (int i = 0; i < kProbeChains; ++i) acc[i] = _mm512_dpbf16_ps(acc[i], x, y);
   }
   V sum = {acc[0]};
-  for (int i = 1; i < kChains; ++i) sum = sum + V{acc[i]};
+  for (int i = 1; i < kProbeChains; ++i) sum = sum + V{acc[i]};
   volatile float sink = reduce_add(sum);
   (void)sink;
-  return double(kChains) * 64;
+  return double(kProbeChains) * 64;
 }
 #else
 inline double probe_bf16(int64_t) { return 0; }
