@@ -117,22 +117,25 @@ int source_row(const MatrixView& view, int panel, int lane) {
   return row < half ? row + (panel % 2) * half : -1;
 }
 
-PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool) {
-  const size_t rows = total_rows(parts);
+PackedMatrix::PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated) {
   constexpr size_t limit = size_t(std::numeric_limits<int>::max()) / 64;
   if (rows == 0 || cols == 0) throw std::invalid_argument("a weight needs at least one row and one column");
   if (rows > limit || cols > limit) throw std::invalid_argument("a weight has more rows or columns than fit");
-  if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
-    throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
   view_.rows = int(rows);
   view_.cols = int(cols);
   view_.bf16 = bf16;
   view_.gated = gated;
+}
+
+PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool)
+    : PackedMatrix(total_rows(parts), cols, bf16, gated) {
+  if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
+    throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
   memory_ = HugeBuffer(view_.nbytes());
   view_.data = static_cast<const char*>(memory_.data());
 
   std::vector<Row> table;
-  table.reserve(rows);
+  table.reserve(size_t(view_.rows));
   for (const SourceRows& part : parts)
     for (size_t r = 0; r < part.rows; ++r) table.push_back({part.data + r * part.row_bytes, part.type});
 

@@ -23,6 +23,9 @@ struct SourceRows {
 
 class PackedMatrix {
  public:
+  // The shape without values, to plan with: `view().data` is null and no memory is taken.
+  PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated);
+
   // Stacks the parts on O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
   // (they may be memory-mapped files). Throws std::invalid_argument on shapes that do not fit.
   PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool);

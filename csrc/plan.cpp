@@ -245,6 +245,8 @@ void Plan::bind(std::shared_ptr<KVStore> kv) {
   require(logits_ >= 0, "the plan is not finished");
   require(view.num_layers == num_layers_ && view.num_kv_heads == num_kv_heads_ && view.head_dim == head_dim_,
           "the KV cache has another shape than the plan");
+  for (const Op& op : ops_)
+    require(!op.weight || op.weight->view().data != nullptr, "the plan was made with outlines of weights: load them");
   arena_ = HugeBuffer(arena_floats_ * 4);
   workspace_ = HugeBuffer(workspace_bytes_);
   token_block_.resize(size_t(limits_.max_tokens));

@@ -155,6 +155,12 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
       .def("dequantize", &dequantize, "pool"_a);
+  m.def(
+      "outline",
+      [](size_t rows, size_t cols, bool bf16, bool gated) {
+        return std::make_shared<PackedMatrix>(rows, cols, bf16, gated);
+      },
+      "rows"_a, "cols"_a, "bf16"_a, "gated"_a, "A weight's shape without values, to plan with.");
   m.def("pack", &pack, "parts"_a, "bf16"_a, "gated"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
 

@@ -25,8 +25,8 @@ class Limits:
 def measure_limits(threads: int) -> Limits:
     """Probe for well under a second. The peak is bf16's where the CPU multiplies bf16, else float32's."""
     kind = "bf16" if "avx512_bf16" in _native.available_isas() else "fp32"
-    read = _native.measure_read_bandwidth(512 << 20, threads)
-    return Limits(read, _native.measure_peak(kind, threads), kind, threads)
+    read = _native.measure_read_bandwidth(512 << 20, threads) / 1e9
+    return Limits(read, _native.measure_peak(kind, threads) / 1e9, kind, threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from quire.errors import ConfigError, ModelError
 from quire.model import load
 from quire.model.hub import find_model
 from quire.ops.native import NativeBackend
-from quire.ops.protocol import FloatDtype, Limits
+from quire.ops.protocol import FloatDtype, KVSpec, Limits
 from quire.ops.reference import ReferenceBackend
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
@@ -102,42 +102,55 @@ def make_sampler(backend: NativeBackend | ReferenceBackend, vocab_size: int) -> 
     return ReferenceSampler(vocab_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An engine before it is loaded: everything that decides its size."""
+
+    name: str
+    backend: NativeBackend | ReferenceBackend
+    model: load.ModelInfo
+    kv_spec: KVSpec
+    limits: Limits
+    memory: MemoryPlan
+
+
+def plan_engine(config: EngineConfig) -> Plan:
+    """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
+    directory = model_directory(config.model)
+    model = load.inspect_model(directory, config.model.dtype)
+    backend = make_backend(config.device)
+    outline = backend.outline() if isinstance(backend, NativeBackend) else backend
+    available = available_memory()
+    kv_spec = model.spec.kv_spec(_kv_dtype(config, model.dtype))
+    max_num_seqs = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+    limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
+    sketch = load.load_model(directory, outline, config.model.dtype)
+    need = MemoryNeed(
+        weights=sketch.weight_bytes,
+        workspace=outline.workspace_bytes(sketch.graph, kv_spec, limits),
+        kv_bytes_per_token=kv_spec.bytes_per_token,
+        max_model_len=_max_model_len(config.model, model.spec.max_position),
+        max_model_len_is_given=config.model.max_model_len is not None,
+        max_num_seqs=max_num_seqs,
+    )
+    memory = plan_memory(config.cache, need, available)
+    return Plan(_name(config.model, directory), backend, model, kv_spec, limits, memory)
+
+
 def start_core(config: EngineConfig) -> Started:
-    """Load the model, plan memory, and make the engine ready for its first request."""
+    """Plan memory, load the model, and make the engine ready for its first request."""
     report = StartReport()
-    with report.phase("checking the model"):
-        directory = model_directory(config.model)
-        found = load.inspect_model(directory, config.model.dtype)
-        available = available_memory()
-        if found.weight_bytes > available:
-            raise ConfigError(
-                f"the weights take {found.weight_bytes / GIB:.2f} GiB and {available / GIB:.2f} GiB of memory are "
-                "free: use a smaller model or dtype"
-            )
-        backend = make_backend(config.device)
+    with report.phase("planning"):
+        plan = plan_engine(config)
+    backend, memory, spec = plan.backend, plan.memory, plan.model.spec
     with report.phase("packing the weights"):
-        model = load.load_model(directory, backend, config.model.dtype)
-    with report.phase("planning memory"):
-        spec = model.spec
-        max_num_seqs = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
-        limits = Limits(
-            config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs)
-        )
-        kv_spec = spec.kv_spec(_kv_dtype(config, model.dtype))
-        need = MemoryNeed(
-            weights=model.weight_bytes,
-            workspace=backend.workspace_bytes(model.graph, kv_spec, limits),
-            kv_bytes_per_token=kv_spec.bytes_per_token,
-            max_model_len=_max_model_len(config.model, spec.max_position),
-            max_model_len_is_given=config.model.max_model_len is not None,
-            max_num_seqs=max_num_seqs,
-        )
-        memory = plan_memory(config.cache, need, available)
-    with report.phase("preparing the plan"):
-        kv = backend.kv_cache(kv_spec, memory.num_blocks, memory.block_size)
-        executable = backend.compile(model.graph, kv, limits)
-        inputs = InputBuilder(max_num_seqs, -(-memory.max_model_len // memory.block_size))
-        runner = Runner(executable, kv, inputs, make_sampler(backend, spec.vocab_size), limits.max_logit_rows)
+        model = load.load_model(plan.model.directory, backend, config.model.dtype)
+    with report.phase("preparing to run"):
+        kv = backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size)
+        executable = backend.compile(model.graph, kv, plan.limits)
+        inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
+        sampler = make_sampler(backend, spec.vocab_size)
+        runner = Runner(executable, kv, inputs, sampler, plan.limits.max_logit_rows)
         scheduler = Scheduler(
             config.scheduler,
             memory.num_blocks,
@@ -145,17 +158,18 @@ def start_core(config: EngineConfig) -> Started:
             memory.max_model_len,
             config.cache.enable_prefix_caching,
         )
-    report.model, report.backend = _name(config.model, directory), backend.name
-    report.threads, report.parameters = backend.threads, found.num_parameters
-    report.dtype, report.kv_dtype, report.memory = model.dtype, kv_spec.dtype, memory
+    report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
+    report.parameters, report.memory = plan.model.num_parameters, memory
+    report.dtype, report.kv_dtype = model.dtype, plan.kv_spec.dtype
     report.log()
+    most = config.model.max_logprobs
     info = ModelInfo(
-        name=report.model,
+        name=plan.name,
         max_model_len=memory.max_model_len,
         vocab_size=spec.vocab_size,
-        eos_token_ids=found.eos_token_ids,
-        max_logprobs=config.model.max_logprobs if config.model.max_logprobs >= 0 else spec.vocab_size,
-        defaults=_default_params(config.model, found),
+        eos_token_ids=plan.model.eos_token_ids,
+        max_logprobs=most if most >= 0 else spec.vocab_size,
+        defaults=_default_params(config.model, plan.model),
     )
     return Started(EngineCore(scheduler, runner), info, report)
 
@@ -167,9 +181,10 @@ def start_front(
     if skip_tokenizer:
         return Front(info, None, None, seed)
     where = config.model.tokenizer
-    directory = (
-        find_model(where, download_dir=config.model.download_dir) if where else model_directory(config.model)
-    )
+    if where:
+        directory = find_model(where, download_dir=config.model.download_dir, weights=False)
+    else:
+        directory = model_directory(config.model)
     tokenizer = Tokenizer.load(directory)
     chosen = config.model.chat_template
     has_template = chosen is not None or tokenizer.chat_template is not None

@@ -287,6 +287,10 @@ class NativeBackend:
             packed = _native.pack(sources, dtype == "bfloat16", gated, self.pool)
         return NativeMatrix(packed, self.pool)
 
+    def outline(self) -> OutlineBackend:
+        """The same backend for planning: its weights have a shape and no values, and take no memory."""
+        return OutlineBackend(self.threads, self.isa)
+
     def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Any:
         with _engine_errors():
             plan = _native.Plan(
@@ -308,3 +312,12 @@ class NativeBackend:
                 )
             plan.finish(logits)
         return plan
+
+
+class OutlineBackend(NativeBackend):
+    """Records plans of models that are not loaded. What it compiles cannot run."""
+
+    def _pack(self, parts: Sequence[Array], dtype: FloatDtype, gated: bool) -> NativeMatrix:
+        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        with _engine_errors():
+            return NativeMatrix(_native.outline(rows, columns, dtype == "bfloat16", gated), self.pool)

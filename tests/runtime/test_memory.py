@@ -1,0 +1,81 @@
+"""The KV cache is sized from free memory, never beyond it, and what cannot fit is refused with figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config import CacheConfig
+from quire.errors import ConfigError
+from quire.runtime.memory import MemoryNeed, available_memory, plan_memory
+
+NEED = MemoryNeed(
+    weights=1000,
+    workspace=200,
+    kv_bytes_per_token=10,
+    max_model_len=64,
+    max_model_len_is_given=True,
+    max_num_seqs=4,
+)
+
+
+def test_available_memory_is_what_the_machine_has() -> None:
+    assert 0 < available_memory() < 1 << 50
+
+
+def test_no_more_than_is_useful() -> None:
+    plan = plan_memory(CacheConfig(block_size=16), NEED, 1_000_000)
+    assert (plan.num_blocks, plan.num_tokens, plan.max_model_len) == (16, 256, 64)
+    assert plan.total == 1000 + 200 + 16 * 160
+
+
+@given(
+    st.integers(1, 100_000),
+    st.integers(1, 64),
+    st.floats(0.01, 1.0),
+    st.integers(0, 20_000),
+    st.integers(1, 200),
+    st.booleans(),
+)
+def test_never_beyond_what_is_free(
+    available: int, block_size: int, share: float, weights: int, length: int, given_len: bool
+) -> None:
+    need = replace(NEED, weights=weights, max_model_len=length, max_model_len_is_given=given_len)
+    try:
+        plan = plan_memory(CacheConfig(block_size=block_size, gpu_memory_utilization=share), need, available)
+    except ConfigError:
+        return
+    assert plan.total <= available * share + 1
+    assert plan.max_model_len <= plan.num_tokens
+    assert plan.max_model_len == length or (not given_len and plan.max_model_len < length)
+
+
+def test_a_shorter_context_where_the_user_did_not_ask_for_one() -> None:
+    need = replace(NEED, max_model_len=10_000, max_model_len_is_given=False)
+    plan = plan_memory(CacheConfig(), need, 10_000)
+    assert plan.max_model_len == plan.num_tokens < 10_000
+
+
+@pytest.mark.parametrize(
+    ("cache", "available", "message"),
+    [
+        (CacheConfig(), 1100, "do not fit in"),
+        (CacheConfig(kv_cache_memory_bytes=320), 100_000, "max_model_len = 64"),
+        (CacheConfig(num_gpu_blocks_override=3), 100_000, "--num-gpu-blocks-override 3"),
+        (CacheConfig(num_gpu_blocks_override=5000), 100_000, "ask for less"),
+        (CacheConfig(kv_cache_memory_bytes=10**9), 100_000, "ask for less"),
+        (CacheConfig(gpu_memory_utilization=0.01), 100_000, "--gpu-memory-utilization"),
+    ],
+)
+def test_what_cannot_fit_is_refused(cache: CacheConfig, available: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_memory(cache, NEED, available)
+
+
+def test_one_block_must_fit_even_if_no_length_was_asked_for() -> None:
+    need = replace(NEED, max_model_len_is_given=False)
+    with pytest.raises(ConfigError, match="lower --max-model-len"):
+        plan_memory(CacheConfig(kv_cache_memory_bytes=100), need, 100_000)
