@@ -20,19 +20,46 @@ inline uint32_t lane_bits(M m) {
 #endif
 }
 
-// `exp_portable` of runtime/logits.py: no fused multiply-add. x <= 0, -inf included.
-inline V exp_portable(V t) {
-  t = max(t, set1(-80.0f));
-  const V n = round_even(t * set1(1.44269504088896341f));
-  const V r = (t - n * set1(0.693359375f)) - n * set1(-2.12194440e-4f);
-  V y = set1(1.9875691500e-4f);
-  y = y * r + set1(1.3981999507e-3f);
-  y = y * r + set1(8.3334519073e-3f);
-  y = y * r + set1(4.1665795894e-2f);
-  y = y * r + set1(1.6666665459e-1f);
-  y = y * r + set1(5.0000001201e-1f);
-  y = (y * (r * r) + r) + set1(1.0f);
-  return scale(y, n);
+// Vectors whose long chains of dependent steps are interleaved, so that the core finds independent work close by.
+#if defined(QUIRE_AVX512)
+constexpr int kChains = 8;
+#else
+constexpr int kChains = 2;
+#endif
+
+template <int N>
+inline bool all_below(const V (&t)[N], float bound) {
+  V top = t[0];
+#pragma GCC unroll 8
+  for (int k = 1; k < N; ++k) top = max(top, t[k]);
+  return lane_bits(less(top, set1(bound))) == 0xffffu;
+}
+
+// `exp_portable` of runtime/logits.py: no fused multiply-add. t <= 1, -inf included.
+template <int N>
+inline void exp_portable(V (&t)[N]) {
+  constexpr float polynomial[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                  5.0000001201e-1f};
+  V n[N], y[N];
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) t[k] = max(t[k], set1(-80.0f));
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) n[k] = round_even(t[k] * set1(1.44269504088896341f));
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) t[k] = t[k] - n[k] * set1(0.693359375f);
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) t[k] = t[k] - n[k] * set1(-2.12194440e-4f);
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) y[k] = set1(1.9875691500e-4f);
+#pragma GCC unroll 8
+  for (const float coefficient : polynomial) {
+#pragma GCC unroll 8
+    for (int k = 0; k < N; ++k) y[k] = y[k] * t[k] + set1(coefficient);
+  }
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) y[k] = (y[k] * (t[k] * t[k]) + t[k]) + set1(1.0f);
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) t[k] = scale(y[k], n[k]);
 }
 
 inline RowMax row_max(const float* x, int n) {
@@ -69,9 +96,18 @@ inline double exp_sum(const float* x, int n, float row_max) {
   for (int start = 0; start < n; start += 256) {
     const int stop = min_of(n, start + 256);
     V sum = set1(0.0f);
-    for (int i = start; i < stop; i += kLanes) {
-      if (i + kLanes <= stop) sum = sum + exp_portable(load(x + i) - top);
-      else sum = sum + select(first_lanes(stop - i), exp_portable(load_first(x + i, stop - i) - top), set1(0.0f));
+    int i = start;
+    for (; i + kChains * kLanes <= stop; i += kChains * kLanes) {
+      V e[kChains];
+      for (int k = 0; k < kChains; ++k) e[k] = load(x + i + k * kLanes) - top;
+      exp_portable(e);
+      for (int k = 0; k < kChains; ++k) sum = sum + e[k];
+    }
+    for (; i < stop; i += kLanes) {
+      const int rest = min_of(kLanes, stop - i);
+      V e[1] = {load_first(x + i, rest) - top};
+      exp_portable(e);
+      sum = sum + select(first_lanes(rest), e[0], set1(0.0f));
     }
     store(part, sum);
     for (int k = 0; k < kLanes; ++k) lanes[k] += double(part[k]);
@@ -81,23 +117,30 @@ inline double exp_sum(const float* x, int n, float row_max) {
   return total;
 }
 
-// Whole numbers below 2^34, so that any order of adding them is exact. 1.5 * 2^52 rounds to even.
-inline void add_weights(V w, double unit, double* lanes) {
+constexpr float kNoWeight = -25.0f;  // e^-25 * 2^34 rounds to 0
+
+// Whole numbers up to 2^34, so that any order of adding them is exact. 1.5 * 2^52 rounds to even.
+template <int N>
+inline void add_weights(const V (&w)[N], double unit, double* lanes) {
   constexpr double magic = 6755399441055744.0;
 #if defined(QUIRE_AVX512)
   const __m512d u = _mm512_set1_pd(unit), m = _mm512_set1_pd(magic);
-  const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(w.r));
-  const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(w.r, 1));
-  const __m512d a = _mm512_sub_pd(_mm512_add_pd(_mm512_mul_pd(low, u), m), m);
-  const __m512d b = _mm512_sub_pd(_mm512_add_pd(_mm512_mul_pd(high, u), m), m);
-  _mm512_storeu_pd(lanes, _mm512_add_pd(_mm512_loadu_pd(lanes), _mm512_add_pd(a, b)));
+  __m512d total = _mm512_loadu_pd(lanes);
+#pragma GCC unroll 8
+  for (int k = 0; k < N; ++k) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(w[k].r));
+    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(w[k].r, 1));
+    const __m512d a = _mm512_sub_pd(_mm512_add_pd(_mm512_mul_pd(low, u), m), m);
+    const __m512d b = _mm512_sub_pd(_mm512_add_pd(_mm512_mul_pd(high, u), m), m);
+    total = _mm512_add_pd(total, _mm512_add_pd(a, b));
+  }
+  _mm512_storeu_pd(lanes, total);
 #else
   alignas(64) float part[kLanes];
-  store(part, w);
-  for (int k = 0; k < kLanes / 2; ++k) {
-    const double a = (double(part[k]) * unit + magic) - magic;
-    const double b = (double(part[k + 8]) * unit + magic) - magic;
-    lanes[k] += a + b;
+  for (int k = 0; k < N; ++k) {
+    store(part, w[k]);
+    for (int i = 0; i < kLanes / 2; ++i)
+      lanes[i] += ((double(part[i]) * unit + magic) - magic) + ((double(part[i + 8]) * unit + magic) - magic);
   }
 #endif
 }
@@ -106,11 +149,19 @@ inline double weight_sum(const float* x, size_t n, float row_max, float inv_t, d
   const V top = set1(row_max), inv = set1(inv_t);
   alignas(64) double lanes[kLanes / 2] = {};
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add_weights(exp_portable((load(x + i) - top) * inv), unit, lanes);
-  if (i < n) {
-    const int rest = int(n - i);
-    const V w = exp_portable((load_first(x + i, rest) - top) * inv);
-    add_weights(select(first_lanes(rest), w, set1(0.0f)), unit, lanes);
+  for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
+    V w[kChains];
+    for (int k = 0; k < kChains; ++k) w[k] = (load(x + i + size_t(k) * kLanes) - top) * inv;
+    if (all_below(w, kNoWeight)) continue;
+    exp_portable(w);
+    add_weights(w, unit, lanes);
+  }
+  for (; i < n; i += kLanes) {
+    const int rest = n - i < kLanes ? int(n - i) : kLanes;
+    V w[1] = {(load_first(x + i, rest) - top) * inv};
+    exp_portable(w);
+    w[0] = select(first_lanes(rest), w[0], set1(0.0f));
+    add_weights(w, unit, lanes);
   }
   double total = 0;
   for (double lane : lanes) total += lane;
@@ -160,33 +211,49 @@ inline int collect(const float* x, int n, Cut cut, int limit, int* ids) {
   return kept;
 }
 
-// First words of the noise of tokens 16 i .. 16 i + 15 of a block of 32, i = 0, 1; `token` is a multiple of 32.
-inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t token, uint32_t* words) {
+constexpr int kDrawBlock = 128;  // tokens
+
 #if defined(QUIRE_AVX512)
+// Philox on 8 counters, in lanes of 64 bits: words 0..3 of the counters from c0 on. The upper halves of the second and
+// fourth word carry rubbish that the multiplication does not look at and the end masks off. Four at once.
+inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t token, uint32_t* words) {
+  constexpr int N = kDrawBlock / 32;
   const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
-  __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(token / 4), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-  __m512i c1 = _mm512_set1_epi64(uint32_t(position)), c2 = _mm512_set1_epi64(int64_t(position >> 32));
-  __m512i c3 = _mm512_setzero_si512();
-  // The upper halves of c1 and c3 carry rubbish that neither the multiplication nor the end looks at.
-  for (int i = 0; i < kPhiloxRounds; ++i) {
-    const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
-    const __m512i k0 = _mm512_set1_epi64(keys.k0[i]), k1 = _mm512_set1_epi64(keys.k1[i]);
-    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, k0, 0x96);
-    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, k1, 0x96);
-    c1 = p1;
-    c3 = p0;
+  const __m512i step = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  __m512i c0[N], c1[N], c2[N], c3[N];
+#pragma GCC unroll 4
+  for (int k = 0; k < N; ++k) {
+    c0[k] = _mm512_add_epi64(_mm512_set1_epi64(token / 4 + uint32_t(8 * k)), step);
+    c1[k] = _mm512_set1_epi64(uint32_t(position));
+    c2[k] = _mm512_set1_epi64(int64_t(position >> 32));
+    c3[k] = _mm512_setzero_si512();
   }
-  const __mmask16 odd = 0xaaaa;
-  const __m512i a = _mm512_mask_blend_epi32(odd, c0, _mm512_slli_epi64(c1, 32));
-  const __m512i b = _mm512_mask_blend_epi32(odd, c2, _mm512_slli_epi64(c3, 32));
+  for (int i = 0; i < kPhiloxRounds; ++i) {
+    const __m512i k0 = _mm512_set1_epi64(keys.k0[i]), k1 = _mm512_set1_epi64(keys.k1[i]);
+#pragma GCC unroll 4
+    for (int k = 0; k < N; ++k) {
+      const __m512i p0 = _mm512_mul_epu32(c0[k], m0), p1 = _mm512_mul_epu32(c2[k], m1);
+      c0[k] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1[k], k0, 0x96);
+      c2[k] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3[k], k1, 0x96);
+      c1[k] = p1;
+      c3[k] = p0;
+    }
+  }
   const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
   const __m512i second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-  _mm512_storeu_si512(words, _mm512_permutex2var_epi64(a, first, b));
-  _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64(a, second, b));
+#pragma GCC unroll 4
+  for (int k = 0; k < N; ++k) {
+    const __m512i a = _mm512_mask_blend_epi32(0xaaaa, c0[k], _mm512_slli_epi64(c1[k], 32));
+    const __m512i b = _mm512_mask_blend_epi32(0xaaaa, c2[k], _mm512_slli_epi64(c3[k], 32));
+    _mm512_storeu_si512(words + 32 * k, _mm512_permutex2var_epi64(a, first, b));
+    _mm512_storeu_si512(words + 32 * k + 16, _mm512_permutex2var_epi64(a, second, b));
+  }
+}
 #elif defined(QUIRE_AVX2)
+inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t token, uint32_t* words) {
   const __m256i m0 = _mm256_set1_epi64x(kPhiloxM0), m1 = _mm256_set1_epi64x(kPhiloxM1);
-  for (int half = 0; half < 2; ++half) {
-    __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x(token / 4 + 4 * half), _mm256_setr_epi64x(0, 1, 2, 3));
+  for (int k = 0; k < kDrawBlock / 16; ++k) {
+    __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x(token / 4 + uint32_t(4 * k)), _mm256_setr_epi64x(0, 1, 2, 3));
     __m256i c1 = _mm256_set1_epi64x(uint32_t(position)), c2 = _mm256_set1_epi64x(int64_t(position >> 32));
     __m256i c3 = _mm256_setzero_si256();
     for (int i = 0; i < kPhiloxRounds; ++i) {
@@ -200,14 +267,16 @@ inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t tok
     const __m256i a = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
     const __m256i b = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
     const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
-    __m256i* out = reinterpret_cast<__m256i*>(words + 16 * half);
+    __m256i* out = reinterpret_cast<__m256i*>(words + 16 * k);
     _mm256_storeu_si256(out, _mm256_permute2x128_si256(even, odd, 0x20));
     _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(even, odd, 0x31));
   }
-#else
-  for (uint32_t i = 0; i < 32; ++i) words[i] = philox_word(keys, position, token + i, 0);
-#endif
 }
+#else
+inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t token, uint32_t* words) {
+  for (uint32_t i = 0; i < kDrawBlock; ++i) words[i] = philox_word(keys, position, token + i, 0);
+}
+#endif
 
 // 1 - u is above miss(word), and at most a little: 31 bits of the noise's first word.
 inline V miss(const uint32_t* words) {
@@ -240,6 +309,8 @@ struct Race {
   void enter(int id) { enter(id, philox_word(keys, d.position, uint32_t(id), 0)); }
 };
 
+constexpr float kMostNoise = -37.0f;  // the noise is at most 53 ln 2 = 36.74
+
 // A token beats the best score s only if -ln u < e^(z - s), and 1 - u < -ln u: one comparison with half the noise's
 // bits rules out nearly all, without a logarithm. The margin covers the float arithmetic.
 inline int draw(const DrawArgs& d) {
@@ -253,17 +324,26 @@ inline int draw(const DrawArgs& d) {
     return race.token;
   }
   const V top = set1(d.max), inv = set1(float(d.inv_temperature)), margin = set1(1.001f);
-  alignas(64) uint32_t words[32];
+  alignas(64) uint32_t words[kDrawBlock];
   int start = 0;
-  for (; start + 32 <= d.n; start += 32) {
-    philox_words(race.keys, d.position, uint32_t(start), words);
+  for (; start + kDrawBlock <= d.n; start += kDrawBlock) {
     const V best = set1(float(race.best));
-    for (int half = 0; half < 2; ++half) {
-      const V bound = exp((load(d.x + start + 16 * half) - top) * inv - best) * margin;
-      uint32_t out = lane_bits(less(bound, miss(words + 16 * half)));
-      for (uint32_t in = ~out & 0xffffu; in != 0; in &= in - 1) {
-        const int k = 16 * half + __builtin_ctz(in);
-        race.enter(start + k, words[k]);
+    bool hashed = false;
+    for (int at = 0; at < kDrawBlock; at += kChains * kLanes) {
+      V bound[kChains];
+      for (int k = 0; k < kChains; ++k)
+        bound[k] = min((load(d.x + start + at + k * kLanes) - top) * inv - best, set1(1.0f));
+      if (all_below(bound, kMostNoise)) continue;
+      if (!hashed) philox_words(race.keys, d.position, uint32_t(start), words);
+      hashed = true;
+      exp_portable(bound);
+      for (int k = 0; k < kChains; ++k) {
+        const int place = at + k * kLanes;
+        uint32_t in = ~lane_bits(less(bound[k] * margin, miss(words + place))) & 0xffffu;
+        for (; in != 0; in &= in - 1) {
+          const int i = place + __builtin_ctz(in);
+          race.enter(start + i, words[i]);
+        }
       }
     }
   }

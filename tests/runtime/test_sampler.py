@@ -39,11 +39,14 @@ def draws(
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """In standard deviations from its mean."""
-    used = expected > 0
-    assert not counts[~used].any()
-    degrees = int(used.sum()) - 1
-    statistic = float(((counts[used] - expected[used]) ** 2 / expected[used]).sum())
+    """In standard deviations from its mean. Bins that expect fewer than 10 count as one."""
+    assert not counts[expected == 0].any()
+    rare = expected < 10
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], max(expected[rare].sum(), 1e-9))
+    degrees = max(len(expected) - 1, 1)
+    statistic = float(((counts - expected) ** 2 / expected).sum())
     return (statistic - degrees) / math.sqrt(2 * degrees)
 
 
