@@ -125,35 +125,49 @@ void Sampler::apply_stages(float* x, const Slot& slot, const uint32_t* mask) con
   }
 }
 
+void Sampler::make_room(Scratch& scratch) const {
+  const size_t room = size_t(vocab_size_) + kSlack;
+  if (scratch.a.size() < room) scratch.a.resize(room), scratch.b.resize(room);
+}
+
+Selected Sampler::select_count(const float* x, int count, Scratch& scratch) const {
+  make_room(scratch);
+  return select_best(
+      kernels_, x, size_t(vocab_size_), double(count), double(vocab_size_), [](float) { return 1.0; },
+      [](const float*, size_t n) { return double(n); }, scratch.a.data(), scratch.b.data());
+}
+
 Cut Sampler::truncate(const float* x, float max, const SlotParams& p, Scratch& scratch) const {
   const float inv_t = float(1.0 / p.temperature), low = least_kept(max, inv_t, p.low_scaled);
   if (p.top_k == 0 && p.top_p >= 1.0) return {low, vocab_size_};
-  const size_t room = size_t(vocab_size_) + kSlack;
-  if (scratch.a.size() < room) scratch.a.resize(room), scratch.b.resize(room);
+  make_room(scratch);
   float *a = scratch.a.data(), *b = scratch.b.data();
+  const float inf = std::numeric_limits<float>::infinity();
+  Selected best{low, std::numeric_limits<int64_t>::max()};
   const float* rest = x;
   size_t n = size_t(vocab_size_);
-  const float inf = std::numeric_limits<float>::infinity();
-  n = kernels_.keep_range(x, n, low, inf, a);
-  rest = a;
-  Selected best{low, std::numeric_limits<int64_t>::max()};
-  if (p.top_k > 0 && size_t(p.top_k) < n) {
-    best = select_best(
-        kernels_, rest, n, double(p.top_k), [](float) { return 1.0; },
-        [](const float*, size_t count) { return double(count); }, a, b);
-    if (p.top_p < 1.0) {
-      n = kernels_.keep_range(x, size_t(vocab_size_), std::nextafter(best.value, inf), inf, a);
-      std::fill_n(a + n, best.ties, best.value);
-      n += size_t(best.ties);
-    }
+  if (p.top_k > 0 && p.top_k < vocab_size_) {
+    const Selected top = select_count(x, p.top_k, scratch);
+    if (top.value >= low) best = top;
   }
   if (p.top_p < 1.0) {
+    // What top_k left, else what min_p left. Without either, tokens out of reach weigh nothing and may stay.
+    if (best.ties != std::numeric_limits<int64_t>::max()) {
+      n = kernels_.keep_range(x, n, std::nextafter(best.value, inf), inf, a);
+      std::fill_n(a + n, best.ties, best.value);
+      n += size_t(best.ties);
+      rest = a;
+    } else if (low > -std::numeric_limits<float>::max()) {
+      n = kernels_.keep_range(x, n, low, inf, a);
+      rest = a;
+    }
     const double unit = weight_unit(vocab_size_);
     auto sum = [&](const float* values, size_t count) {
       return kernels_.weight_sum(values, count, max, inv_t, unit);
     };
+    const double total = sum(rest, n);
     best = select_best(
-        kernels_, rest, n, p.top_p * sum(rest, n), [&](float value) { return sum(&value, 1); }, sum, a, b);
+        kernels_, rest, n, p.top_p * total, total, [&](float value) { return sum(&value, 1); }, sum, a, b);
   }
   if (best.ties == std::numeric_limits<int64_t>::max()) return {low, vocab_size_};
   return {best.value, id_of_nth(x, vocab_size_, best.value, best.ties)};
@@ -169,11 +183,7 @@ Logprobs Sampler::score(const float* x, float max, int32_t token, int num_top, S
   if (num_top == 0) return result;
   Cut cut{kMinusInf, vocab_size_};
   if (num_top < vocab_size_) {
-    const size_t room = size_t(vocab_size_) + kSlack;
-    if (scratch.a.size() < room) scratch.a.resize(room), scratch.b.resize(room);
-    const Selected best = select_best(
-        kernels_, x, size_t(vocab_size_), double(num_top), [](float) { return 1.0; },
-        [](const float*, size_t count) { return double(count); }, scratch.a.data(), scratch.b.data());
+    const Selected best = select_count(x, num_top, scratch);
     cut = {best.value, id_of_nth(x, vocab_size_, best.value, best.ties)};
   }
   scratch.ids.resize(std::max(scratch.ids.size(), size_t(num_top) + kSlack));

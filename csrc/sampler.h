@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "sampler_select.h"
 #include "sampler_table.h"
 #include "thread_pool.h"
 
@@ -101,6 +102,8 @@ class Sampler {
   void check_ids(const SlotParams& params) const;
   bool edits(const Slot& slot, const uint32_t* mask) const;
   void apply_stages(float* x, const Slot& slot, const uint32_t* mask) const;
+  void make_room(Scratch& scratch) const;
+  Selected select_count(const float* x, int count, Scratch& scratch) const;  // the `count` largest
   RowResult sample_row(const float* x, const uint32_t* mask, Slot& slot, Scratch& scratch) const;
   Cut truncate(const float* x, float max, const SlotParams& params, Scratch& scratch) const;
   Logprobs score(const float* x, float max, int32_t token, int num_top, Scratch& scratch) const;

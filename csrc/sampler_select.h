@@ -18,13 +18,13 @@ struct Selected {
 };
 
 // The fewest values, largest first, whose weights sum to at least `target` (which the sum of all reaches). Weights are
-// whole numbers with exact sums: `one(value)` is that of one, `sum(values, n)` of many, `one` never grows downwards.
+// whole numbers with exact sums: `one(value)` is that of one, `sum(values, n)` of many, `inside` of all.
 //
 // A quickselect: pivots from a sample, first a guess that few values are needed. `a` and `b` hold n + 16 values; `x`
 // may be `a`.
 template <class One, class Sum>
-Selected select_best(const SamplerKernels& kernels, const float* x, size_t n, double target, One&& one, Sum&& sum,
-                     float* a, float* b) {
+Selected select_best(const SamplerKernels& kernels, const float* x, size_t n, double target, double inside, One&& one,
+                     Sum&& sum, float* a, float* b) {
   constexpr size_t kSortBelow = 256, kSample = 512;
   constexpr float kInf = std::numeric_limits<float>::infinity();
   double above = 0;  // weight of all values larger than those in x
@@ -40,7 +40,7 @@ Selected select_best(const SamplerKernels& kernels, const float* x, size_t n, do
     } else if (!guess_few) {
       double part = 0, whole = 0;
       for (size_t i = 0; i < count; ++i) whole += one(sample[i]);
-      const double share = (target - above) / sum(x, n) * whole;
+      const double share = (target - above) / inside * whole;
       for (rank = 0; rank < count && part < share; ++rank) part += one(sample[rank]);
       rank += 2 + size_t(2 * std::sqrt(double(rank)));
     }
@@ -62,9 +62,11 @@ Selected select_best(const SamplerKernels& kernels, const float* x, size_t n, do
     }
     const size_t before = n;
     if (mass >= target) {
+      inside = mass - above;
       x = out;
       n = kept;
     } else {
+      inside -= mass - above;
       above = mass;
       float* rest = x == b ? b : a;
       n = kernels.keep_range(x, n, -kInf, pivot, rest);
