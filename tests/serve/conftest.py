@@ -14,4 +14,5 @@ def server() -> Iterator[Server]:
     running = start(served_model_name=["scripted", "alias"], max_body_bytes=1 << 20)
     yield running
     assert running.stop() == 0
-    assert "Traceback" not in running.log, running.log
+    assert "ASGI" not in running.log, running.log
+    assert "unforeseen" not in running.log, running.log

@@ -30,6 +30,7 @@ class Server:
     url: str = ""
     lines: list[str] = field(default_factory=list)
     ready: threading.Event = field(default_factory=threading.Event)
+    reader: threading.Thread = field(default_factory=threading.Thread)
 
     def read(self) -> None:
         assert self.process.stderr is not None
@@ -56,12 +57,21 @@ class Server:
         return int(pid)
 
     def stop(self) -> int:
+        """Stop at once, as by two signals; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             time.sleep(0.05)
             self.process.send_signal(signal.SIGINT)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit status, once it has ended."""
         try:
-            return self.process.wait(15)
+            status = self.process.wait(15)
+            self.reader.join()
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+            return status
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"the server did not stop\n{self.log}") from None
@@ -76,7 +86,8 @@ def start(*, maker: str = MAKER, **options: Any) -> Server:
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     server = Server(process)
-    threading.Thread(target=server.read, daemon=True).start()
+    server.reader = threading.Thread(target=server.read, daemon=True)
+    server.reader.start()
     if not server.ready.wait(60) or not server.url:
         process.kill()
         process.wait()

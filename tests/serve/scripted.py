@@ -30,6 +30,7 @@ from quire.types import (
     FinishReason,
     NewSeq,
     Request,
+    SamplingParams,
     ScheduledBatch,
     TokenLogprobs,
     Usage,
@@ -72,6 +73,14 @@ def script(request: Request, index: int, length: int) -> list[int]:
         if not forever and step >= end:
             out += [EOS] * length
     return out[:length]
+
+
+def script_of(text: str, length: int) -> list[int]:
+    """What a greedy request that ignores the end makes of `text`."""
+    sampling = SamplingParams(temperature=0.0)
+    return script(
+        Request(id="", tokens=list(text.encode()), sampling=sampling, seed=0, max_tokens=1), 0, length
+    )
 
 
 @dataclass(eq=False)

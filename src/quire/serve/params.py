@@ -140,8 +140,9 @@ def completion_logprobs(
         result.token_logprobs.append(None if entries is None else entry.logprob)
         shown = None
         if entries is not None:
-            shown = {names.name(t, e): e.logprob for t, e in _top(entries, count)}
-            shown.setdefault(name, entry.logprob)
+            shown = dict[str, float]()
+            for t, e in (*_top(entries, count), (token, entry)):
+                shown.setdefault(names.name(t, e), e.logprob)  # parts of characters may share a name
         result.top_logprobs.append(shown)
         offset += len(entry.decoded_token or name)
     return result, offset

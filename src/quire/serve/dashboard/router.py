@@ -68,6 +68,11 @@ def load_assets() -> dict[str, Asset]:
     return found
 
 
+def open_paths() -> frozenset[str]:
+    """The paths that hold no data and must be open to a browser that has no key yet."""
+    return frozenset({"/"} | {f"/dashboard/{name}" for name in load_assets() if name != "index.html"})
+
+
 def dashboard_router(
     stats_source: StatsSource,
     authorize: Callable[[HttpRequest], None] | None = None,

@@ -1,0 +1,127 @@
+"""The page with a server behind it that is made up: known numbers, a model that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from quire.serve.dashboard.router import dashboard_router, open_paths
+
+STATS: dict[str, Any] = {
+    "model": "made-up",
+    "block_size": 16,
+    "healthy": True,
+    "num_running": 3,
+    "num_waiting": 12,
+    "num_blocks": 4096,
+    "num_used_blocks": 1024,
+    "num_cached_blocks": 512,
+    "num_free_blocks": 2560,
+    "num_preemptions": 7,
+    "prompt_tokens": 1000,
+    "cached_tokens": 250,
+    "generation_tokens": 12345,
+    "finished": {"stop": 4, "length": 5, "abort": 0, "error": 1},
+    "ttft_p50": 0.0384,
+    "ttft_p99": 1.25,
+    "itl_p50": 0.0073,
+    "itl_p99": None,
+}
+
+
+@dataclass
+class World:
+    """What the page sees, changed by tests while it looks. `pieces` is what the model says."""
+
+    stats: dict[str, Any] = field(default_factory=lambda: dict(STATS))
+    pieces: list[str] = field(default_factory=lambda: ["Hello", ", ", "world."])
+    delay: float = 0.0
+    key: str | None = None
+    error: tuple[int, str] | None = None
+    finish: str = "stop"
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    aborted: int = 0
+    snapshots: int = 0
+    url: str = ""
+
+    async def snapshot(self) -> dict[str, Any]:
+        self.snapshots += 1
+        return {"time": asyncio.get_running_loop().time(), **self.stats}
+
+
+def app_of(world: World) -> FastAPI:
+    app = FastAPI()
+    app.include_router(dashboard_router(world, interval=0.1))
+    opened = open_paths()
+
+    @app.middleware("http")
+    async def gate(request: Request, call_next: Any) -> Response:
+        given = request.headers.get("authorization")
+        if world.key is not None and request.url.path not in opened and given != f"Bearer {world.key}":
+            return JSONResponse({"error": {"message": "Incorrect API key"}}, 401)
+        answer: Response = await call_next(request)
+        return answer
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "made-up", "object": "model"}]}
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    async def write(request: Request) -> Response:
+        body = await request.json()
+        world.requests.append(body)
+        if world.error is not None:
+            status, message = world.error
+            return JSONResponse({"error": {"message": message, "type": "x"}}, status)
+        return StreamingResponse(pieces(world, "messages" in body), media_type="text/event-stream")
+
+    return app
+
+
+async def pieces(world: World, chat: bool) -> AsyncIterator[str]:
+    ended = False
+    try:
+        for i, piece in enumerate(world.pieces):
+            part = {"delta": {"content": piece}} if chat else {"text": piece}
+            end = world.finish if i == len(world.pieces) - 1 else None
+            yield f"data: {json.dumps({'choices': [{'index': 0, **part, 'finish_reason': end}]})}\n\n"
+            await asyncio.sleep(world.delay)
+        usage = {
+            "prompt_tokens": 31,
+            "completion_tokens": len(world.pieces),
+            "prompt_tokens_details": {"cached_tokens": 24},
+        }
+        yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
+        ended = True
+    finally:
+        world.aborted += not ended
+
+
+@contextmanager
+def page_server(world: World) -> Iterator[World]:
+    """Serve the page of `world` on a free port."""
+    config = uvicorn.Config(app_of(world), port=0, log_level="warning", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            threading.Event().wait(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        world.url = f"http://127.0.0.1:{port}"
+        yield world
+    finally:
+        world.stats["draining"] = True
+        server.should_exit = True
+        thread.join(20)

@@ -1,0 +1,104 @@
+"""Anthropic's own client, unmodified."""
+
+from __future__ import annotations
+
+import anthropic
+import pytest
+
+from tests.serve.running import Server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_message_streamed_and_whole_are_equal(client: anthropic.Anthropic) -> None:
+    wanted = {
+        "model": "scripted",
+        "max_tokens": 80,
+        "messages": HELLO,
+        "system": "be brief",
+        "extra_body": {"temperature": 0},
+    }
+    whole = client.messages.create(**wanted)  # type: ignore[call-overload]
+    with client.messages.stream(**wanted) as stream:  # type: ignore[arg-type]
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert whole.content[0].text == text == final.content[0].text != ""  # type: ignore[union-attr]
+    assert whole.stop_reason == final.stop_reason
+    assert whole.role == "assistant"
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    total = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
+    assert total == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+
+
+def test_stop_reasons(client: anthropic.Anthropic) -> None:
+    cut = client.messages.create(model="scripted", max_tokens=3, messages=HELLO)  # type: ignore[arg-type]
+    assert cut.stop_reason == "max_tokens"
+    free = client.messages.create(model="scripted", max_tokens=1000, messages=HELLO, extra_body={"seed": 3})  # type: ignore[arg-type]
+    assert free.stop_reason == "end_turn"
+    word = free.content[0].text[5:9]  # type: ignore[union-attr]
+    stopped = client.messages.create(
+        model="scripted",
+        max_tokens=1000,
+        messages=HELLO,  # type: ignore[arg-type]
+        stop_sequences=[word],
+        extra_body={"seed": 3},
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+
+
+def test_counting_agrees_with_usage(client: anthropic.Anthropic) -> None:
+    blocks = [
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": " you"}]}
+    ]
+    counted = client.messages.count_tokens(model="scripted", messages=blocks)  # type: ignore[arg-type]
+    answer = client.messages.create(model="scripted", max_tokens=2, messages=blocks)  # type: ignore[arg-type]
+    assert counted.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
+
+
+def test_a_final_assistant_message_is_continued(client: anthropic.Anthropic) -> None:
+    open_ended = [*HELLO, {"role": "assistant", "content": "Well,"}]
+    longer = client.messages.count_tokens(model="scripted", messages=open_ended)  # type: ignore[arg-type]
+    closed = [*open_ended, {"role": "user", "content": ""}]
+    assert longer.input_tokens < client.messages.count_tokens(model="scripted", messages=closed).input_tokens  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        ({"extra_body": {"nothing": 1}}, "nothing"),
+    ],
+)
+def test_refusals_have_their_shape(
+    client: anthropic.Anthropic, fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=words) as caught:
+        client.messages.create(**{"model": "scripted", "max_tokens": 5, "messages": HELLO, **fields})  # type: ignore[call-overload]
+    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+def test_other_errors(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="claude", max_tokens=5, messages=HELLO)  # type: ignore[arg-type]
+    poison = [{"role": "user", "content": "!poison"}]
+    with pytest.raises(anthropic.InternalServerError, match="not finite"):
+        client.messages.create(model="scripted", max_tokens=50, messages=poison)  # type: ignore[arg-type]
+    with (
+        pytest.raises(anthropic.APIStatusError),
+        client.messages.stream(
+            model="scripted",
+            max_tokens=50,
+            messages=poison,  # type: ignore[arg-type]
+        ) as stream,
+    ):
+        stream.get_final_message()

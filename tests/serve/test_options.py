@@ -1,0 +1,105 @@
+"""The server's options and the YAML file: what is taken, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.serve.options import ServerConfig, read_config, split_options
+from quire.serve.server import check
+from tests.serve import scripted
+from tests.serve.running import MAKER
+
+
+def test_flat_options_find_their_place() -> None:
+    engine, server = split_options({"port": 9, "block_size": 32, "api_key": ("a",), "seed": 4})
+    assert (server.port, engine.cache.block_size, server.api_keys(), engine.seed) == (9, 32, ("a",), 4)
+    with pytest.raises(ConfigError, match="no_such"):
+        split_options({"no_such": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"port": 70000}, "--port"),
+        ({"ssl_keyfile": "k"}, "--ssl-certfile"),
+        ({"api_key": ("",)}, "--api-key"),
+        ({"metrics_prefix": "a b"}, "--metrics-prefix"),
+        ({"shutdown_timeout": -1.0}, "--shutdown-timeout"),
+        ({"log_format": "xml"}, "--log-format"),
+        ({"max_num_queued_reqs": 0}, "--max-num-queued-reqs"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ServerConfig(**options)  # type: ignore[arg-type]
+
+
+def test_keys_come_from_options_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two \n")
+    assert ServerConfig(api_key=("zero",), api_key_file=str(file)).api_keys() == ("zero", "one", "two")
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="no key"):
+        ServerConfig(api_key_file=str(file)).api_keys()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ServerConfig(api_key_file=str(tmp_path / "none")).api_keys()
+
+
+def test_yaml_takes_flags_and_names(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: scripted\nmax-model-len: 100\nblock_size: 8\napi-key: [a, 7]\nserved-model-name: m\n"
+        "enable-prefix-caching: false\nshutdown-timeout: 5\nrequest-timeout: null\n"
+    )
+    options = read_config(str(file))
+    assert options == {
+        "model": "scripted",
+        "max_model_len": 100,
+        "block_size": 8,
+        "api_key": ("a", "7"),
+        "served_model_name": ("m",),
+        "enable_prefix_caching": False,
+        "shutdown_timeout": 5.0,
+        "request_timeout": None,
+    }
+    split_options(options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 1", "unknown option 'prot'"),
+        ("port: '8000'", "port must be of type int"),
+        ("port: true", "port must be of type int"),
+        ("enable-prefix-caching: 1", "of type bool"),
+        ("api-key: [[a]]", "api-key"),
+        ("block-size: 8\nblock_size: 9", "twice"),
+        ("- a", "must hold a map"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_yaml_refuses_by_name(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_config(str(file))
+
+
+def test_an_empty_yaml_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("# nothing\n")
+    assert read_config(str(file)) == {}
+
+
+def test_check_tells_the_plan_and_refuses_what_serving_would() -> None:
+    engine, server = split_options({"model": "scripted", "served_model_name": ("name",)})
+    text = check(engine, server, MAKER)
+    assert "2048 tokens" in text
+    assert f"{scripted.NUM_BLOCKS} blocks" in text
+    assert "name" in text
+    engine, server = split_options({"model": "scripted", "ssl_keyfile": "none", "ssl_certfile": "none"})
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        check(engine, server, MAKER)
