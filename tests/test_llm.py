@@ -10,7 +10,6 @@ import pytest
 
 from quire import LLM, QuireError, RequestError, SamplingParams
 from quire.errors import ConfigError, ModelError
-
 from tests.tiny import EOS, VOCAB_SIZE, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -41,12 +41,14 @@ class Command:
     """What a command's module offers as COMMAND: `run(engine, own)` or, with engine=False, `run(own)`.
 
     `options` is a frozen dataclass of the command's own options; `arguments` names fields taken by position.
+    `read_config` makes `--config FILE` an option: what the file says become the defaults of the other options.
     """
 
     run: Callable[..., None]
     options: type
     arguments: tuple[str, ...] = ()
     engine: bool = True
+    read_config: Callable[[str], dict[str, Any]] | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        _build(_chosen(args))(args)
+        chosen = _chosen(args)
+        _build(chosen, args)(args)
     except QuireError as error:
         print(f"quire: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -72,7 +75,7 @@ def _chosen(args: Sequence[str]) -> str | None:
     return None
 
 
-def _build(chosen: str | None) -> Callable[..., Any]:
+def _build(chosen: str | None, args: Sequence[str]) -> Callable[..., Any]:
     """A Typer app that lists every command but has loaded the chosen one only."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, help="Quire serves large language models.")
     groups: dict[str, typer.Typer] = {}
@@ -84,7 +87,7 @@ def _build(chosen: str | None) -> Callable[..., Any]:
                 groups[group[0]] = typer.Typer(no_args_is_help=True)
                 app.add_typer(groups[group[0]], name=group[0], help="Measure, beside the machine's limits.")
             target = groups[group[0]]
-        target.command(verb, help=entry.help)(_load(entry) if name == chosen else _not_loaded)
+        target.command(verb, help=entry.help)(_load(entry, args) if name == chosen else _not_loaded)
     return app
 
 
@@ -92,12 +95,24 @@ def _not_loaded() -> None:
     """Stands in the list of commands for one that was not chosen."""
 
 
-def _load(entry: Entry) -> Callable[..., None]:
+def _load(entry: Entry, args: Sequence[str]) -> Callable[..., None]:
     command: Command = importlib.import_module(entry.module).COMMAND
-    return _typed(command)
+    path = _config_path(args) if command.read_config is not None else None
+    defaults = command.read_config(path) if command.read_config is not None and path is not None else {}
+    return _typed(command, defaults)
 
 
-def _typed(command: Command) -> Callable[..., None]:
+def _config_path(args: Sequence[str]) -> str | None:
+    """The file that --config names; Typer sees the option too, and checks its form."""
+    for i, arg in enumerate(args):
+        if arg == "--config" and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith("--config="):
+            return arg.partition("=")[2]
+    return None
+
+
+def _typed(command: Command, defaults: dict[str, Any]) -> Callable[..., None]:
     """`command.run` behind a signature that Typer reads: its own options first, then the engine's."""
     own = [f.name for f in fields(command.options)]
     parameters = _parameters(command.options, command.arguments)
@@ -105,9 +120,14 @@ def _typed(command: Command) -> Callable[..., None]:
         for section in SECTIONS.values():
             parameters += _parameters(section, command.arguments)
         parameters += _parameters(EngineConfig, (), only=("seed",))
+    if command.read_config is not None:
+        parameters.append(_option("config", str | None, None, "YAML file of options; flags prevail over it."))
+    parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in parameters]
     parameters.sort(key=lambda p: p.kind)
 
     def call(**values: Any) -> None:
+        values.pop("config", None)
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         options = command.options(**{name: values.pop(name) for name in own})
         if command.engine:
             command.run(EngineConfig.from_options(**values), options)
@@ -133,10 +153,18 @@ def _parameters(
 def _parameter(f: Field[Any], hint: Any, positional: bool) -> inspect.Parameter:
     help = f.metadata.get("help", "")
     default = f.default if f.default is not MISSING else inspect.Parameter.empty
-    info = typer.Argument(help=help) if positional else typer.Option(help=help)
-    by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    kind = by_position if positional else inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(f.name, kind, default=default, annotation=Annotated[hint, info])
+    if hint == tuple[str, ...]:  # Typer takes repeatable options as lists
+        hint = list[str]
+    if positional:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        annotation = Annotated[hint, typer.Argument(help=help)]
+        return inspect.Parameter(f.name, kind, default=default, annotation=annotation)
+    return _option(f.name, hint, default, help)
+
+
+def _option(name: str, hint: Any, default: Any, help: str) -> inspect.Parameter:
+    annotation = Annotated[hint, typer.Option(help=help)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 if __name__ == "__main__":

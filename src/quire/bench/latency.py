@@ -34,18 +34,18 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
     rng = random.Random(1)
     limits = measure_limits(llm.threads)
 
-    def once(output_len: int) -> float:
+    def once() -> tuple[float, float]:
+        """Seconds until all sequences have their first token, and from then to the end."""
         prompts = [_prompt(rng, options.input_len, llm) for _ in range(options.batch_size)]
-        params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+        params = SamplingParams(temperature=0, max_tokens=options.output_len, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - start
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        first = max(o.metrics.first_token_time or 0.0 for o in outputs if o.metrics)
+        return first - start, time.perf_counter() - first
 
     for _ in range(options.num_iters_warmup):
-        once(options.output_len)
-    prefill = [once(1) for _ in range(options.num_iters)]
-    total = [once(options.output_len) for _ in range(options.num_iters)]
-    _report(llm, options, prefill, total, limits).show(options.output_json)
+        once()
+    _report(llm, options, [once() for _ in range(options.num_iters)], limits).show(options.output_json)
 
 
 def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:
@@ -53,11 +53,10 @@ def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:
     return {"prompt_token_ids": [rng.randrange(llm.vocab_size) for _ in range(length)]}
 
 
-def _report(
-    llm: LLM, options: LatencyOptions, prefill: list[float], total: list[float], limits: Limits
-) -> Report:
+def _report(llm: LLM, options: LatencyOptions, runs: list[tuple[float, float]], limits: Limits) -> Report:
+    prefill, total = [p for p, _ in runs], [p + d for p, d in runs]
     first = statistics.median(prefill)
-    step = (statistics.median(total) - first) / (options.output_len - 1)
+    step = statistics.median(d for _, d in runs) / (options.output_len - 1)
     size = options.batch_size
     report = Report(
         f"{llm.name}: {size} x ({options.input_len} + {options.output_len}), {llm.threads} threads"

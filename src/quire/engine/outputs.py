@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from quire.text.detok import Detokenizer, token_text
@@ -36,6 +37,15 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """When things happened, in seconds of `time.perf_counter`; None is not yet."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """Everything about a request so far; names are vLLM's."""
 
@@ -45,6 +55,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
     error: str | None = None
 
     @property
@@ -83,6 +94,7 @@ class OutputStream:
         self.output = RequestOutput(
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
+        self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
         if params.logprobs is not None:
             for sample in self.output.outputs:
                 sample.logprobs, sample.cumulative_logprob = [], 0.0
@@ -121,8 +133,15 @@ class OutputStream:
         sample.finish_reason, sample.stop_reason = finish, stop_reason
         if delta.error is not None:
             self.output.error = delta.error
+        self._note_time(delta)
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
+
+    def _note_time(self, delta: Delta) -> None:
+        if delta.tokens and self._metrics.first_token_time is None:
+            self._metrics.first_token_time = time.perf_counter()
+        if self.finished:
+            self._metrics.finished_time = time.perf_counter()
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
         """The text that became safe to show, and the stop string that was hit, if one was."""
