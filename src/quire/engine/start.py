@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 # What generation_config.json may set; everything else in it concerns searches that Quire does not do.
@@ -84,7 +84,7 @@ def model_directory(config: ModelConfig) -> Path:
     """The local directory of the configured model; without one, of the model inside the package."""
     if config.model:
         return find_model(config.model, config.revision, config.download_dir)
-    shipped = Path(str(files("quire"))) / "assets" / SHIPPED_MODEL
+    shipped = ASSETS / SHIPPED_MODEL
     if not shipped.is_dir():
         raise ModelError("this installation has no model inside: name a directory or a Hugging Face id")
     return shipped

@@ -1,0 +1,45 @@
+"""Every Python example of the README and the docs runs as it stands, and every command they name exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# Examples that talk to a running server are run by tests/serve.
+OFFLINE = [
+    (page, i, code)
+    for page in PAGES
+    for i, code in enumerate(BLOCK.findall(page.read_text()))
+    if "LLM" in code
+]
+
+
+@pytest.mark.parametrize(("page", "index", "code"), OFFLINE, ids=lambda v: getattr(v, "name", str(v)[:8]))
+def test_examples_run(page: Path, index: int, code: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, f"{page.name}, example {index}: {result.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_exist(page: Path) -> None:
+    for words in re.findall(r"(?:^|`)quire ([a-z]+(?: [a-z]+)?)", page.read_text(), re.MULTILINE):
+        known = any(words == name or name.split()[0] == words.split()[0] for name in COMMANDS)
+        assert known, f"{page.name} names `quire {words}`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
