@@ -55,12 +55,15 @@ SourceRows source_rows(const Source& source) {
   if (type != "float32" && type != "float16" && type != "bfloat16")
     throw std::invalid_argument("weights are float32, float16 or bfloat16, not " + type);
   if (array.itemsize() != bytes) throw std::invalid_argument("the array's elements are not " + type);
+  if (array.size() == 0) throw std::invalid_argument("a weight needs at least one row and one column");
+  // The stride of an axis of length 1 means nothing and may be anything.
+  const int64_t stride = array.shape(0) > 1 ? array.stride(0) : 0;
   if (array.shape(1) > 1 && array.stride(1) != 1) throw std::invalid_argument("rows of a weight must be contiguous");
   const ElementType element = type == "float32"   ? ElementType::float32
                               : type == "float16" ? ElementType::float16
                                                   : ElementType::bfloat16;
-  if (array.stride(0) < 0) throw std::invalid_argument("rows of a weight must go forward in memory");
-  return {static_cast<const char*>(array.data()), array.shape(0), size_t(array.stride(0)) * bytes, element};
+  if (stride < 0) throw std::invalid_argument("rows of a weight must go forward in memory");
+  return {static_cast<const char*>(array.data()), array.shape(0), size_t(stride) * bytes, element};
 }
 
 std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, bool bf16, bool gated, ThreadPool& pool) {
