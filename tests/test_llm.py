@@ -154,10 +154,14 @@ def test_bad_requests_say_what_to_change(
 
 def test_a_failing_row_ends_its_request_with_the_reason(tiny_model: Callable[..., str]) -> None:
     llm = LLM(tiny_model(), max_model_len=128)
-    nothing = SamplingParams(max_tokens=3, allowed_token_ids=[65], bad_words=["a"], logit_bias={65: 1.0})
-    forbidden = SamplingParams(max_tokens=3, allowed_token_ids=[EOS], min_tokens=2)
-    with pytest.raises(QuireError, match="every token is forbidden"):
-        llm.generate(["a", "b"], [nothing, forbidden])
+    short = SamplingParams(max_tokens=1)
+    (only,) = llm._front.encode("A")
+    stuck = SamplingParams(max_tokens=3, allowed_token_ids=[only], bad_words=["AA"])  # fails at its second token
+    streams = list(llm._streams(["a", "b", "c"], [short, stuck, GREEDY], None))
+    with pytest.raises(QuireError, match="request 1 failed: every token is forbidden"):
+        llm._run(streams, False)
+    assert streams[1].output.outputs[0].token_ids == [only]
+    assert streams[0].output.error is None
     assert llm.stats().num_used_blocks == 0
     assert llm.generate("a", GREEDY)[0].finished
 

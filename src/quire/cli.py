@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import typer
-
+from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import QuireError
 
@@ -58,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        chosen = _chosen(args)
-        _build(chosen, args)(args)
+        for words in (2, 1):
+            if entry := COMMANDS.get(" ".join(args[:words])):
+                _run(" ".join(args[:words]), entry, args[words:])
+                return
+        _overview().parse_args(args or ["--help"])
     except QuireError as error:
         print(f"quire: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -67,104 +69,93 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def _chosen(args: Sequence[str]) -> str | None:
-    for words in (2, 1):
-        name = " ".join(args[:words])
-        if name in COMMANDS:
-            return name
-    return None
+def _overview() -> argparse.ArgumentParser:
+    """Lists the commands without loading any; refuses whatever is none of them."""
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "quire",
+        description="Quire serves large language models.",
+        epilog=f"commands:\n{lines}\n\n`quire COMMAND --help` tells a command's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"quire {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    return parser
 
 
-def _build(chosen: str | None, args: Sequence[str]) -> Callable[..., Any]:
-    """A Typer app that lists every command but has loaded the chosen one only."""
-    app = typer.Typer(add_completion=False, no_args_is_help=True, help="Quire serves large language models.")
-    groups: dict[str, typer.Typer] = {}
-    for name, entry in COMMANDS.items():
-        *group, verb = name.split()
-        target = app
-        if group:
-            if group[0] not in groups:
-                groups[group[0]] = typer.Typer(no_args_is_help=True)
-                app.add_typer(groups[group[0]], name=group[0], help="Measure, beside the machine's limits.")
-            target = groups[group[0]]
-        target.command(verb, help=entry.help)(_load(entry, args) if name == chosen else _not_loaded)
-    return app
-
-
-def _not_loaded() -> None:
-    """Stands in the list of commands for one that was not chosen."""
-
-
-def _load(entry: Entry, args: Sequence[str]) -> Callable[..., None]:
+def _run(name: str, entry: Entry, args: list[str]) -> None:
+    """Load a command's module, read its options from `args`, and call it."""
     command: Command = importlib.import_module(entry.module).COMMAND
-    path = _config_path(args) if command.read_config is not None else None
-    defaults = command.read_config(path) if command.read_config is not None and path is not None else {}
-    return _typed(command, defaults)
-
-
-def _config_path(args: Sequence[str]) -> str | None:
-    """The file that --config names; Typer sees the option too, and checks its form."""
-    for i, arg in enumerate(args):
-        if arg == "--config" and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith("--config="):
-            return arg.partition("=")[2]
-    return None
-
-
-def _typed(command: Command, defaults: dict[str, Any]) -> Callable[..., None]:
-    """`command.run` behind a signature that Typer reads: its own options first, then the engine's."""
-    own = [f.name for f in fields(command.options)]
-    parameters = _parameters(command.options, command.arguments)
+    parser = argparse.ArgumentParser(
+        f"quire {name}",
+        description=entry.help,
+        allow_abbrev=False,
+    )
+    _add_options(parser.add_argument_group("options of this command"), command.options, command.arguments)
     if command.engine:
-        for section in SECTIONS.values():
-            parameters += _parameters(section, command.arguments)
-        parameters += _parameters(EngineConfig, (), only=("seed",))
+        for section, options in SECTIONS.items():
+            _add_options(parser.add_argument_group(f"{section} options"), options, command.arguments)
+        _add_options(parser, EngineConfig, (), only=("seed",))
     if command.read_config is not None:
-        parameters.append(_option("config", str | None, None, "YAML file of options; flags prevail over it."))
-    parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in parameters]
-    parameters.sort(key=lambda p: p.kind)
-
-    def call(**values: Any) -> None:
-        values.pop("config", None)
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        options = command.options(**{name: values.pop(name) for name in own})
-        if command.engine:
-            command.run(EngineConfig.from_options(**values), options)
-        else:
-            command.run(options)
-
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
-    return call
+        parser.add_argument("--config", help="YAML file of options; flags prevail over it")
+        known, _ = parser.parse_known_args(args)
+        if known.config is not None:
+            parser.set_defaults(**command.read_config(known.config))
+    values = vars(parser.parse_args(args))
+    values.pop("config", None)
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
+    if command.engine:
+        command.run(EngineConfig.from_options(**values), own)
+    else:
+        command.run(own)
 
 
-def _parameters(
-    options: type, arguments: tuple[str, ...], only: tuple[str, ...] | None = None
-) -> list[inspect.Parameter]:
+def _add_options(
+    group: argparse._ActionsContainer, options: type, arguments: tuple[str, ...], only: tuple[str, ...] = ()
+) -> None:
+    """A flag for each field of the dataclass `options`; for those in `arguments` a place instead."""
     hints = get_type_hints(options)
-    return [
-        _parameter(f, hints[f.name], f.name in arguments)
-        for f in fields(options)
-        if only is None or f.name in only
-    ]
+    for f in fields(options):
+        if only and f.name not in only:
+            continue
+        default = None if f.default is MISSING else f.default
+        shown = "" if default in (None, "", ()) else f" (default: {default})"
+        settings: dict[str, Any] = {"help": f.metadata["help"] + shown, "default": default}
+        settings.update(_reading(hints[f.name]))
+        if f.name in arguments:
+            group.add_argument(f.name, nargs="?", **{**settings, "metavar": f.name})
+        else:
+            group.add_argument(f"--{f.name.replace('_', '-')}", **settings)
 
 
-def _parameter(f: Field[Any], hint: Any, positional: bool) -> inspect.Parameter:
-    help = f.metadata.get("help", "")
-    default = f.default if f.default is not MISSING else inspect.Parameter.empty
-    if hint == tuple[str, ...]:  # Typer takes repeatable options as lists
-        hint = list[str]
-    if positional:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        annotation = Annotated[hint, typer.Argument(help=help)]
-        return inspect.Parameter(f.name, kind, default=default, annotation=annotation)
-    return _option(f.name, hint, default, help)
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of a field's type."""
+    plain = [part for part in get_args(hint) if part is not type(None)]
+    if get_origin(hint) is Literal:
+        return {"choices": plain}
+    if get_origin(hint) is tuple:
+        return {"action": Repeated, "metavar": "VALUE"}
+    if type(None) in get_args(hint):
+        return _reading(plain[0])
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": hint, "metavar": hint.__name__.upper()}
 
 
-def _option(name: str, hint: Any, default: Any, help: str) -> inspect.Parameter:
-    annotation = Annotated[hint, typer.Option(help=help)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+class Repeated(argparse.Action):
+    """Collects a repeatable flag; the first one given replaces the default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        seen = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(seen if isinstance(seen, list) else ()), values])
 
 
 if __name__ == "__main__":

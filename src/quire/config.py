@@ -117,7 +117,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
-    seed: int = 0
+    seed: int = option(0, "Where the seeds of requests without one come from.", low=0)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

@@ -106,8 +106,8 @@ class Runner:
             np.array(rows.positions[start:stop], np.int64),
         )
         for row, (slot, token) in enumerate(zip(slots, samples.tokens.tolist(), strict=True)):
-            if slot in samples.errors:
-                output.errors[slot] = samples.errors[slot]
+            if row in samples.errors:
+                output.errors[slot] = samples.errors[row]
                 continue
             output.tokens.setdefault(slot, []).append(token)
             if row in samples.logprobs:
