@@ -81,7 +81,7 @@ def test_what_is_sent(tmp_path: Path) -> None:
             temperature=0.5,
             top_k=3,
             extra_body='{"min_tokens": 5, "priority": 1}',
-            header=["X-Trace=abc"],
+            header=("X-Trace=abc",),
             num_warmups=1,
         )
         assert len(server.behaviour.requests) == 3
@@ -151,14 +151,13 @@ def test_a_key_is_sent_and_never_printed_or_saved(tmp_path: Path, capsys: pytest
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with fake_server(not_ready=2) as server, pytest.raises(SystemExit) as exit:
+    with fake_server(not_ready=2) as server:
         main(
             f"bench serve --backend vllm --host 127.0.0.1 --port {server.port} --num-prompts 3 --input-len 4 "
             "--output-len 2 --request-rate 200 --burstiness 2 --goodput ttft:5000 --goodput e2el:9000 "
             f"--percentile-metrics ttft,itl --result-dir {tmp_path} --append-result --metadata gpu=none "
             "--ready-check-timeout-sec 20 --ignore-eos --seed 7".split()
         )
-    assert exit.value.code == 0
     (path,) = tmp_path.glob("vllm-200.0qps-fake-*.json")
     result = json.loads(path.read_text())
     assert (result["completed"], result["gpu"], result["request_rate"]) == (3, "none", 200.0)
@@ -232,9 +231,9 @@ def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "options",
     [
-        {"goodput": ["ttft"]},
-        {"goodput": ["itl:3"]},
-        {"goodput": ["ttft:-1"]},
+        {"goodput": ("ttft",)},
+        {"goodput": ("itl:3",)},
+        {"goodput": ("ttft:-1",)},
         {"percentile_metrics": "ttft,nope"},
         {"metric_percentiles": "101"},
         {"metric_percentiles": "a"},
@@ -253,7 +252,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
         ServeOptions(**options)
 
 
-@pytest.mark.parametrize("options", [{"extra_body": "{"}, {"extra_body": "[1]"}, {"metadata": ["x"]}])
+@pytest.mark.parametrize("options", [{"extra_body": "{"}, {"extra_body": "[1]"}, {"metadata": ("x",)}])
 def test_options_are_refused_when_used(options: dict[str, Any], tmp_path: Path) -> None:
     with fake_server() as server, pytest.raises(ConfigError):
         bench(server, tmp_path, **options)

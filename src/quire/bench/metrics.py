@@ -18,19 +18,19 @@ from quire.errors import ConfigError
 
 METRICS = {
     "ttft": "Time to first token",
-    "tpot": "Time per output token, without the first",
+    "tpot": "Time per later token",
     "itl": "Inter-token latency",
     "e2el": "End-to-end latency",
     "client_queue_time": "Wait for --max-concurrency",
-    "e2el_including_client_queue": "End-to-end latency with that wait",
+    "e2el_including_client_queue": "End-to-end, wait included",
 }
 OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
-def parse_goodput(pairs: Sequence[str] | None) -> dict[str, float]:
+def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
     """`["ttft:200 tpot:50"]` (spaces, commas or several) to milliseconds by metric."""
     objectives: dict[str, float] = {}
-    for pair in " ".join(pairs or ()).replace(",", " ").split():
+    for pair in " ".join(pairs).replace(",", " ").split():
         name, _, value = pair.partition(":")
         try:
             limit = float(value)

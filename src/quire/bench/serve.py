@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from quire.bench.client import Client, Outcome, Target
-from quire.bench.datasets import DatasetOptions, as_text, ideal_cached_tokens, load_samples
+from quire.bench.datasets import DatasetOptions, Sample, as_text, ideal_cached_tokens, load_samples
 from quire.bench.load import Api, Arrivals, Sent, send_all
 from quire.bench.metrics import (
     METRICS,
@@ -57,12 +57,12 @@ class ServeOptions(DatasetOptions):
     served_model_name: str | None = option(None, "Name to ask for, where --model is a directory.")
     api_key: str | None = option(None, "Key to send; better in a file.")
     api_key_file: str | None = option(None, "File that holds the key.")
-    header: list[str] | None = option(None, "Header to send, NAME=VALUE; may be repeated.")
+    header: tuple[str, ...] = option((), "Header to send, NAME=VALUE; may be repeated.")
     insecure: bool = option(False, "Accept any certificate.")
     request_rate: float = option(float("inf"), "Requests a second; inf sends all at once.")
     burstiness: float = option(1.0, "1 is Poisson, less comes in bursts, more is even.")
     max_concurrency: int | None = option(None, "Most requests in flight.", low=1)
-    ramp_up_strategy: str | None = option(None, "Let the rate grow: linear or exponential.")
+    ramp_up_strategy: Literal["linear", "exponential"] | None = option(None, "How the rate grows.")
     ramp_up_start_rps: float | None = option(None, "Rate at the start.")
     ramp_up_end_rps: float | None = option(None, "Rate at the end.")
     self_timed: bool | None = option(None, "Send at the dataset's times; on by default for timed_trace.")
@@ -77,7 +77,7 @@ class ServeOptions(DatasetOptions):
     repetition_penalty: float | None = option(None, "Sampling parameter.")
     logprobs: int | None = option(None, "Log probabilities to ask for, per token.", low=0)
     extra_body: str | None = option(None, "JSON object that is added to each request.")
-    goodput: list[str] | None = option(None, 'Objectives in ms, like "ttft:200 tpot:50 e2el:5000".')
+    goodput: tuple[str, ...] = option((), 'Objectives in ms, like "ttft:200 tpot:50 e2el:5000".')
     percentile_metrics: str | None = option(None, "Metrics to report; default ttft,tpot,itl,e2el.")
     metric_percentiles: str = option("99", "Percentiles to report, with commas.")
     sweep: str | None = option(None, "Measure once for each of these loads, like 1,2,4,inf.")
@@ -89,7 +89,7 @@ class ServeOptions(DatasetOptions):
     result_dir: str | None = option(None, "Directory of the result.")
     result_filename: str | None = option(None, "Name of the result's file.")
     label: str | None = option(None, "Label of the result; default is the backend.")
-    metadata: list[str] | None = option(None, "NAME=VALUE kept in the result; may be repeated.")
+    metadata: tuple[str, ...] = option((), "NAME=VALUE kept in the result; may be repeated.")
     ready_check_timeout_sec: int = option(0, "Wait so long for the server; 0 does not wait.", low=0)
     request_timeout_sec: float = option(21600.0, "A request that takes longer has failed.", low=0.001)
     disable_tqdm: bool = option(False, "Show no progress.")
@@ -139,11 +139,10 @@ class ServeOptions(DatasetOptions):
         return Api(endpoint, chat, model, {**params, **_json_object(self.extra_body)})
 
     def arrivals(self) -> Arrivals:
-        ramp_up: Any = self.ramp_up_strategy
         return Arrivals(
             rate=self.request_rate,
             burstiness=self.burstiness,
-            ramp_up=ramp_up,
+            ramp_up=self.ramp_up_strategy,
             start=self.ramp_up_start_rps,
             end=self.ramp_up_end_rps,
         )
@@ -252,8 +251,7 @@ class _Run:
         self.options, self.client, self.served = options, client, served
         self.api = options.api(served.name)
         self.tokenizer = _tokenizer(options, served)
-        self.samples = load_samples(options, self.tokenizer)
-        self.ideal = self._ideal()
+        self.made = self.samples = load_samples(options, self.tokenizer)
         if self.api.chat and self.tokenizer is not None:
             self.samples = as_text(self.samples, self.tokenizer)
         elif self.api.chat and not all(isinstance(s.prompt, str) for s in self.samples):
@@ -325,7 +323,7 @@ class _Run:
                 name: getattr(options, name)
                 for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
             }
-        result |= self._prefix_cache(outcomes, result)
+        result |= self._prefix_cache(self.made, outcomes, result["total_input_tokens"])
         self._note(sent, lens)
         return result
 
@@ -339,18 +337,20 @@ class _Run:
             return len(self.tokenizer.encode(outcome.text, add_special_tokens=False))
         return len(outcome.itls) + 1
 
-    def _ideal(self) -> float | None:
-        """The hit rate of an infinite cache, where prompts are ids, so that it can be known."""
-        prompts = [s.prompt.tolist() for s in self.samples if not isinstance(s.prompt, str)]
-        if not prompts:
-            return None
-        return ideal_cached_tokens(prompts) / sum(map(len, prompts))
-
-    def _prefix_cache(self, outcomes: list[Outcome], result: dict[str, Any]) -> dict[str, Any]:
-        cached = [o.cached_tokens for o in outcomes if o.ok and o.cached_tokens is not None]
+    def _prefix_cache(self, samples: list[Sample], outcomes: list[Outcome], total_in: int) -> dict[str, Any]:
+        """Cached prompt tokens as the server counts them, and the share that an infinite cache would find among
+        the requests that completed, which is known where prompts were made of ids."""
+        done = [(s, o) for s, o in zip(samples, outcomes, strict=True) if o.ok]
+        cached = [o.cached_tokens for _, o in done if o.cached_tokens is not None]
+        prompts = [s.prompt.tolist() for s, _ in done if not isinstance(s.prompt, str)]
         total = sum(cached) if cached else None
-        share = None if total is None else total / max(1, result["total_input_tokens"])
-        return {"total_cached_tokens": total, "prefix_hit_rate": share, "ideal_prefix_hit_rate": self.ideal}
+        return {
+            "total_cached_tokens": total,
+            "prefix_hit_rate": None if total is None else total / max(1, total_in),
+            "ideal_prefix_hit_rate": ideal_cached_tokens(prompts) / sum(map(len, prompts))
+            if prompts
+            else None,
+        }
 
     def _note(self, sent: Sent, lens: list[int]) -> None:
         good = [(s, o, n) for s, o, n in zip(self.samples, sent.outcomes, lens, strict=True) if o.ok]
@@ -377,11 +377,11 @@ class _Run:
     def _show(self, result: dict[str, Any]) -> None:
         out = Console()
         for error in [e for e in result["errors"] if e][:MAX_ERRORS_SHOWN]:
-            out.print(f"failed: {error}", markup=False)
+            out.print(f"failed: {error}", markup=False, soft_wrap=True)
         out.print(_table(self.options, result))
         out.print(_latencies(self.options, result))
         for note in self.notes:
-            out.print(f"note: {note}", markup=False)
+            out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def _table(options: ServeOptions, result: dict[str, Any]) -> Table:
@@ -394,7 +394,7 @@ def _table(options: ServeOptions, result: dict[str, Any]) -> Table:
         if value is not None:
             table.add_row(label, value if isinstance(value, str) else format(value, form))
 
-    row("Request rate configured (req/s)", result["request_rate"])
+    row("Request rate configured (req/s)", "the trace's" if options.timed else result["request_rate"])
     row("Most requests in flight, configured", options.max_concurrency, "d")
     row("Benchmark duration (s)", result["duration"])
     row("Successful requests", result["completed"], "d")
@@ -456,9 +456,9 @@ def _tokenizer(options: ServeOptions, served: _Served) -> Tokenizer | None:
     return None
 
 
-def _pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
+def _pairs(texts: tuple[str, ...], flag: str) -> dict[str, str]:
     pairs = {}
-    for text in texts or ():
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"--{flag} must be NAME=VALUE, got {text!r}")
