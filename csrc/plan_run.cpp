@@ -42,7 +42,7 @@ void Plan::check(const StepInput& in) const {
   for (int b = 0; b < in.num_seqs; ++b)
     require(in.cu_q[b] < in.cu_q[b + 1],
             "cu_q must rise from 0 to the number of tokens, by at least one token a sequence");
-  check_range(in.tokens, in.num_tokens, vocab_rows_, "token id");
+  if (vocab_rows_ > 0) check_range(in.tokens, in.num_tokens, vocab_rows_, "token id");
   check_range(in.logit_rows, in.num_logit_rows, in.num_tokens, "logit row");
   check_range(in.slots, in.num_seqs, in.num_slots, "slot");
   for (int b = 0; b < in.num_seqs; ++b) check_sequence(in, b);

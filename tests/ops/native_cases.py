@@ -55,7 +55,7 @@ def apply_rows(
 
     Rows come in as a float32 embedding table, which gives them back unchanged.
     """
-    rows, columns = x.shape
+    rows = len(x)
     table, head = (
         backend.matrix([x], "float32"),
         backend.matrix([np.ones((rows, width), np.float32)], "float32"),

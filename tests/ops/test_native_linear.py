@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ops.native_cases import ISAS, apply_rows, native, normal, rounds_activations, to_bf16
 
 from quire.errors import EngineError
 from quire.ops.protocol import Activation, FloatDtype
 from quire.ops.reference import ReferenceBackend
-from tests.ops.native_cases import ISAS, apply_rows, native, normal, rounds_activations, to_bf16
 
 ACTIVATIONS: list[Activation | None] = [None, "silu", "gelu", "gelu_tanh", "relu"]
 DTYPES: list[FloatDtype] = ["float32", "bfloat16"]

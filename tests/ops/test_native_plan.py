@@ -1,0 +1,410 @@
+"""The recorded plan: whole steps equal the reference, memory is planned, bad steps are refused, nothing crashes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.ops.native_cases import ISAS, KV, apply_rows, int32, native, normal, rows_step
+
+from quire import _native
+from quire.errors import EngineError
+from quire.ops.native import NativeBackend, _cgroup_cores, usable_threads
+from quire.ops.protocol import Backend, FloatDtype, Graph, KVSpec, Limits, ModelInput, Norm, Rope
+from quire.ops.reference import ReferenceBackend
+
+D, N, G, H, F, V, LAYERS = 40, 4, 2, 12, 56, 77, 2
+
+
+def model(
+    backend: Backend, dtype: FloatDtype = "float32", kv_dtype: FloatDtype = "float32"
+) -> tuple[Graph, KVSpec]:
+    """A small decoder of this file's own: every op, biases, both norms, partial rotation, a tied head."""
+    rng = np.random.default_rng(0)
+
+    def weight(rows: int, columns: int) -> Any:
+        return normal(rng, rows, columns) / np.float32(np.sqrt(columns))
+
+    def norm(width: int, kind: Any = "rms") -> Norm:
+        bias = 0.1 * normal(rng, width) if kind == "layer" else None
+        return Norm(kind, 1 + 0.1 * normal(rng, width), bias, 1e-6)
+
+    embedding, final = backend.matrix([weight(V, D)], dtype), norm(D, "layer")
+    layers = [
+        {
+            "norm": norm(D),
+            "qkv": backend.matrix([weight(N * H, D), weight(G * H, D), weight(G * H, D)], dtype),
+            "bias": normal(rng, (N + 2 * G) * H),
+            "q_norm": norm(H),
+            "k_norm": norm(H, "layer"),
+            "out": backend.matrix([weight(D, N * H)], dtype),
+            "mlp_norm": norm(D, "layer"),
+            "gate_up": backend.gated_matrix(weight(F, D), weight(F, D), dtype),
+            "down": backend.matrix([weight(D, F)], dtype),
+        }
+        for _ in range(LAYERS)
+    ]
+    rope = Rope((100.0 ** -(np.arange(4) / 4)).astype(np.float32), 1.1)
+
+    def hidden(ops: Any) -> Any:
+        x, angles = ops.embed(embedding, 2.0), ops.rope_angles(rope)
+        for index, layer in enumerate(layers):
+            qkv = ops.linear(ops.norm(x, layer["norm"]), layer["qkv"], layer["bias"])
+            q = ops.store_kv(qkv, index, N, angles, layer["q_norm"], layer["k_norm"])
+            heads = ops.attention(q, index, N, H**-0.5, 5 if index else None)
+            x = ops.linear(heads, layer["out"], residual=x)
+            inner = ops.gated_linear(ops.norm(x, layer["mlp_norm"]), layer["gate_up"], "gelu_tanh")
+            x = ops.linear(inner, layer["down"], residual=x)
+        return ops.norm(ops.select_rows(x), final)
+
+    graph = Graph(hidden, lambda ops, h: ops.linear(h, embedding), V, D)
+    return graph, KVSpec(LAYERS, G, H, kv_dtype)
+
+
+def step(rng: np.random.Generator, lengths: list[tuple[int, int]], table: Any, rows: list[int]) -> ModelInput:
+    """Sequences of (new tokens, kv_len); sequence b has slot b."""
+    cu = np.concatenate([[0], np.cumsum([n for n, _ in lengths])]).astype(np.int32)
+    positions = np.concatenate([np.arange(kv - n, kv) for n, kv in lengths]).astype(np.int32)
+    return ModelInput(
+        rng.integers(0, V, cu[-1]).astype(np.int32),
+        positions,
+        cu,
+        int32(*(kv for _, kv in lengths)),
+        np.arange(len(lengths), dtype=np.int32),
+        table,
+        int32(*rows),
+    )
+
+
+def three_steps(backend: Backend, dtype: FloatDtype, kv_dtype: FloatDtype, poison: bool = False) -> list[Any]:
+    """A prefill of two sequences, a step of both, a block copy and a step that reads the copy: all logits."""
+    graph, spec = model(backend, dtype, kv_dtype)
+    cache = backend.kv_cache(spec, 24, 4)
+    executable: Any = backend.compile(graph, cache, Limits(40, 3, 4))
+    rng = np.random.default_rng(1)
+    table = rng.permutation(24).astype(np.int32).reshape(3, 8)
+    results = []
+    for index, (lengths, rows) in enumerate(
+        [([(11, 11), (7, 7)], [10, 17, 3]), ([(1, 12), (9, 16)], [0, 9]), ([(1, 13), (1, 17)], [1, 0])]
+    ):
+        if poison:
+            executable._plan.poison()
+        if index == 2:
+            free = sorted(set(range(24)) - set(table[0].tolist()) - set(table[1].tolist()))[0]
+            cache.copy_blocks([(int(table[0, 0]), free)])
+            table[0, 0] = free
+        results.append(executable.run(step(rng, lengths, table, rows)).copy())
+        results.append(executable.hidden().copy())
+    return results
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+def test_steps_equal_the_reference(isa: str, dtype: FloatDtype, kv_dtype: FloatDtype) -> None:
+    want = three_steps(ReferenceBackend(), dtype, kv_dtype)
+    got = three_steps(native(isa), dtype, kv_dtype, poison=True)
+    rounded = kv_dtype == "bfloat16" or (dtype == "bfloat16" and "bf16" in isa)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.1 if rounded else 1e-4)
+    for threads in (1, 3):
+        other = three_steps(native(isa, threads), dtype, kv_dtype, poison=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(got, other, strict=True))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(deadline=None, max_examples=30)
+@given(
+    rows=st.integers(1, 60),
+    width=st.integers(1, 300),
+    kind=st.sampled_from(["rms", "layer"]),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_norm_equals_the_reference(
+    isa: str, rows: int, width: int, kind: Any, with_bias: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = 3 * normal(rng, rows, width) + 1
+    norm = Norm(kind, normal(rng, width), normal(rng, width) if with_bias else None, 1e-5)
+    got, want = (
+        apply_rows(b, x, lambda ops, t: ops.norm(t, norm), width) for b in (native(isa), ReferenceBackend())
+    )
+    # Of a row that is all mean, float32 keeps what rounding leaves; eps alone bounds it.
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4 if kind == "layer" and width < 3 else 2e-5)
+    alone = apply_rows(native(isa), x[-1:], lambda ops, t: ops.norm(t, norm), width)
+    assert alone.tobytes() == got[-1:].tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_embedding_reads_the_packed_rows(isa: str, dtype: FloatDtype) -> None:
+    rng = np.random.default_rng(3)
+    for rows, width in ((1, 1), (16, 33), (50, 64), (35, 7)):
+        values = normal(rng, rows, width)
+        matrix = native(isa).matrix([values], dtype)
+        graph = Graph(
+            lambda ops, m=matrix: ops.select_rows(ops.embed(m, 1.5)),
+            lambda ops, h, m=matrix: ops.linear(h, m),
+            rows,
+            width,
+        )
+        executable = native(isa).compile(graph, native(isa).kv_cache(KV, rows, 1), Limits(rows, 1, 1))
+        executable.run(rows_step(rows))
+        np.testing.assert_array_equal(executable.hidden(), matrix.dequantize() * np.float32(1.5))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rope_angles_are_float32_accurate_at_any_position(isa: str) -> None:
+    backend = native(isa)
+    frequencies = (500000.0 ** -(np.arange(37) / 37)).astype(np.float32)
+    head = backend.matrix([np.ones((8, 74), np.float32)], "float32")
+    graph = Graph(
+        lambda ops: ops.select_rows(ops.rope_angles(Rope(frequencies, 0.7))),
+        lambda ops, h: ops.linear(h, head),
+        8,
+        74,
+    )
+    # Only positions matter here: an embedding op is not needed, and neither are real blocks.
+    table = np.zeros((1, 200_000), np.int32)
+    executable = backend.compile(graph, backend.kv_cache(KV, 1, 1), Limits(9, 1, 1))
+    for last in (9, 4000, 200_000):
+        positions = np.arange(last - 9, last, dtype=np.int32)
+        rows = np.arange(9, dtype=np.int32)
+        executable.run(ModelInput(rows * 0, positions, int32(0, 9), int32(last), int32(0), table, rows))
+        angle = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+        want = 0.7 * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+        np.testing.assert_allclose(executable.hidden(), want, rtol=0, atol=1e-6)
+
+
+def ready(limits: Limits = Limits(16, 3, 2)) -> tuple[Any, ModelInput]:  # noqa: B008 (frozen)
+    graph, spec = model(native())
+    executable = native().compile(graph, native().kv_cache(spec, 12, 4), limits)
+    table = np.arange(12, dtype=np.int32).reshape(3, 4)
+    return executable, step(np.random.default_rng(2), [(5, 9), (1, 3)], table, [5, 0, 2])
+
+
+def changed(array: Any, index: Any, value: int) -> Any:
+    out = array.copy()
+    out[index] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "message"),
+    [
+        ("tokens_T", lambda a: changed(a, 2, V), "token id"),
+        ("tokens_T", lambda a: changed(a, 0, -1), "token id"),
+        ("tokens_T", lambda a: a[:-1], "disagree"),
+        ("tokens_T", lambda a: a.astype(np.int64), "incompatible"),
+        ("tokens_T", lambda a: np.repeat(a, 2)[::2], "incompatible"),
+        ("positions_T", lambda a: changed(a, 1, 7), "positions"),
+        ("positions_T", lambda a: changed(a, 5, -3), "positions"),
+        ("cu_q_B1", lambda a: changed(a, 0, 1), "cu_q"),
+        ("cu_q_B1", lambda a: changed(a, 1, 6), "cu_q"),
+        ("cu_q_B1", lambda a: changed(a, 1, 99), "cu_q"),
+        ("cu_q_B1", lambda a: changed(a, 1, -5), "cu_q"),
+        ("cu_q_B1", lambda a: changed(a, 2, 7), "cu_q"),
+        ("cu_q_B1", lambda a: a[:-1], "disagree"),
+        ("kv_len_B", lambda a: changed(a, 0, 4), "kv_len"),
+        ("kv_len_B", lambda a: changed(a, 0, -(2**31)), "kv_len"),
+        ("kv_len_B", lambda a: changed(a, 0, 2**31 - 1), "positions"),
+        ("slots_B", lambda a: changed(a, 0, 3), "slot"),
+        ("slots_B", lambda a: changed(a, 0, -1), "slot"),
+        ("block_table_SM", lambda a: changed(a, (0, 2), 12), "block id"),
+        ("block_table_SM", lambda a: changed(a, (0, 0), -1), "block id"),
+        ("block_table_SM", lambda a: np.ascontiguousarray(a[:, :2]), "does not cover"),
+        ("logit_rows_L", lambda a: changed(a, 0, 6), "logit row"),
+        ("logit_rows_L", lambda a: changed(a, 0, -1), "logit row"),
+        ("logit_rows_L", lambda a: np.zeros(17, np.int32), "rows of logits"),
+    ],
+)
+def test_a_bad_step_is_refused_and_the_next_runs(field: str, change: Any, message: str) -> None:
+    executable, inputs = ready()
+    before = executable.run(inputs).copy()
+    with pytest.raises(EngineError, match=message):
+        executable.run(dataclasses.replace(inputs, **{field: change(getattr(inputs, field))}))
+    assert executable.run(inputs).tobytes() == before.tobytes()
+
+
+def test_a_block_that_a_sequence_does_not_use_may_be_anything() -> None:
+    executable, inputs = ready()
+    before = executable.run(inputs).copy()
+    table = changed(inputs.block_table_SM, (0, 3), -1)
+    assert executable.run(dataclasses.replace(inputs, block_table_SM=table)).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("limits", [Limits(5, 3, 2), Limits(16, 1, 2)])
+def test_a_step_over_the_limits_is_refused(limits: Limits) -> None:
+    executable, inputs = ready(limits)
+    with pytest.raises(EngineError, match="limits"):
+        executable.run(inputs)
+
+
+def test_logits_beyond_the_first_rows_come_from_the_last_run() -> None:
+    executable, inputs = ready(Limits(16, 3, 2))
+    rows = int32(3, 0, 5, 1, 4)
+    whole, _ = ready(Limits(16, 3, 8))
+    want = whole.run(dataclasses.replace(inputs, logit_rows_L=rows)).copy()
+    first = executable.run(dataclasses.replace(inputs, logit_rows_L=rows))
+    assert first.shape == (2, V)
+    assert first.tobytes() == want[:2].tobytes()
+    assert executable.logits(2, 4).tobytes() == want[2:4].tobytes()
+    assert executable.logits(4, 5).tobytes() == want[4:].tobytes()
+    assert executable.logits(3, 3).shape == (0, V)
+    assert executable.hidden().shape == (5, D)
+    for start, stop in ((-1, 1), (4, 6), (3, 2), (0, 3)):
+        with pytest.raises(EngineError, match="logit rows"):
+            executable.logits(start, stop)
+
+
+def test_a_step_without_logits_still_writes_its_keys() -> None:
+    executable, inputs = ready()
+    want = executable.run(inputs).copy()
+    other, _ = ready()
+    table = inputs.block_table_SM
+    for start, stop in ((0, 3), (3, 5)):
+        tokens, count = inputs.tokens_T[start:stop], stop - start
+        length = int(inputs.positions_T[stop - 1]) + 1
+        # Positions before the step's first were never written in either cache: both read the same zeros.
+        other.run(
+            ModelInput(
+                tokens,
+                inputs.positions_T[start:stop],
+                int32(0, count),
+                int32(length),
+                int32(0),
+                table,
+                int32(),
+            )
+        )
+    got = other.run(step(np.random.default_rng(2), [(5, 9), (1, 3)], table, [5, 0, 2]))
+    assert got.tobytes() == want.tobytes()
+
+
+def test_workspace_is_known_before_it_is_taken() -> None:
+    graph, spec = model(native())
+    sizes = [native().workspace_bytes(graph, spec, Limits(t, 4, 8)) for t in (1, 16, 64)]
+    assert sizes == sorted(sizes)
+    # Rows of 64 tokens: qkv, hidden and inner live at most; nothing like one buffer for each of the 20 ops.
+    assert 4 * 64 * (N + 2 * G) * H < sizes[2] < 4 * 64 * 6 * (N + 2 * G) * H + 4 * 8 * V + 2**19
+    huge = native().workspace_bytes(graph, spec, Limits(1 << 24, 4, 8))
+    assert huge > 1 << 33  # planned only: this much is not there
+
+
+def test_views_outlive_the_executable() -> None:
+    executable, inputs = ready()
+    logits = executable.run(inputs)
+    values = logits.copy()
+    del executable
+    assert logits.tobytes() == values.tobytes()
+
+
+def test_two_callers_take_turns_on_one_pool() -> None:
+    runs = [ready() for _ in range(4)]
+    want = [executable.run(inputs).copy() for executable, inputs in runs]
+    failures: list[int] = []
+
+    def repeat(index: int) -> None:
+        executable, inputs = runs[index]
+        for _ in range(50):
+            if executable.run(inputs).tobytes() != want[index].tobytes():
+                failures.append(index)
+
+    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_runs_alone() -> None:
+    backend = NativeBackend(3)
+    x = normal(np.random.default_rng(0), 40, 64)
+    weight = backend.matrix([x], "float32")
+    want = apply_rows(backend, x, lambda ops, t: ops.linear(t, weight), 40)
+    child = os.fork()
+    if child == 0:
+        got = apply_rows(backend, x, lambda ops, t: ops.linear(t, weight), 40)
+        os._exit(0 if got.tobytes() == want.tobytes() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_graphs_that_do_not_fit_are_refused() -> None:
+    backend = native()
+    graph, spec = model(backend)
+    limits = Limits(8, 2, 2)
+    other = backend.kv_cache(dataclasses.replace(spec, head_dim=H + 1), 4, 4)
+    with pytest.raises(ValueError, match="KV cache has another shape"):
+        backend._record(graph, spec, limits).bind(other.store)
+    wrong = backend.matrix([np.ones((V, D + 1), np.float32)], "float32")
+    with pytest.raises(EngineError, match="columns"):
+        backend.workspace_bytes(
+            dataclasses.replace(graph, head=lambda ops, h: ops.linear(h, wrong)), spec, limits
+        )
+    with pytest.raises(EngineError, match="logits"):
+        backend.workspace_bytes(dataclasses.replace(graph, vocab_size=V + 1), spec, limits)
+    with pytest.raises(EngineError, match="select_rows"):
+        backend.workspace_bytes(dataclasses.replace(graph, hidden=lambda ops: ops.embed(wrong)), spec, limits)
+    with pytest.raises(EngineError, match="ReferenceMatrix"):
+        backend.workspace_bytes(model(ReferenceBackend())[0], spec, limits)
+    with pytest.raises(EngineError, match="ReferenceKVCache"):
+        backend.compile(graph, ReferenceBackend().kv_cache(spec, 4, 4), limits)
+
+
+def test_block_copies_are_checked_before_any_is_made() -> None:
+    cache = native().kv_cache(KV, 4, 2)
+    cache.copy_blocks([])
+    cache.copy_blocks([(0, 3), (3, 1)])
+    for copies in ([(0, 4)], [(-1, 0)]):
+        with pytest.raises(EngineError, match="outside the cache"):
+            cache.copy_blocks(copies)
+    for sizes in ((0, 2), (4, 0)):
+        with pytest.raises(EngineError, match="at least 1"):
+            native().kv_cache(KV, *sizes)
+
+
+def test_the_backend_names_what_it_runs_on() -> None:
+    assert native("scalar", 1).name == "native scalar, 1 thread"
+    assert native("auto", 2).name == f"native {ISAS[0]}, 2 threads"
+    assert NativeBackend().threads == usable_threads() >= 1
+    with pytest.raises(EngineError, match="choose one of"):
+        NativeBackend(1, "sse9")
+    with pytest.raises(EngineError, match="at least 1"):
+        NativeBackend(0)
+
+
+def test_a_control_group_quota_bounds_the_threads(tmp_path: Any) -> None:
+    assert _cgroup_cores(tmp_path) > 1000
+    for text, cores in (("150000 100000", 2), ("max 100000", 1 << 20), ("50000 100000", 1), ("?", 1 << 20)):
+        (tmp_path / "cpu.max").write_text(text)
+        assert _cgroup_cores(tmp_path) == cores
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("300000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert _cgroup_cores(tmp_path) == 3
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert _cgroup_cores(tmp_path) > 1000
+
+
+def test_probes_give_plausible_limits() -> None:
+    assert 1e8 < _native.measure_read_bandwidth(8 << 20, 2) < 1e13
+    assert 1e8 < _native.measure_peak("fp32", 1) < 1e13
+    assert _native.measure_peak("bf16", 1) >= 0
+    assert _native.measure_peak("int8", 1) >= 0
+    with pytest.raises(ValueError, match="fp32, bf16 and int8"):
+        _native.measure_peak("fp8", 1)
+    with pytest.raises(ValueError, match="at least one thread"):
+        _native.measure_peak("fp32", 0)
+    with pytest.raises(ValueError, match="at least one thread"):
+        _native.measure_read_bandwidth(100, 1)
