@@ -246,6 +246,12 @@ std::vector<RowResult> Sampler::sample(const SampleRows& r) {
       throw std::invalid_argument("slot " + std::to_string(r.slots[i]) + " is at position " + std::to_string(due) +
                                   ", not " + std::to_string(r.positions[i]));
   }
+  std::vector<Slot*> sorted = slots;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+    throw std::invalid_argument("rows of one slot must be adjacent");
+  if (!r.drafts && int(starts.size()) != r.rows)
+    throw std::invalid_argument("several rows of one slot need drafts");
   std::vector<RowResult> results(static_cast<size_t>(r.rows));
   const size_t words = (size_t(vocab_size_) + 31) / 32;
   pool_.parallel_for(int(starts.size()), [&](int task, int thread) {
@@ -254,7 +260,7 @@ std::vector<RowResult> Sampler::sample(const SampleRows& r) {
       const uint32_t* mask = r.masks ? r.masks + size_t(i) * words : nullptr;
       RowResult& result = results[size_t(i)];
       result = sample_row(r.x + size_t(i) * r.stride, mask, *slots[size_t(task)], scratch_[size_t(thread)]);
-      if (result.token < 0 || result.token != r.drafts[i]) break;  // the rows after it saw another token
+      if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // the rows after it saw another token
     }
   });
   return results;

@@ -61,7 +61,7 @@ struct SampleRows {
   int rows;
   const int32_t* slots;
   const int64_t* positions;
-  const int32_t* drafts;
+  const int32_t* drafts;  // or null: one row per slot
   const uint32_t* masks;
 };
 

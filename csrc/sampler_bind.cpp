@@ -1,6 +1,7 @@
 // Python bindings of the native sampler. Knows numpy arrays; knows no request.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -38,22 +39,18 @@ nb::tuple to_python(const Logprobs& l) { return nb::make_tuple(l.token, l.logpro
 
 // (tokens, [(row, whether its logits were finite)] of failed rows, [(row, TokenLogprobs fields)])
 nb::tuple sample(Sampler& sampler, const Logits& logits, const Vector<int32_t>& slots, const Vector<int64_t>& positions,
-                 const Vector<int32_t>& drafts, const nb::object& masks) {
+                 const std::optional<Vector<int32_t>>& drafts, const std::optional<Masks>& masks) {
   check_logits(sampler, logits);
   const size_t rows = logits.shape(0);
-  check(slots.shape(0) == rows && positions.shape(0) == rows && drafts.shape(0) == rows,
-        "slots, positions and drafts must have one entry per row");
-  std::optional<Masks> bits;
-  if (!masks.is_none()) {
-    bits = nb::cast<Masks>(masks);
-    check(bits->shape(0) == rows && bits->shape(1) == (size_t(sampler.vocab_size()) + 31) / 32,
-          "token masks must have one bit per token and one row per row");
-  }
+  check(slots.shape(0) == rows && positions.shape(0) == rows && (!drafts || drafts->shape(0) == rows),
+        "slots, positions and drafts must have one entry for each of the rows");
+  check(!masks || (masks->shape(0) == rows && masks->shape(1) == (size_t(sampler.vocab_size()) + 31) / 32),
+        "token masks must be [rows, one bit for each token]");
   std::vector<RowResult> results;
   {
     const nb::gil_scoped_release release;
     results = sampler.sample({logits.data(), size_t(logits.stride(0)), int(rows), slots.data(), positions.data(),
-                              drafts.data(), bits ? bits->data() : nullptr});
+                              drafts ? drafts->data() : nullptr, masks ? masks->data() : nullptr});
   }
   int32_t* tokens = new int32_t[rows];
   const nb::capsule owner(tokens, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
@@ -119,9 +116,9 @@ void bind_sampler(nb::module_& m) {
           nb::arg("pool"), nb::arg("isa"), nb::arg("vocab_size"), nb::keep_alive<1, 2>())
       .def("set", &Sampler::set, nb::arg("slot"), nb::arg("params"))
       .def("clear", &Sampler::clear, nb::arg("slot"))
-      .def("sample", &sample, nb::arg("logits"), nb::arg("slots"), nb::arg("positions"), nb::arg("drafts"),
-           nb::arg("masks").none())
-      .def("logprobs", &logprobs, nb::arg("logits"), nb::arg("targets"), nb::arg("num_top"));
+      .def("sample", &sample, nb::arg("logits").noconvert(), nb::arg("slots"), nb::arg("positions"),
+           nb::arg("drafts").none(), nb::arg("masks").none())
+      .def("logprobs", &logprobs, nb::arg("logits").noconvert(), nb::arg("targets"), nb::arg("num_top"));
 }
 
 }  // namespace quire

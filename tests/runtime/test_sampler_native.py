@@ -223,6 +223,7 @@ def test_misuse_is_refused(make: object) -> None:
         with pytest.raises(EngineError):
             sampler.set(0, state)
     sampler.set(0, SlotSampling(0, SamplingParams()))
+    sampler.set(1, SlotSampling(0, SamplingParams()))
     for bad in (
         (row[:, :9].copy(), slot, at),
         (row.astype(np.float64), slot, at),

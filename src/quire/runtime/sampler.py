@@ -306,18 +306,15 @@ class NativeSampler:
         drafts_L: IntArray | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
-        drafts_L = _check_rows(logits_LV, self.vocab_size, slots_L, positions_L, drafts_L, masks_LW)
-        if len(logits_LV) == 0:
-            return Samples(np.empty(0, dtype=np.int32))
-        try:
+        try:  # the native side checks shapes, slots and positions
             tokens_L, sound, logprobs = self._native.sample(
                 logits_LV,
                 np.ascontiguousarray(slots_L, dtype=np.int32),
                 np.ascontiguousarray(positions_L, dtype=np.int64),
-                np.ascontiguousarray(drafts_L, dtype=np.int32),
+                None if drafts_L is None else np.ascontiguousarray(drafts_L, dtype=np.int32),
                 None if masks_LW is None else np.ascontiguousarray(masks_LW, dtype=np.uint32),
             )
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise EngineError(str(error)) from error
         samples = Samples(tokens_L)
         for row, finite in sound:
