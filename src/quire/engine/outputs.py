@@ -94,6 +94,7 @@ class OutputStream:
         self.output = RequestOutput(
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
+        self._num_open = params.n
         self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
         if params.logprobs is not None:
             for sample in self.output.outputs:
@@ -106,7 +107,7 @@ class OutputStream:
 
     @property
     def finished(self) -> bool:
-        return self.output.finished
+        return not self._num_open
 
     @property
     def usage(self) -> Usage:
@@ -133,15 +134,13 @@ class OutputStream:
         sample.finish_reason, sample.stop_reason = finish, stop_reason
         if delta.error is not None:
             self.output.error = delta.error
-        self._note_time(delta)
+        if self._metrics.first_token_time is None and delta.tokens:
+            self._metrics.first_token_time = time.perf_counter()
+        if finish is not None:
+            self._num_open -= 1
+            self._metrics.finished_time = time.perf_counter()
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
-
-    def _note_time(self, delta: Delta) -> None:
-        if delta.tokens and self._metrics.first_token_time is None:
-            self._metrics.first_token_time = time.perf_counter()
-        if self.finished:
-            self._metrics.finished_time = time.perf_counter()
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
         """The text that became safe to show, and the stop string that was hit, if one was."""
