@@ -197,7 +197,12 @@ def _show(
     model: str, cold: list[Start], warm: list[Start], phases: dict[str, float], notes: list[str]
 ) -> None:
     table = Table(
-        "seconds", "mean", "min", "max", title=f"{model}: process start to first token", title_justify="left"
+        "seconds",
+        "median",
+        "min",
+        "max",
+        title=f"{model}: process start to first token",
+        title_justify="left",
     )
     for name, starts in (("cold", cold), ("warm", warm)):
         for label, times in (
@@ -205,17 +210,19 @@ def _show(
             (f"{name}: first token", [s.first_token for s in starts]),
         ):
             if times:
-                table.add_row(label, *(f"{v:.3f}" for v in (statistics.mean(times), min(times), max(times))))
+                table.add_row(
+                    label, *(f"{v:.3f}" for v in (statistics.median(times), min(times), max(times)))
+                )
     table.add_section()
     for phase, seconds in phases.items():
         table.add_row(f"  engine: {phase}", f"{seconds:.3f}")
-    ready, first = statistics.mean(s.ready for s in warm), statistics.mean(s.first_token for s in warm)
+    ready, first = statistics.median(s.ready for s in warm), statistics.median(s.first_token for s in warm)
     table.add_row("  Python and imports", f"{max(0.0, ready - sum(phases.values())):.3f}")
     table.add_row("  prompt to first token", f"{first - ready:.3f}")
     out = Console()
     out.print(table)
     for note in notes:
-        out.print(f"note: {note}", markup=False)
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 COMMAND = Command(run, StartupOptions)
