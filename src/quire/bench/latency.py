@@ -37,7 +37,9 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
     def once() -> tuple[float, float]:
         """Seconds until all sequences have their first token, and from then to the end."""
         prompts = [_prompt(rng, options.input_len, llm) for _ in range(options.batch_size)]
-        params = SamplingParams(temperature=0, max_tokens=options.output_len, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            temperature=0, max_tokens=options.output_len, ignore_eos=True, detokenize=False
+        )
         start = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         first = max(o.metrics.first_token_time or 0.0 for o in outputs if o.metrics)
@@ -65,7 +67,7 @@ def _report(llm: LLM, options: LatencyOptions, runs: list[tuple[float, float]], 
     report.row("prefill_s", "prefill and first token", first, "s", spread=prefill)
     tokens = size * options.input_len
     report.row("prefill_tok_s", "prefill", tokens / first, "tok/s")
-    flops = 2.0 * llm.report.parameters * tokens / first / 1e9
+    flops = 2.0 * llm.report.layer_parameters * tokens / first / 1e9  # attention and the head come on top
     report.row("prefill_gflop_s", "prefill arithmetic", flops, "GFLOP/s", limits.peak_gflops)
     report.row("step_ms", "decode step", step * 1e3, "ms")
     report.row("decode_tok_s", "decode", size / step, "tok/s")

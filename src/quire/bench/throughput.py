@@ -66,7 +66,8 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
     report.row("total_tok_s", "tokens in and out", (prompt_tokens + output_tokens) / median, "tok/s")
     spread = [output_tokens / s for s in seconds]
     report.row("output_tok_s", "tokens out", output_tokens / median, "tok/s", spread=spread)
-    flops = 2.0 * llm.report.parameters * (prompt_tokens + output_tokens) / median / 1e9
+    multiplied = llm.report.layer_parameters * prompt_tokens + llm.report.parameters * output_tokens
+    flops = 2.0 * multiplied / median / 1e9  # attention comes on top
     report.row("gflop_s", "arithmetic", flops, "GFLOP/s", limits.peak_gflops)
     report.show(options.output_json)
 

@@ -53,7 +53,7 @@ def describe(plan: Plan, limits: Limits, options: PlanOptions) -> dict[str, Any]
     kv_bytes = plan.kv_spec.bytes_per_token
     length = options.input_len + options.output_len
     read, peak = limits.read_gbs * 1e9, limits.peak_gflops * 1e9
-    flops_per_token = 2.0 * model.num_parameters
+    flops_per_token = 2.0 * plan.layer_parameters
     context = options.input_len + options.output_len / 2
     return {
         "parameters": model.num_parameters,

@@ -49,6 +49,7 @@ class StartReport:
     dtype: str = ""
     kv_dtype: str = ""
     parameters: int = 0
+    layer_parameters: int = 0
     memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(0, 0, 0, 0, 0, 1, 0))
     phases: dict[str, float] = field(default_factory=dict)
 
@@ -113,6 +114,11 @@ class Plan:
     limits: Limits
     memory: MemoryPlan
 
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters that every token multiplies with: all but the embedding and the head."""
+        return self.model.num_parameters - self.model.spec.num_table_parameters
+
 
 def plan_engine(config: EngineConfig) -> Plan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
@@ -160,6 +166,7 @@ def start_core(config: EngineConfig) -> Started:
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
     report.parameters, report.memory = plan.model.num_parameters, memory
+    report.layer_parameters = plan.layer_parameters
     report.dtype, report.kv_dtype = model.dtype, plan.kv_spec.dtype
     report.log()
     most = config.model.max_logprobs

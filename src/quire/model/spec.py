@@ -61,5 +61,10 @@ class ArchSpec:
     qk_norm: bool = False
     tie_embeddings: bool = False
 
+    @property
+    def num_table_parameters(self) -> int:
+        """Of the embedding and the head, which a prompt's tokens do not multiply with (but for the last one)."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+
     def kv_spec(self, dtype: FloatDtype) -> KVSpec:
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
