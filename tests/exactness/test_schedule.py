@@ -18,9 +18,11 @@ from tests.exactness.requests import PARAMS, make_prompts
 MODELS = {
     "llama-f32": ("llama", "float32", {}),
     "mistral-f32-window": ("mistral", "float32", {}),
-    "qwen2-bf16": ("qwen2", "bfloat16", {}),
+    "llama-f32-kv-bf16": ("llama", "float32", {}),
+    "qwen2-bf16-kv-f32": ("qwen2", "bfloat16", {}),
     "qwen3-bf16-tied": ("qwen3", "bfloat16", {"tie_word_embeddings": True}),
 }
+KV_DTYPES = {"llama-f32-kv-bf16": "bfloat16", "qwen2-bf16-kv-f32": "float32"}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunk of 1": {"max_num_batched_tokens": 1},
@@ -74,6 +76,12 @@ class Recorder:
         return self.inner.logprobs(logits_LV, targets_L, num_top)
 
 
+def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
+    family, dtype, config = MODELS[model]
+    options = {"max_model_len": 160, "kv_cache_dtype": KV_DTYPES.get(model, "auto"), **options}
+    return LLM(make(family, dtype, **config), **options)
+
+
 def record(llm: LLM) -> Recorder:
     runner = llm._core._executor
     runner._sampler = Recorder(runner._sampler, {}, {})
@@ -94,10 +102,7 @@ def alone(tiny_model: Callable[..., str]) -> Callable[[str], tuple[list[Any], di
 
     def run(name: str) -> tuple[list[Any], dict[tuple[int, int], bytes]]:
         if name not in known:
-            family, dtype, config = MODELS[name]
-            llm = LLM(
-                tiny_model(family, dtype, **config), threads=1, enable_prefix_caching=False, max_model_len=160
-            )
+            llm = load(tiny_model, name, threads=1, enable_prefix_caching=False)
             recorder = record(llm)
             found = []
             for prompt, params in zip(make_prompts(), PARAMS, strict=True):
@@ -114,8 +119,7 @@ def test_any_schedule_equals_alone(
     model: str, schedule: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
 ) -> None:
     wanted, wanted_rows = alone(model)
-    family, dtype, config = MODELS[model]
-    llm = LLM(tiny_model(family, dtype, **config), **{"max_model_len": 160, **SCHEDULES[schedule]})
+    llm = load(tiny_model, model, **SCHEDULES[schedule])
     recorder = record(llm)
     assert results(llm, make_prompts(), PARAMS) == wanted
     if "preempted" in schedule:
@@ -131,10 +135,7 @@ def test_random_order_and_company(
     model: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
 ) -> None:
     wanted, _ = alone(model)
-    family, dtype, config = MODELS[model]
-    llm = LLM(
-        tiny_model(family, dtype, **config), max_model_len=160, max_num_batched_tokens=29, max_num_seqs=5
-    )
+    llm = load(tiny_model, model, max_num_batched_tokens=29, max_num_seqs=5)
     prompts, rng = make_prompts(), random.Random(3)
     for _ in range(4):
         order = rng.sample(range(len(prompts)), rng.randrange(2, len(prompts)))
@@ -145,8 +146,7 @@ def test_random_order_and_company(
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_n_samples_equal_separate_requests(model: str, caching: bool, tiny_model: Callable[..., str]) -> None:
-    family, dtype, config = MODELS[model]
-    llm = LLM(tiny_model(family, dtype, **config), max_model_len=160, enable_prefix_caching=caching)
+    llm = load(tiny_model, model, enable_prefix_caching=caching)
     prompt = {"prompt_token_ids": list(range(40, 77))}
     together = llm.generate(
         prompt, SamplingParams(n=4, seed=11, temperature=0.9, max_tokens=20), use_tqdm=False
