@@ -117,7 +117,7 @@ def test_sharegpt(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         samples_of(None, **options)
     path.write_text('{"conversations": 3}')
-    with pytest.raises(ConfigError, match="not a ShareGPT JSON file"):
+    with pytest.raises(ConfigError, match="not a conversation"):
         samples_of(tokenizer, **options)
 
 
@@ -131,7 +131,65 @@ def test_custom(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert [s.output_len for s in samples_of(None, **options, custom_output_len=9)] == [9, 9]
 
 
-@pytest.mark.parametrize("row", [{"text": "x"}, {"prompt": ""}, {"prompt": "x", "output_tokens": 0}, 3])
+def test_texts_are_found_by_the_names_that_datasets_use(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "output_tokens": 3},
+        {"input": "b", "output_length": 4},
+        {"prompt": "c", "output": "four", "in_toks": 1},
+        {
+            "timestamp": 5,
+            "requests": [{"prompt": "d", "Output Length": 6}, {"prompt": "e", "Output Length": 7}],
+        },
+    ]
+    wanted = [("a", 3), ("b", 4), ("c", 4), ("d", 6), ("e", 7)]
+    lines, array = tmp_path / "t.jsonl", tmp_path / "t.json"
+    write_lines(lines, rows)
+    array.write_text(json.dumps(rows))
+    for path in (lines, array):
+        options = {
+            "dataset_name": "custom",
+            "dataset_path": str(path),
+            "num_prompts": 5,
+            "disable_shuffle": True,
+        }
+        assert [(s.prompt, s.output_len) for s in samples_of(tokenizer, **options)] == wanted
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        samples_of(None, **options)
+
+
+def test_a_trace_may_hold_texts(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 2500, "requests": [{"prompt": "later", "Output Length": 6}]},
+        {"timestamp": 500, "requests": [{"prompt": "sooner", "Output Length": 2}]},
+    ]
+    options = {"dataset_name": "timed_trace", "dataset_path": write_lines(tmp_path / "t.jsonl", rows)}
+    found = [(s.prompt, s.output_len, s.timestamp) for s in samples_of(**options)]
+    assert found == [("sooner", 2, 0.0), ("later", 6, 2.0)]
+    with pytest.raises(ConfigError, match="trace-length-scale"):
+        samples_of(**options, trace_length_scale=0.5)
+    write_lines(tmp_path / "t.jsonl", [{"prompt": "when?"}])
+    with pytest.raises(ConfigError, match="timestamp"):
+        samples_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("aibrix_8min_up_and_down.jsonl", 2026),
+        ("llmservingsim_sharegpt300_text.jsonl", 300),
+        ("lmbenchmark_sharegpt_run.json", 252),
+    ],
+)
+def test_real_conversations(data: Path, tokenizer: Tokenizer, name: str, count: int) -> None:
+    path = str(data / "prompts-sharegpt" / name)
+    samples = samples_of(
+        tokenizer, dataset_name="custom", dataset_path=path, num_prompts=5000, no_oversample=True
+    )
+    assert len(samples) == count
+    assert len(samples_of(None, dataset_name="sharegpt", dataset_path=path, num_prompts=9, output_len=4)) == 9
+
+
+@pytest.mark.parametrize("row", [{"text": "x"}, {"prompt": ""}, {"prompt": "x", "output_tokens": -1}, 3])
 def test_custom_lines_that_are_wrong_name_the_line(tmp_path: Path, row: Any) -> None:
     path = write_lines(tmp_path / "c.jsonl", [{"prompt": "fine"}, row])
     with pytest.raises(ConfigError, match=r"c\.jsonl:2"):

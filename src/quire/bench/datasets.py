@@ -5,25 +5,23 @@ Everything is drawn from the seed, so two runs send the same. Knows no HTTP.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.bench.files import Arrival, Text, is_token_trace, read_arrivals, read_texts
 from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.radix import RadixTree
 from quire.text.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int32]
-Range = tuple[float, float]
 
 # Without a tokenizer the vocabulary is unknown; every one has this many ids.
 SAFE_VOCAB_SIZE = 256
@@ -203,26 +201,6 @@ def _path(options: DatasetOptions) -> Path:
     return Path(options.dataset_path)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--dataset-path {path} cannot be read: {error}") from error
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a JSONL file."""
-    for number, line in enumerate(_read(path).splitlines(), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ConfigError(f"{path}:{number}: a line must be a JSON object")
-            yield number, row
-
-
 def _count(tokenizer: Tokenizer | None, text: str, special: bool = True) -> int:
     return len(tokenizer.encode(text, add_special_tokens=special)) if tokenizer else 0
 
@@ -240,75 +218,66 @@ def _pick(options: DatasetOptions, samples: Iterator[Sample], rng: np.random.Gen
             yield picked[i]
 
 
+def _shuffled(options: DatasetOptions, texts: Iterator[Text], rng: np.random.Generator) -> list[Text]:
+    found = list(texts)
+    return found if options.disable_shuffle else [found[i] for i in rng.permutation(len(found))]
+
+
 def _sharegpt(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
     """First turn as the prompt, the length of the second as the output's; vLLM's bounds on both."""
     path = _path(options)
-    wanted = options.output_len or options.sharegpt_output_len
-    if tokenizer is None and wanted is None:
-        raise ConfigError(
-            "sharegpt's lengths are counted by a tokenizer: pass --tokenizer DIR or --output-len N"
-        )
-    try:
-        rows = json.loads(_read(path))
-        talks = [
-            [turn["value"] for turn in row["conversations"]] for row in rows if len(row["conversations"]) > 1
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--dataset-path {path} is not a ShareGPT JSON file: {error!r}") from error
     rng = np.random.default_rng(options.seed)
-    order = range(len(talks)) if options.disable_shuffle else rng.permutation(len(talks))
+    wanted = options.output_len or options.sharegpt_output_len
 
     def samples() -> Iterator[Sample]:
-        for i in order:
-            prompt, answer = talks[i][:2]
-            prompt_len = _count(tokenizer, prompt)
-            output_len = wanted or _count(tokenizer, answer)
+        for text in _shuffled(options, read_texts(path, options.timed_trace_sec_multiplier), rng):
+            sample = _text_sample(text, wanted, tokenizer)
+            total = sample.prompt_len + sample.output_len
             if tokenizer is None or (
-                4 <= prompt_len <= 1024 and (wanted or output_len >= 4) and prompt_len + output_len <= 2048
+                4 <= sample.prompt_len <= 1024 and (wanted or sample.output_len >= 4) and total <= 2048
             ):
-                yield Sample(prompt, prompt_len, output_len)
+                yield sample
 
     return _pick(options, samples(), rng)
 
 
 def _custom(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
     """JSONL of {"prompt": text, "output_tokens": n}; without the second, or a length option, 256 tokens."""
-    path = _path(options)
-    wanted = options.output_len or options.custom_output_len
-    rows: list[tuple[str, int]] = []
-    for number, row in _rows(path):
-        prompt, output_len = row.get("prompt"), wanted or row.get("output_tokens", DEFAULT_OUTPUT_LEN)
-        if not isinstance(prompt, str) or not prompt:
-            raise ConfigError(f'{path}:{number}: "prompt" must be a text')
-        if type(output_len) is not int or output_len < 1:
-            raise ConfigError(f'{path}:{number}: "output_tokens" must be an integer >= 1, got {output_len!r}')
-        rows.append((prompt, output_len))
     rng = np.random.default_rng(options.seed)
-    order = range(len(rows)) if options.disable_shuffle else rng.permutation(len(rows))
-    samples = (Sample(rows[i][0], _count(tokenizer, rows[i][0]), rows[i][1]) for i in order)
-    return _pick(options, samples, rng)
+    wanted = options.output_len or options.custom_output_len
+    texts = _shuffled(options, read_texts(_path(options), options.timed_trace_sec_multiplier), rng)
+    return _pick(options, (_text_sample(text, wanted, tokenizer) for text in texts), rng)
+
+
+def _text_sample(text: Text, wanted: int | None, tokenizer: Tokenizer | None) -> Sample:
+    """With the length that is wanted, or said, or the answer's, or 256."""
+    length = wanted or text.output_len
+    if length is None and text.answer is not None:
+        if tokenizer is None:
+            raise ConfigError(
+                "the lengths of answers are counted by a tokenizer: pass --tokenizer DIR or --output-len N"
+            )
+        length = _count(tokenizer, text.answer)
+    return Sample(
+        text.prompt,
+        _count(tokenizer, text.prompt),
+        DEFAULT_OUTPUT_LEN if length is None else max(1, length),
+        text.time,
+    )
 
 
 # --- traces -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """One line of a trace: seconds, tokens in and out, and the hash ids of the prompt's chunks, if any."""
-
-    time: float
-    input_len: int
-    output_len: int
-    hash_ids: tuple[int, ...] | None
-
-
 def _timed_trace(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
-    """Mooncake's JSONL, whose hash ids say which prompts share prefixes, or Azure's CSV, which has none."""
+    """Mooncake's JSONL, whose hash ids say which prompts share prefixes; Azure's CSV, which has none; or texts
+    with times."""
     path = _path(options)
-    read = _azure_arrivals if path.suffix == ".csv" else _mooncake_arrivals
-    arrivals = sorted(read(path, options), key=lambda a: a.time)[: options.num_prompts]
-    if not arrivals:
+    if not is_token_trace(path):
+        yield from _timed_texts(path, options, tokenizer)
         return
+    found = read_arrivals(path, options.timed_trace_sec_multiplier)
+    arrivals = sorted(found, key=lambda a: a.time)[: options.num_prompts]
     size = _chunk_size(path, options, arrivals)
     vocabulary, chunks = _vocabulary(tokenizer), _Chunks(options, size, _vocabulary(tokenizer))
     start = arrivals[0].time
@@ -321,6 +290,24 @@ def _timed_trace(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterat
         output_len = max(1, round(arrival.output_len * options.trace_length_scale))
         seconds = (arrival.time - start) * options.trace_time_scale
         yield Sample(prompt, len(prompt), output_len, seconds)
+
+
+def _timed_texts(path: Path, options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
+    if options.trace_length_scale != 1:
+        raise ConfigError("--trace-length-scale needs a trace of lengths, this one holds texts")
+    samples = [
+        _text_sample(text, options.output_len, tokenizer)
+        for text in read_texts(path, options.timed_trace_sec_multiplier)
+    ]
+    times = [s.timestamp for s in samples if s.timestamp is not None]
+    if len(times) < len(samples) or not samples:
+        raise ConfigError(f"{path}: every line of a trace needs a timestamp")
+    start = min(times)
+    timed = [
+        replace(s, timestamp=(t - start) * options.trace_time_scale)
+        for s, t in zip(samples, times, strict=True)
+    ]
+    yield from sorted(timed, key=lambda s: s.timestamp or 0.0)[: options.num_prompts]
 
 
 class _Chunks:
@@ -347,7 +334,7 @@ class _Chunks:
         return made
 
 
-def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[_Arrival]) -> int:
+def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[Arrival]) -> int:
     """Tokens per hash id: what was said, or what fits every line; then each line is checked against it."""
 
     def fits(size: int) -> bool:
@@ -362,38 +349,6 @@ def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[_Arrival]) -
         f"{path}: the hash ids do not fit the input lengths at {' or '.join(map(str, sizes))} tokens each: "
         "pass the right --timed-trace-chunk-hash-size"
     )
-
-
-def _mooncake_arrivals(path: Path, options: DatasetOptions) -> Iterator[_Arrival]:
-    for number, row in _rows(path):
-        try:
-            hash_ids = row.get("hash_ids")
-            arrival = _Arrival(
-                float(row["timestamp"]) * options.timed_trace_sec_multiplier,
-                int(row["input_length"]),
-                int(row["output_length"]),
-                None if hash_ids is None else tuple(int(i) for i in hash_ids),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{path}:{number}: a line needs timestamp, input_length and output_length: {error!r}"
-            ) from error
-        if arrival.input_len < 1 or arrival.output_len < 0 or min(arrival.hash_ids or (0,)) < 0:
-            raise ConfigError(f"{path}:{number}: lengths and hash ids must not be negative")
-        yield arrival
-
-
-def _azure_arrivals(path: Path, options: DatasetOptions) -> Iterator[_Arrival]:
-    for number, row in enumerate(csv.DictReader(_read(path).splitlines()), 2):
-        try:
-            moment, _, fraction = row["TIMESTAMP"].partition(".")
-            seconds = (datetime.fromisoformat(moment) - datetime(2000, 1, 1)).total_seconds()
-            seconds += float(f"0.{fraction}") if fraction else 0.0
-            yield _Arrival(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]), None)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{path}:{number}: a line needs TIMESTAMP, ContextTokens, GeneratedTokens: {error!r}"
-            ) from error
 
 
 _DATASETS: dict[str, Callable[[DatasetOptions, Tokenizer | None], Iterable[Sample]]] = {
