@@ -1,4 +1,4 @@
-# Two commands: `make run` chats with the model inside the package, `make test` proves that everything works.
+# Two commands: `make run` serves the model inside the package (or MODEL=...), `make test` proves that everything works.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ MODEL ?=
 .PHONY: run install install-test lint test eval-model clean
 
 run: install
-	$(BIN)/quire chat $(MODEL)
+	$(BIN)/quire serve $(MODEL)
 
 install: $(VENV)/installed
 install-test: $(VENV)/installed-test

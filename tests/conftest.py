@@ -6,8 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.tiny import write_checkpoint
+
+# The same examples everywhere, and no deadline: a busy machine must not fail a test.
+settings.register_profile(
+    "quire", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("quire")
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 
