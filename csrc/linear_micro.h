@@ -170,12 +170,15 @@ inline Micro micro_for_panels(int panels) {
   return micro<Dot, Ahead, R, 1>;
 }
 
-// The loop for `rows` (1..kMaxRows) and `panels` (1, 2 or 4, at most max_panels(rows)).
+// Two or more equal tiles of at most kMaxRows have at least half as many rows each.
+constexpr int min_rows(Prefetch ahead) { return ahead == Prefetch::weights ? 1 : kMaxRows > 1 ? kMaxRows / 2 : 1; }
+
+// The loop for `rows` (min_rows()..kMaxRows) and `panels` (1, 2 or 4, at most max_panels(rows)).
 template <class Dot, Prefetch Ahead, int R = kMaxRows>
 inline Micro micro_for(int rows, int panels) {
-  if (rows == R) return micro_for_panels<Dot, Ahead, R>(panels);
-  if constexpr (R > 1) return micro_for<Dot, Ahead, R - 1>(rows, panels);
-  return nullptr;
+  if constexpr (R > min_rows(Ahead))
+    if (rows < R) return micro_for<Dot, Ahead, R - 1>(rows, panels);
+  return micro_for_panels<Dot, Ahead, R>(panels);
 }
 
 }  // namespace quire::QUIRE_ISA

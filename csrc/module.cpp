@@ -1,5 +1,6 @@
 // quire._native: the Python face of the kernels. Checks what comes from Python; knows no model and no scheduler.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -27,5 +28,7 @@ NB_MODULE(_native, m) {
         "instruction set; 0 where it has no instruction for the kind; takes less than 0.3 s.");
   bind_attention(m);
   bind_plan(m);
+  m.def("time_linear", &time_linear, "isa"_a, "pool"_a, "weights"_a, "rows"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "Mean seconds of a product of `rows` rows with each of `weights`.");
   bind_sampler(m);
 }

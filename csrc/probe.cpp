@@ -96,4 +96,35 @@ double measure_peak(const std::string& kind, int threads) {
   });
 }
 
+double time_linear(const std::string& isa, ThreadPool& pool, const std::vector<std::shared_ptr<PackedMatrix>>& weights,
+                   int rows) {
+  if (weights.empty() || rows < 1) throw std::invalid_argument("time_linear needs at least one weight and one row");
+  const Kernels& kernels = kernels_for(resolve_isa(isa));
+  size_t columns = 0, outputs = 0, workspace = 0;
+  for (const auto& weight : weights) {
+    const MatrixView& view = weight->view();
+    columns = std::max(columns, size_t(view.cols));
+    outputs = std::max(outputs, size_t(view.rows));
+    workspace = std::max(workspace, kernels.linear_workspace(view, rows));
+  }
+  const HugeBuffer x(columns * size_t(rows) * 4), y(outputs * size_t(rows) * 4), memory(workspace);
+  std::fill_n(static_cast<float*>(x.data()), columns * size_t(rows), 0.5f);
+  auto pass = [&] {
+    for (const auto& weight : weights) {
+      const MatrixView& view = weight->view();
+      LinearArgs args{};
+      args.x = static_cast<const float*>(x.data());
+      args.x_stride = size_t(view.cols);
+      args.rows = rows;
+      args.weight = view;
+      args.activation = view.gated ? Activation::silu : Activation::none;
+      args.y = static_cast<float*>(y.data());
+      args.y_stride = size_t(view.rows) / (view.gated ? 2 : 1);
+      args.workspace = memory.data();
+      kernels.linear(args, pool);
+    }
+  };
+  return 1 / best_rate(double(weights.size()), 0.1, pass);
+}
+
 }  // namespace quire

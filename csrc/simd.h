@@ -46,6 +46,10 @@ inline uint16_t float_to_bf16(float f) {
 }
 
 // First n of 16 lanes (0 <= n <= 16); the rest read as zero and are not written.
+#if defined(QUIRE_AVX512)
+inline V load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n).m, p)}; }
+inline void store_first(float* p, V v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n).m, v.r); }
+#else
 inline V load_first(const float* p, int n) {
   if (n == kLanes) return load(p);
   alignas(64) float lanes[kLanes] = {};
@@ -58,6 +62,7 @@ inline void store_first(float* p, V v, int n) {
   store(lanes, v);
   std::memcpy(p, lanes, size_t(n) * 4);
 }
+#endif
 
 // Fixed trees: lane i with i + 8, then + 4, + 2, + 1.
 inline float reduce_add(V v) {

@@ -1,0 +1,128 @@
+"""Each matrix product's share of the machine's limit, measured in the same minute. Knows shapes; loads no model.
+
+    python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--dtype bfloat16] [--threads N] [--isa auto]
+
+Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
+the peak of multiply-adds. The limit is measured before and after each line, since a shared machine changes while it
+is watched; the share is of their mean. Shapes: S is Qwen3-0.6B, M is Llama-3.2-1B, T a Llama of 15 M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire import _native
+from quire.ops.native import NativeBackend
+from quire.ops.protocol import FloatDtype
+
+STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
+READ_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product of a model: weight [outputs, columns]."""
+
+    model: str
+    name: str
+    outputs: int
+    columns: int
+    gated: bool = False
+
+
+SHAPES = [
+    Shape("S", "qkv", 4096, 1024),
+    Shape("S", "out", 1024, 2048),
+    Shape("S", "gate_up", 6144, 1024, gated=True),
+    Shape("S", "down", 1024, 3072),
+    Shape("S", "head", 151936, 1024),
+    Shape("M", "qkv", 3072, 2048),
+    Shape("M", "out", 2048, 2048),
+    Shape("M", "gate_up", 16384, 2048, gated=True),
+    Shape("M", "down", 2048, 8192),
+    Shape("M", "head", 128256, 2048),
+    Shape("T", "qkv", 864, 288),
+    Shape("T", "out", 288, 288),
+    Shape("T", "gate_up", 1536, 288, gated=True),
+    Shape("T", "down", 288, 768),
+    Shape("T", "head", 32000, 288),
+]
+
+
+def make_weights(backend: NativeBackend, shape: Shape, dtype: FloatDtype, total: int) -> list[Any]:
+    """As many copies of a random weight as fill `total` bytes, at least one."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((shape.outputs, shape.columns), np.float32) / np.float32(shape.columns**0.5)
+    half = shape.outputs // 2
+    copies = max(1, total // (values.size * (2 if dtype == "bfloat16" else 4)))
+    if shape.gated:
+        return [backend.gated_matrix(values[:half], values[half:], dtype).packed for _ in range(copies)]
+    return [backend.matrix([values], dtype).packed for _ in range(copies)]
+
+
+def measure(
+    backend: NativeBackend, weights: list[Any], rows: int, streaming: bool, peak: str
+) -> tuple[float, ...]:
+    """(seconds, limit, share) at the median of five rounds, each between two measurements of the limit."""
+
+    def limit() -> float:
+        if streaming:
+            return float(_native.measure_read_bandwidth(READ_BYTES, backend.threads))
+        return float(_native.measure_peak(peak, backend.threads))
+
+    rounds, before = [], limit()
+    for _ in range(5):
+        seconds = _native.time_linear(backend.isa, backend.pool, weights, rows)
+        after = limit()
+        mean = (before + after) / 2
+        rows_columns = weights[0].shape[0] * weights[0].shape[1]
+        work = weights[0].nbytes if streaming else 2 * rows * rows_columns
+        rounds.append((work / seconds / mean, seconds, mean))
+        before = after
+    share, seconds, mean = sorted(rounds)[len(rounds) // 2]
+    return seconds, mean, share
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="S,M,T")
+    parser.add_argument("--rows", default="1,4,32,1024")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--isa", default="auto")
+    options = parser.parse_args()
+    backend = NativeBackend(options.threads, options.isa)
+    # What multiplies: bfloat16 pairs where the set has them, else float32.
+    peak = "bf16" if options.dtype == "bfloat16" and backend.isa == "avx512_bf16" else "fp32"
+    print(f"{backend.name}, {options.dtype} weights, peak of {peak}")
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for shape in SHAPES:
+        if shape.model not in options.models.split(","):
+            continue
+        for rows in map(int, options.rows.split(",")):
+            if shape.name == "head" and rows > 64:
+                continue  # no step asks for so many logits at once
+            streaming = rows <= 8
+            weights = make_weights(backend, shape, options.dtype, STREAMING_BYTES if streaming else 1)
+            seconds, limit, share = measure(backend, weights, rows, streaming, peak)
+            unit, value = ("GB/s", "read") if streaming else ("GFLOP/s", "peak")
+            print(
+                f"{shape.model} {shape.name:8} {rows:5} rows  {seconds * 1e6:10.1f} us  "
+                f"{share * limit / 1e9:8.1f} {unit:8} {value} {limit / 1e9:7.1f}  share {share:.2f}",
+                flush=True,
+            )
+            shares[streaming].append(share)
+    for streaming, label in ((True, "of the read bandwidth"), (False, "of the peak")):
+        if shares[streaming]:
+            print(f"median share {label}: {statistics.median(shares[streaming]):.2f}")
+
+
+if __name__ == "__main__":
+    main()
