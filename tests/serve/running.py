@@ -49,6 +49,11 @@ class Server:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=30)
 
+    def post(self, path: str, body: object) -> httpx.Response:
+        """One request with its own connection."""
+        with self.client as client:
+            return client.post(path, json=body)
+
     @property
     def engine_pid(self) -> int:
         """The child that runs the engine."""
@@ -64,10 +69,10 @@ class Server:
             self.process.send_signal(signal.SIGINT)
         return self.wait()
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = 15) -> int:
         """The exit status, once it has ended."""
         try:
-            status = self.process.wait(15)
+            status = self.process.wait(seconds)
             self.reader.join()
             assert self.process.stderr is not None
             self.process.stderr.close()
@@ -90,7 +95,7 @@ def start(*, maker: str = MAKER, **options: Any) -> Server:
     server.reader.start()
     if not server.ready.wait(60) or not server.url:
         process.kill()
-        process.wait()
+        server.wait()
         raise AssertionError(f"the server did not start\n{server.log}")
     return server
 

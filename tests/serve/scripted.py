@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -239,7 +240,8 @@ def start_core(config: EngineConfig) -> Started:
     time.sleep(options.get("start", 0.0))
     if options.get("fail"):
         raise ModelError("no such model: scripted to fail")
-    if options.get("broken"):
+    folder = config.model.download_dir
+    if options.get("broken") or (folder is not None and (Path(folder) / "broken").exists()):
         raise EngineError("scripted to break")
     core = ScriptedCore(config.scheduler.max_num_seqs, options.get("delay", 0.0))
     info = ModelInfo(

@@ -16,6 +16,7 @@ from quire.engine.front import Front
 from quire.engine.outputs import Chunk, OutputStream
 from quire.errors import EngineError
 from quire.serve.errors import timed_out
+from quire.serve.options import ServerConfig
 from quire.types import Delta, FinishReason, Request, Usage
 
 log = logging.getLogger("quire.serve")
@@ -49,14 +50,16 @@ class Call:
         front: Front,
         call_id: str,
         prompts: list[Prompt],
-        timeout: float | None = None,
+        config: ServerConfig,
     ) -> None:
         self.id = call_id
         self.began = time.time()
         self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
         self.generation = engine.submit([p.request for p in prompts])
         self._position = {p.request.id: i for i, p in enumerate(prompts)}
+        self._logged = config.enable_log_requests
         self._timer: asyncio.TimerHandle | None = None
+        timeout = config.request_timeout
         if timeout is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout, self.generation.fail, timed_out(timeout))
@@ -101,6 +104,8 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
         self.generation.close()
+        if self._logged:
+            self._log()
 
     def _push(self, delta: Delta) -> Iterator[Piece]:
         position = self._position[delta.request_id]
@@ -115,7 +120,7 @@ class Call:
                 self.generation.end_sample(delta.request_id, delta.index)
             yield Piece(position, chunk)
 
-    def log(self) -> None:
+    def _log(self) -> None:
         """One line with counts and times of each request."""
         for stream, times in zip(self.streams, self.generation.times, strict=True):
             usage = stream.usage
@@ -124,7 +129,7 @@ class Call:
                 "prompt_tokens": usage.num_prompt,
                 "cached_tokens": usage.num_cached,
                 "output_tokens": usage.num_output,
-                "finish_reason": ",".join(str(o.finish_reason) for o in stream.output.outputs),
+                "finish_reason": ",".join(o.finish_reason or "abort" for o in stream.output.outputs),
                 "queue_s": round(max(0.0, (times.scheduled or times.arrival) - times.arrival), 4),
                 "ttft_s": round(max(0.0, times.first_token - times.arrival), 4),
                 "total_s": round(time.monotonic() - times.arrival, 4),

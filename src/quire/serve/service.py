@@ -94,7 +94,7 @@ class Service:
     def start(self, call_id: str, prompts: list[Prompt]) -> Call:
         """Queue the requests of a call. Raises HttpError 503 where there is no room or no engine."""
         self.check_draining()
-        return Call(self.engine, self.front, call_id, prompts, self.config.request_timeout)
+        return Call(self.engine, self.front, call_id, prompts, self.config)
 
     def check_draining(self) -> None:
         """503 once the server is on its way out."""
