@@ -156,7 +156,9 @@ def test_a_failing_row_ends_its_request_with_the_reason(tiny_model: Callable[...
     llm = LLM(tiny_model(), max_model_len=128)
     short = SamplingParams(max_tokens=1)
     (only,) = llm._front.encode("A")
-    stuck = SamplingParams(max_tokens=3, allowed_token_ids=[only], bad_words=["AA"])  # fails at its second token
+    stuck = SamplingParams(
+        max_tokens=3, allowed_token_ids=[only], bad_words=["AA"]
+    )  # fails at its second token
     streams = list(llm._streams(["a", "b", "c"], [short, stuck, GREEDY], None))
     with pytest.raises(QuireError, match="request 1 failed: every token is forbidden"):
         llm._run(streams, False)

@@ -323,6 +323,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_waiting_tokens: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    num_shared_blocks: int = 0  # of the used ones: held by more than one sequence
     num_cached_blocks: int = 0
     num_free_blocks: int = 0
     prefix_queries: int = 0

@@ -24,6 +24,7 @@ class BlockPool:
         self._named = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self.num_shared = 0  # blocks that more than one table holds
 
     @property
     def num_free(self) -> int:
@@ -61,6 +62,8 @@ class BlockPool:
                 raise EngineError(f"block {block} is free: it holds nothing to share")
             del self._cached[block]
         self._refs[block] += 1
+        if self._refs[block] == 2:
+            self.num_shared += 1
 
     def release(self, block: int) -> None:
         """One table less holds `block`; after the last it is cached (most recently used) or free."""
@@ -68,7 +71,9 @@ class BlockPool:
         if count < 0:
             raise EngineError(f"block {block} was released more often than it was taken")
         self._refs[block] = count
-        if count == 0:
+        if count == 1:
+            self.num_shared -= 1
+        elif count == 0:
             if self._named[block]:
                 self._cached[block] = None
             else:
@@ -117,4 +122,5 @@ class BlockPool:
             cached = bool(self._named[block]) and count == 0
             assert (block in self._cached) == cached, f"block {block}: wrongly cached or not cached"
             assert (block in free) == (count == 0 and not cached), f"block {block}: wrongly free or not free"
+        assert self.num_shared == sum(count > 1 for count in self._refs)
         assert self.num_used + self.num_cached + self.num_free == self.num_blocks

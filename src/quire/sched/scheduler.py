@@ -470,6 +470,7 @@ class Scheduler:
         stats.num_waiting = len(self._waiting) + self._num_held
         stats.num_waiting_tokens = self._waiting_tokens
         stats.num_used_blocks = pool.num_used
+        stats.num_shared_blocks = pool.num_shared
         stats.num_cached_blocks = pool.num_cached
         stats.num_free_blocks = pool.num_free
         return EngineStats(**stats.as_dict())

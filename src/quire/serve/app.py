@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +12,13 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from quire import __version__
 from quire.errors import QuireError
 from quire.serve import anthropic, chat, completions, embeddings, responses, tokenize
+from quire.serve.dashboard.router import dashboard_router
+from quire.serve.dashboard.stats import MetricsSource
 from quire.serve.errors import ErrorBody, ErrorInfo, HttpError, as_http, not_found, unavailable
 from quire.serve.feed import Recorder, Snapshot, StatsAnswer
 from quire.serve.gate import Gate, Keys
@@ -32,7 +33,6 @@ from quire.serve.protocol import (
 from quire.serve.service import Service
 from quire.serve.sse import Answer, Disconnected, EventStream, reply
 
-PAGE = Path(__file__).parent / "dashboard" / "index.html"
 ERRORS = (400, 401, 404, 408, 413, 415, 422, 499, 500, 503, 504)
 
 _encode = msgspec.json.Encoder().encode
@@ -232,9 +232,6 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def stats_stream() -> Response:
         return EventStream(StatsAnswer(service), service.config.sse_keep_alive_interval)
 
-    async def page() -> Response:
-        return HTMLResponse(PAGE.read_text())
-
     _get(app, "/health", health, None, "200 while the engine makes progress or idles and answers")
     _get(app, "/ping", health, None, "The same as /health")
     app.add_api_route("/ping", health, methods=["POST"], response_class=Response, responses=_responses({}))
@@ -243,10 +240,14 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     _get(app, "/stats", stats, Snapshot, "The engine's numbers")
     _get(app, "/stats/stream", stats_stream, None, "The engine's numbers, twice a second, as events")
     app.add_api_route("/metrics", metrics, include_in_schema=False)
-    app.add_api_route("/", page, include_in_schema=False)
+    app.include_router(dashboard_router(MetricsSource(service.metrics, lambda: _about(service))))
     app.add_api_route(
         "/reset_prefix_cache", reset, methods=["POST"], response_class=Response, responses=_responses({})
     )
+
+
+def _about(service: Service) -> dict[str, Any]:
+    return {"model": service.name, "healthy": service.healthy, "draining": service.draining}
 
 
 def _get(

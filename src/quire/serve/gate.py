@@ -12,10 +12,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.serve.dashboard.router import open_paths
 from quire.serve.errors import HttpError, unauthorized
 
 # Open to all: what probes and scrapers ask, and pages that hold nothing secret (a page asks for the key itself).
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 
 CountAnswer = Callable[[str, str, int], None]
