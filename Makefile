@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?=
+DATA ?= ../shared/data
 
 .PHONY: run install install-test lint test eval-model clean
 
@@ -34,6 +35,10 @@ lint: install-test
 
 test: lint
 	$(BIN)/python -m pytest
+
+# Bits per byte of the shipped model on held-out stories, beside a public model's.
+eval-model: install-test
+	$(BIN)/python training/evaluate.py --data $(DATA) --assets src/quire/assets
 
 clean:
 	rm -rf $(VENV) build
