@@ -108,7 +108,7 @@ class CompletionAnswer:
         self._scores_only = bool(body.echo) and body.max_tokens == 0
         as_ids = body.return_tokens_as_token_ids
         as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
-        self._names = TokenNames(service.front.tokenizer, as_ids)
+        self._names = TokenNames(service.front.tokenizer, as_ids, body.skip_special_tokens)
         options = body.stream_options
         self._usage_in_end = service.config.enable_force_include_usage or bool(
             options and options.include_usage

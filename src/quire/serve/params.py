@@ -93,14 +93,21 @@ def truncated(tokens: list[int], limit: int | None, longest: int) -> list[int]:
 class TokenNames:
     """How tokens are written in logprobs: as text, or as `token_id:N` where that is asked for."""
 
-    def __init__(self, tokenizer: Tokenizer | None, as_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, as_ids: bool, hides_special: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._hides_special = hides_special
         self._as_ids = as_ids or tokenizer is None
 
     def name(self, token: int, entry: Logprob) -> str:
         if self._as_ids or entry.decoded_token is None:
             return f"token_id:{token}"
         return entry.decoded_token
+
+    def width(self, token: int, entry: Logprob) -> int:
+        """How many characters of the answer's text are the token's."""
+        if self._tokenizer is None or (self._hides_special and self._tokenizer.is_special(token)):
+            return 0
+        return len(entry.decoded_token or "")
 
     def data(self, token: int) -> list[int] | None:
         """The token's exact bytes, which may be a part of a character."""
@@ -144,7 +151,7 @@ def completion_logprobs(
             for t, e in (*_top(entries, count), (token, entry)):
                 shown.setdefault(names.name(t, e), e.logprob)  # parts of characters may share a name
         result.top_logprobs.append(shown)
-        offset += len(entry.decoded_token or name)
+        offset += names.width(token, entry)
     return result, offset
 
 

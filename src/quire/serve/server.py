@@ -20,6 +20,7 @@ import uvloop
 
 from quire.config import EngineConfig
 from quire.engine.client import AsyncEngine, ClientOptions
+from quire.engine.front import ModelInfo
 from quire.engine.log import set_up_logging
 from quire.engine.metrics import Metrics
 from quire.engine.process import load_maker
@@ -35,6 +36,8 @@ log = logging.getLogger("quire.serve")
 MakeApp = Callable[[Service], "FastAPI"]
 MAKER = "quire.engine.start"
 BACKLOG = 2048
+# Stands in until the engine says what its model is.
+UNKNOWN = ModelInfo(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
 # Answers that are ready get this long to leave after the last request has ended.
 FLUSH_SECONDS = 5
 
@@ -87,22 +90,34 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
     )
     engine = AsyncEngine(engine_config, options, metrics)
     try:
-        # The web framework takes longer to import than all else here: it does so while the engine loads.
-        web = asyncio.create_task(asyncio.to_thread(importlib.import_module, "quire.serve.app"))
-        info = await engine.start()
+        # This process gets itself ready while the other one loads the model.
+        preparing = asyncio.create_task(asyncio.to_thread(_prepare, engine, engine_config, config, maker))
+        try:
+            info = await engine.start()
+        except BaseException:
+            await asyncio.wait({preparing})
+            raise
         clock.add(engine.startup.phases, engine.startup.total)
-        make_app: MakeApp = (await web).make_app
-        clock.mark("web framework")
-        service = Service(engine, load_maker(maker).start_front(engine_config, info), config)
-        clock.mark("tokenizer and template")
+        service, app = await preparing
+        service.front.info = info
+        clock.mark("tokenizer and web framework")
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
-        server = _Server(service, make_app(service), listener, clock)
+        server = _Server(service, app, listener, clock)
         return await server.run()
     finally:
         listener.close()
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
         await engine.stop()
+
+
+def _prepare(
+    engine: AsyncEngine, engine_config: EngineConfig, config: ServerConfig, maker: str
+) -> tuple[Service, FastAPI]:
+    """All that needs no engine yet. The web framework takes long to import, so nothing else here imports it."""
+    make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
+    service = Service(engine, load_maker(maker).start_front(engine_config, UNKNOWN), config)
+    return service, make_app(service)
 
 
 class _Clock:

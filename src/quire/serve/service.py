@@ -32,7 +32,6 @@ class Service:
         self.engine = engine
         self.front = front
         self.config = config
-        self.names = config.served_model_name or (front.info.name,)
         self.created = int(time.time())
         self.draining = False
         self._numbers = itertools.count()
@@ -40,6 +39,11 @@ class Service:
     @property
     def metrics(self) -> Metrics:
         return self.engine.metrics
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model is called in the API."""
+        return self.config.served_model_name or (self.front.info.name,)
 
     @property
     def name(self) -> str:
