@@ -20,6 +20,8 @@ constexpr bool kBf16Dot = false;
 constexpr int kBlockK = 256;
 constexpr int kBlockTiles = 12;
 constexpr int kBlockPanels = 16;
+// With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
+constexpr int kWidenTiles = 5;
 // Fewer elements than this are packed by the caller alone: a fork and join costs more.
 constexpr int kSerialPack = 16384;
 // What one task of a product with a single tile reads, about.
@@ -144,6 +146,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
       int width = max_panels(rows);
       while (width > count - done) width /= 2;
       m.b = w.data + panel_bytes * size_t(panel + done);
+      m.panel_bytes = width < max_panels(rows) && rows > 4 ? 0 : panel_bytes;
       m.c = c + done * 16;
       m.next_block = ptrdiff_t(panel_bytes) * (width - 1);
       micro_for<Dot, Prefetch::weights>(rows, width)(m);
@@ -194,7 +197,7 @@ template <class Dot, bool Widen>
 inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
                           int first, int last, float* scratch) {
   const MatrixView& w = a.weight;
-  const size_t panel_bytes = w.panel_bytes(), column_bytes = w.bf16 ? 32 : 64, c_stride = size_t(last - first) * 16;
+  const size_t panel_bytes = w.panel_bytes(), column_bytes = w.bf16 ? 32 : 64, c_stride = size_t(last - first + 1) / 2 * 32;
   const int row0 = tiles.begin(tile0), rows = tiles.begin(tile1) - row0, step_panels = max_panels(kMaxRows);
   const BlocksOfK blocks(w.padded_cols());
   float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
@@ -212,6 +215,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         m.b = reinterpret_cast<const char*>(scratch);
         m.panel_bytes = size_t(columns) * 64;
       }
+      if (count < step_panels) m.panel_bytes = 0;
       for (int tile = tile0; tile < tile1; ++tile) {
         const int begin = tiles.begin(tile);
         prefetch_part(next, panel_bytes, count, size_t(columns) * column_bytes, tile - tile0, tile1 - tile0);
@@ -257,9 +261,8 @@ inline void linear_as(const LinearArgs& a, ThreadPool& pool) {
     pool.parallel_for(tiles.count, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
   if constexpr (Widen)
-    linear_blocks<DotF32, true>(a, packed, tiles, pool);
-  else
-    linear_blocks<Dot, false>(a, packed, tiles, pool);
+    if (tiles.count >= kWidenTiles) return linear_blocks<DotF32, true>(a, packed, tiles, pool);
+  linear_blocks<Dot, false>(a, packed, tiles, pool);
 }
 
 inline void linear(const LinearArgs& a, ThreadPool& pool) {

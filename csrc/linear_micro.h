@@ -163,17 +163,19 @@ using Micro = void (*)(const MicroArgs&);
 
 template <class Dot, Prefetch Ahead, int R>
 inline Micro micro_for_panels(int panels) {
-  if constexpr (max_panels(R) >= 4)
-    if (panels == 4) return micro<Dot, Ahead, R, 4>;
-  if constexpr (max_panels(R) >= 2)
+  constexpr int most = max_panels(R);
+  if constexpr (R <= 4 && most >= 4)
     if (panels == 2) return micro<Dot, Ahead, R, 2>;
-  return micro<Dot, Ahead, R, 1>;
+  if constexpr (R <= 4 && most >= 2)
+    if (panels == 1) return micro<Dot, Ahead, R, 1>;
+  return micro<Dot, Ahead, R, most>;
 }
 
 // Two or more equal tiles of at most kMaxRows have at least half as many rows each.
 constexpr int min_rows(Prefetch ahead) { return ahead == Prefetch::weights ? 1 : kMaxRows > 1 ? kMaxRows / 2 : 1; }
 
-// The loop for `rows` (min_rows()..kMaxRows) and `panels` (1, 2 or 4, at most max_panels(rows)).
+// The loop for `rows` (min_rows()..kMaxRows) and `panels` (1, 2 or 4, at most max_panels(rows)). With more than 4 rows
+// it always makes max_panels(rows): a caller with one panel left gives panel_bytes 0 and drops the copy's sums.
 template <class Dot, Prefetch Ahead, int R = kMaxRows>
 inline Micro micro_for(int rows, int panels) {
   if constexpr (R > min_rows(Ahead))
