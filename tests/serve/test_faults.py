@@ -61,7 +61,7 @@ def status_of(http: httpx.Client, path: str = "/health") -> int:
 
 
 def stats(http: httpx.Client) -> dict[str, int]:
-    return http.get("/stats").json()["engine"]  # type: ignore[no-any-return]
+    return http.get("/stats").json()  # type: ignore[no-any-return]
 
 
 def raw(server: Server, body: dict[str, object]) -> socket.socket:
@@ -409,16 +409,3 @@ def test_metrics_count_exactly() -> None:
     assert "vllm:num_requests_waiting_by_reason{" in text
     assert 'kv_cache_size_tokens="65536"' in text
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 10.0' in text
-
-
-def test_the_feed_shows_the_engine_at_work() -> None:
-    with serving(model="scripted:delay=0.005") as (server, http):
-        connection = raw(server, {**LONG, "stream": True})
-        with http.stream("GET", "/stats/stream") as answer:
-            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
-            snapshots = [json.loads(next(lines)[6:]) for _ in range(3)]
-        connection.close()
-        assert snapshots[2]["tokens_per_second"] > 10
-        assert snapshots[2]["mean_itl"] > 0
-        assert snapshots[2]["engine"]["num_running"] == 1
-        assert snapshots[2]["engine"]["num_used_blocks"] > 0

@@ -385,16 +385,19 @@ class AsyncEngine:
                 self.metrics.scheduled(live.times, mark.at)
                 self._dequeue(live)
         known: list[tuple[RequestTimes, Delta]] = []
+        owners: list[Generation] = []
         ended: list[tuple[_Live, Delta]] = []
         for delta in news.deltas:
             live = self._live.get(delta.request_id)
             if live is None or delta.index not in live.samples:
                 continue  # ended by us meanwhile
             known.append((live.times, delta))
-            live.generation.put(delta)
+            owners.append(live.generation)
             if delta.finish_reason is not None:
                 ended.append((live, delta))
         self.metrics.step(known, now)
+        for generation, (_, delta) in zip(owners, known, strict=True):
+            generation.put(delta)
         for live, delta in ended:
             assert delta.finish_reason is not None
             live.generation.sample_ended(delta.request_id, delta.index, discard=False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from quire.engine.metrics import RequestTimes
 from quire.types import Delta, FinishReason, Request
@@ -26,7 +24,17 @@ class Generation:
     its `with`) to end what still runs.
     """
 
-    __slots__ = ("_client", "_error", "_open", "_pending", "_waiter", "requests", "times")
+    __slots__ = (
+        "_client",
+        "_error",
+        "_failed",
+        "_open",
+        "_pending",
+        "_waiter",
+        "_whole",
+        "requests",
+        "times",
+    )
 
     def __init__(self, client: Ender, requests: list[Request], times: list[RequestTimes]) -> None:
         self._client = client
@@ -35,6 +43,8 @@ class Generation:
         self._pending: dict[tuple[str, int], Delta] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
+        self._failed = False
+        self._whole = False
         self._open = sum(request.sampling.n for request in requests)
 
     @property
@@ -42,12 +52,14 @@ class Generation:
         """Nothing runs and nothing waits to be taken."""
         return self._open == 0 and not self._pending
 
-    async def take(self) -> list[Delta]:
+    async def take(self, whole: bool = False) -> list[Delta]:
         """What is new, at most one Delta a sample; waits for it. Empty when all samples have ended.
 
-        Raises EngineError where the engine died, and what `fail` was given.
+        With `whole` it waits until all have ended, or one has failed. Raises EngineError where the engine died,
+        and what `fail` was given.
         """
-        while not self._pending:
+        self._whole = whole
+        while not self._pending or self._incomplete:
             if self._error is not None:
                 raise self._error
             if self._open == 0:
@@ -59,6 +71,11 @@ class Generation:
                 self._waiter = None
         pending, self._pending = self._pending, {}
         return list(pending.values())
+
+    @property
+    def _incomplete(self) -> bool:
+        """The reader wants to wait for more than there is."""
+        return self._whole and self._open > 0 and not self._failed
 
     def end_sample(self, request_id: str, index: int, reason: FinishReason = FinishReason.STOP) -> None:
         """End one sample that needs no more tokens, for example at a stop string."""
@@ -87,7 +104,11 @@ class Generation:
         """For the client: news of a sample."""
         key = (delta.request_id, delta.index)
         waiting = self._pending.get(key)
-        self._pending[key] = delta if waiting is None else _merged(waiting, delta)
+        if waiting is None:
+            self._pending[key] = delta
+        else:
+            _merge(waiting, delta)
+        self._failed = self._failed or delta.error is not None
         self._wake()
 
     def sample_ended(self, request_id: str, index: int, *, discard: bool) -> None:
@@ -98,21 +119,19 @@ class Generation:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done() or (self._incomplete and self._error is None):
+            return
+        waiter.set_result(None)
 
 
-def _merged(first: Delta, then: Delta) -> Delta:
-    """Both as one; every list is joined, the rest is of the later one."""
-    return msgspec.structs.replace(
-        then,
-        tokens=first.tokens + then.tokens,
-        logprobs=_joined(first.logprobs, then.logprobs),
-        prompt_logprobs=_joined(first.prompt_logprobs, then.prompt_logprobs),
-    )
-
-
-def _joined(first: list[Any] | None, then: list[Any] | None) -> list[Any] | None:
-    if first is None or then is None:
-        return then if first is None else first
-    return first + then
+def _merge(waiting: Delta, news: Delta) -> None:
+    """Make `waiting` both: lists are joined, the rest is the later one's."""
+    waiting.tokens += news.tokens
+    for name in ("logprobs", "prompt_logprobs"):
+        more = getattr(news, name)
+        if more is not None:
+            setattr(waiting, name, (getattr(waiting, name) or []) + more)
+    waiting.usage, waiting.finish_reason = news.usage, news.finish_reason
+    waiting.stop_reason, waiting.error = news.stop_reason, news.error
+    waiting.embedding = news.embedding

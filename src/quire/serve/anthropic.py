@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.serve.call import Call, Prompt
+from quire.serve.call import Call, Piece, Prompt
 from quire.serve.chat import render
 from quire.serve.errors import HttpError, invalid, unsupported
 from quire.serve.params import sampling_params
@@ -201,9 +200,9 @@ class MessageAnswer:
         self.streaming = bool(body.stream)
         self._stop = tuple(body.stop_sequences or ())
         self._model = model
+        self._opened = False
 
-    async def whole(self) -> bytes:
-        await self.call.finish()
+    def whole(self) -> bytes:
         sample = self.call.streams[0].output.outputs[0]
         reason, sequence = self._end()
         message = MessageObject(
@@ -228,19 +227,16 @@ class MessageAnswer:
     def _usage(self, usage: Usage) -> MessageUsage:
         return MessageUsage(usage.num_prompt - usage.num_cached, usage.num_output, usage.num_cached)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        opened = False
-        async for pieces in self.call.news():
-            chunks = []
-            if not opened:
-                opened = True
-                chunks += self._opening()
-            for piece in pieces:
-                if piece.chunk.text:
-                    delta = {"type": "text_delta", "text": piece.chunk.text}
-                    chunks.append(_event("content_block_delta", index=0, delta=delta))
-            yield b"".join(chunks)
-        yield b"".join(self._closing())
+    def step(self, pieces: list[Piece]) -> bytes:
+        chunks = []
+        if not self._opened:
+            self._opened = True
+            chunks += self._opening()
+        for piece in pieces:
+            if piece.chunk.text:
+                delta = {"type": "text_delta", "text": piece.chunk.text}
+                chunks.append(_event("content_block_delta", index=0, delta=delta))
+        return b"".join(chunks)
 
     def _opening(self) -> list[bytes]:
         usage = self.call.usage
@@ -251,14 +247,15 @@ class MessageAnswer:
             _event("ping"),
         ]
 
-    def _closing(self) -> list[bytes]:
+    def end(self) -> bytes:
         reason, sequence = self._end()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return [
-            _event("content_block_stop", index=0),
-            _event("message_delta", delta=delta, usage=self._usage(self.call.usage)),
-            _event("message_stop"),
-        ]
+        stop = _event("content_block_stop", index=0)
+        return (
+            stop
+            + _event("message_delta", delta=delta, usage=self._usage(self.call.usage))
+            + _event("message_stop")
+        )
 
     def error_event(self, error: HttpError) -> bytes:
         return b"event: error\ndata: " + error_body(error, self.call.id) + b"\n\n"

@@ -20,7 +20,6 @@ from quire.serve import anthropic, chat, completions, embeddings, responses, tok
 from quire.serve.dashboard.router import dashboard_router
 from quire.serve.dashboard.stats import MetricsSource
 from quire.serve.errors import ErrorBody, ErrorInfo, HttpError, as_http, not_found, unavailable
-from quire.serve.feed import Recorder, Snapshot, StatsAnswer
 from quire.serve.gate import Gate, Keys
 from quire.serve.protocol import (
     ChatCompletion,
@@ -31,7 +30,7 @@ from quire.serve.protocol import (
     ModelList,
 )
 from quire.serve.service import Service
-from quire.serve.sse import Answer, Disconnected, EventStream, reply
+from quire.serve.sse import Answer, Disconnected, reply
 
 ERRORS = (400, 401, 404, 408, 413, 415, 422, 499, 500, 503, 504)
 
@@ -227,35 +226,38 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     async def stats() -> Response:
         await service.engine.stats(timeout=0.5)
-        return _json(Recorder(service).take())
+        return _json(await source.snapshot())
 
-    async def stats_stream() -> Response:
-        return EventStream(StatsAnswer(service), service.config.sse_keep_alive_interval)
+    source = MetricsSource(service.metrics, lambda: _about(service))
 
     _get(app, "/health", health, None, "200 while the engine makes progress or idles and answers")
     _get(app, "/ping", health, None, "The same as /health")
     app.add_api_route("/ping", health, methods=["POST"], response_class=Response, responses=_responses({}))
     _get(app, "/version", version, dict[str, str], "Version of the server")
     _get(app, "/load", load, dict[str, int], "Requests that are queued or running")
-    _get(app, "/stats", stats, Snapshot, "The engine's numbers")
-    _get(app, "/stats/stream", stats_stream, None, "The engine's numbers, twice a second, as events")
+    _get(app, "/stats", stats, dict[str, Any], "The engine's numbers")
     app.add_api_route("/metrics", metrics, include_in_schema=False)
-    app.include_router(dashboard_router(MetricsSource(service.metrics, lambda: _about(service))))
+    app.include_router(dashboard_router(source))
     app.add_api_route(
         "/reset_prefix_cache", reset, methods=["POST"], response_class=Response, responses=_responses({})
     )
 
 
 def _about(service: Service) -> dict[str, Any]:
-    return {"model": service.name, "healthy": service.healthy, "draining": service.draining}
+    engine = service.engine
+    return {
+        "model": service.name,
+        "healthy": service.healthy,
+        "draining": service.draining,
+        "requests_live": engine.num_live,
+        "requests_queued": engine.num_queued,
+    }
 
 
 def _get(
     app: FastAPI, path: str, handler: Callable[..., Awaitable[Response]], answer: Any, summary: str
 ) -> None:
     content = {} if answer is None else {"application/json": {"schema": _ref(answer)}}
-    if path == "/stats/stream":
-        content = {"text/event-stream": {"schema": {"type": "string"}}}
     app.add_api_route(path, handler, summary=summary, response_class=Response, responses=_responses(content))
 
 
@@ -265,7 +267,7 @@ def _json(value: Any) -> Response:
 
 # --- the OpenAPI document ---------------------------------------------------------------------------------
 
-TYPES = (ErrorBody, ModelList, ModelCard, Snapshot, *(t for e in ENDPOINTS for t in (e.body, e.answer)))
+TYPES = (ErrorBody, ModelList, ModelCard, *(t for e in ENDPOINTS for t in (e.body, e.answer)))
 
 
 def _ref(kind: Any) -> dict[str, Any]:

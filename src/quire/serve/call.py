@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from quire.engine.outputs import Chunk, OutputStream
 from quire.errors import EngineError
 from quire.serve.errors import timed_out
 from quire.serve.options import ServerConfig
-from quire.types import Delta, FinishReason, Request, Usage
+from quire.types import Delta, Request, Usage
 
 log = logging.getLogger("quire.serve")
 
@@ -30,8 +31,7 @@ class Prompt:
     text: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """News of one sample of one prompt."""
 
     prompt: int
@@ -74,22 +74,26 @@ class Call:
             sum(p.num_output for p in parts),
         )
 
-    async def news(self) -> AsyncIterator[list[Piece]]:
-        """What is new, step by step, until all samples have ended.
+    def pieces(self, deltas: list[Delta]) -> list[Piece]:
+        """News as text. Raises EngineError where a sample failed."""
+        found: list[Piece] = []
+        for delta in deltas:
+            self._push(delta, found)
+        return found
 
-        Raises EngineError where the engine or a sample failed, and what `fail` was given.
+    async def take(self) -> list[Delta]:
+        """What is new since it was last taken, for `pieces`; empty at the end.
+
+        Raises EngineError where the engine died, and what `fail` was given.
         """
-        while deltas := await self.generation.take():
-            pieces: list[Piece] = []
-            for delta in deltas:
-                pieces += self._push(delta)
-            if pieces:
-                yield pieces
+        return await self.generation.take()
 
     async def finish(self) -> None:
         """Wait for the end of all samples; results are in `streams`."""
-        async for _ in self.news():
-            pass
+        # A stop string is seen here alone, so news that may hold one are looked at as they come.
+        whole = not any(stream.request.sampling.stop for stream in self.streams)
+        while deltas := await self.generation.take(whole):
+            self.pieces(deltas)
 
     def fail(self, error: Exception) -> None:
         """End everything; whoever waits for news gets `error`."""
@@ -107,18 +111,18 @@ class Call:
         if self._logged:
             self._log()
 
-    def _push(self, delta: Delta) -> Iterator[Piece]:
+    def _push(self, delta: Delta, found: list[Piece]) -> None:
         position = self._position[delta.request_id]
         stream = self.streams[position]
         for part in _by_token(delta) if stream.request.sampling.stop else (delta,):
             chunk = stream.push(part)
             if chunk is None:
                 return
-            if chunk.error is not None or chunk.finish_reason == FinishReason.ERROR.value:
+            if chunk.error is not None or chunk.finish_reason == "error":
                 raise EngineError(chunk.error or "the engine failed on this request")
             if chunk.abort:
                 self.generation.end_sample(delta.request_id, delta.index)
-            yield Piece(position, chunk)
+            found.append(Piece(position, chunk))
 
     def _log(self) -> None:
         """One line with counts and times of each request."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -140,6 +139,7 @@ class ChatAnswer:
         self.streaming = bool(body.stream)
         self._body = body
         self._model = model
+        self._opened = False
         self._details = service.config.enable_prompt_tokens_details
         same = bool(body.messages) and body.messages[-1].get("role") == service.config.response_role
         self._role = service.config.response_role
@@ -153,8 +153,7 @@ class ChatAnswer:
         )
         self._usage_in_all = bool(options and options.continuous_usage_stats)
 
-    async def whole(self) -> bytes:
-        await self.call.finish()
+    def whole(self) -> bytes:
         stream, body = self.call.streams[0], self._body
         usage = usage_info(self.call.usage, self._details)
         choices = [self._choice(sample) for sample in stream.output.outputs]
@@ -183,19 +182,18 @@ class ChatAnswer:
             return None
         return ChatLogprobs(chat_logprobs(steps or [], self._body.top_logprobs or 0, self._names))
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        first = True
-        async for pieces in self.call.news():
-            chunks = []
-            if first:
-                first = False
-                chunks += [self._opening(i) for i in range(self._body.n or 1)]
-            chunks += [self._piece(piece) for piece in pieces]
-            yield b"".join(chunks)
-        end = b""
-        if self._usage_in_end:
-            end = event(self._chunk([], usage_info(self.call.usage, self._details)))
-        yield end + DONE
+    def step(self, pieces: list[Piece]) -> bytes:
+        chunks = []
+        if not self._opened:
+            self._opened = True
+            chunks += [self._opening(i) for i in range(self._body.n or 1)]
+        chunks += [self._piece(piece) for piece in pieces]
+        return b"".join(chunks)
+
+    def end(self) -> bytes:
+        if not self._usage_in_end:
+            return DONE
+        return event(self._chunk([], usage_info(self.call.usage, self._details))) + DONE
 
     def _opening(self, index: int) -> bytes:
         """The chunk that says who speaks, and repeats what is echoed."""

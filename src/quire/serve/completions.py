@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -115,9 +114,9 @@ class CompletionAnswer:
         )
         self._usage_in_all = bool(options and options.continuous_usage_stats)
         self._offsets: dict[int, int] = {}
+        self._unseen = set(range(len(call.streams) * self._n))
 
-    async def whole(self) -> bytes:
-        await self.call.finish()
+    def whole(self) -> bytes:
         choices = [
             self._choice(position, stream, sample)
             for position, stream in enumerate(self.call.streams)
@@ -154,19 +153,18 @@ class CompletionAnswer:
             steps = (stream.output.prompt_logprobs or [None]) + steps
         return completion_logprobs(steps, tokens, self._body.logprobs or 0, self._names, offset)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        first = set(range(len(self.call.streams) * self._n))
-        async for pieces in self.call.news():
-            chunks = []
-            for piece in pieces:
-                index = piece.prompt * self._n + piece.chunk.index
-                choice = self._piece(piece, index, index in first)
-                first.discard(index)
-                usage = self._usage() if self._usage_in_all else (None if self._usage_in_end else UNSET)
-                chunks.append(event(self._chunk([choice], usage)))
-            yield b"".join(chunks)
-        end = event(self._chunk([], self._usage())) if self._usage_in_end else b""
-        yield end + DONE
+    def step(self, pieces: list[Piece]) -> bytes:
+        chunks = []
+        for piece in pieces:
+            index = piece.prompt * self._n + piece.chunk.index
+            choice = self._piece(piece, index, index in self._unseen)
+            self._unseen.discard(index)
+            usage = self._usage() if self._usage_in_all else (None if self._usage_in_end else UNSET)
+            chunks.append(event(self._chunk([choice], usage)))
+        return b"".join(chunks)
+
+    def end(self) -> bytes:
+        return (event(self._chunk([], self._usage())) if self._usage_in_end else b"") + DONE
 
     def _piece(self, piece: Piece, index: int, first: bool) -> CompletionChoice:
         body, chunk = self._body, piece.chunk

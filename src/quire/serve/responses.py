@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.serve.call import Call, Prompt
+from quire.serve.call import Call, Piece, Prompt
 from quire.serve.chat import render
 from quire.serve.errors import HttpError, invalid, unsupported
 from quire.serve.params import TokenNames, chat_logprobs, sampling_params
@@ -237,14 +236,14 @@ class ResponseAnswer:
         self._model = model
         self._names = TokenNames(service.front.tokenizer, False)
         self._message_id = f"msg_{uuid.uuid4().hex}"
+        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._sequence = 0
 
     @property
     def _sampling(self) -> Any:
         return self.call.streams[0].request.sampling
 
-    async def whole(self) -> bytes:
-        await self.call.finish()
+    def whole(self) -> bytes:
         return _encode(self._finished())
 
     def _object(self, status: str, output: list[OutputMessage]) -> ResponseObject:
@@ -296,40 +295,35 @@ class ResponseAnswer:
         self._sequence += 1
         return event(data, name)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-        opened = False
-        async for pieces in self.call.news():
-            chunks = []
-            if not opened:
-                opened = True
-                chunks += self._opening(place)
-            for piece in pieces:
-                if piece.chunk.text or piece.chunk.logprobs:
-                    logprobs = self._logprobs(piece.chunk.logprobs)
-                    delta = {"delta": piece.chunk.text, "logprobs": logprobs}
-                    chunks.append(self._event("response.output_text.delta", **place, **delta))
-            yield b"".join(chunks)
-        yield b"".join(self._closing(place))
+    def step(self, pieces: list[Piece]) -> bytes:
+        chunks = []
+        if not self._sequence:
+            chunks += self._opening()
+        for piece in pieces:
+            if piece.chunk.text or piece.chunk.logprobs:
+                delta = {"delta": piece.chunk.text, "logprobs": self._logprobs(piece.chunk.logprobs)}
+                chunks.append(self._event("response.output_text.delta", **self._place, **delta))
+        return b"".join(chunks)
 
-    def _opening(self, place: dict[str, Any]) -> list[bytes]:
+    def _opening(self) -> list[bytes]:
         started = self._object("in_progress", [])
         message = OutputMessage(self._message_id, [], "in_progress")
         return [
             self._event("response.created", response=started),
             self._event("response.in_progress", response=started),
             self._event("response.output_item.added", output_index=0, item=message),
-            self._event("response.content_part.added", **place, part=OutputText("")),
+            self._event("response.content_part.added", **self._place, part=OutputText("")),
         ]
 
-    def _closing(self, place: dict[str, Any]) -> list[bytes]:
-        text, answer = self._text(), self._finished()
-        return [
+    def end(self) -> bytes:
+        text, answer, place = self._text(), self._finished(), self._place
+        events = [
             self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs),
             self._event("response.content_part.done", **place, part=text),
             self._event("response.output_item.done", output_index=0, item=self._message()),
             self._event(f"response.{answer.status}", response=answer),
         ]
+        return b"".join(events)
 
     def error_event(self, error: HttpError) -> bytes:
         failed = self._object("failed", [])

@@ -27,6 +27,7 @@ from quire.engine.process import load_maker
 from quire.errors import ConfigError, EngineError
 from quire.serve.options import ServerConfig
 from quire.serve.service import Service
+from quire.serve.sse import Direct
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -163,7 +164,8 @@ class _Server(uvicorn.Server):
         config = service.config
         super().__init__(
             uvicorn.Config(
-                app,
+                Direct(app),
+                proxy_headers=False,
                 loop="none",
                 lifespan="off",
                 log_config=None,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import QuireError
+from quire.serve.call import Call, Piece
 from quire.serve.errors import HttpError, as_http
+from quire.types import Delta
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -34,35 +35,46 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 class Running(Protocol):
-    """What a client's leaving ends, and so does leaving its `with`."""
+    """What a client's leaving ends."""
 
     def fail(self, error: Exception) -> None: ...
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class Answer(Protocol):
     """What an endpoint makes of a call."""
 
     @property
-    def call(self) -> Running: ...
+    def call(self) -> Call: ...
 
     @property
     def streaming(self) -> bool: ...
 
-    async def whole(self) -> bytes:
-        """The JSON body, once everything is done."""
+    def whole(self) -> bytes:
+        """The JSON body, when everything is done."""
         ...
 
-    def events(self) -> AsyncGenerator[bytes, None]:
-        """The encoded events of the stream, those of one step together."""
+    def step(self, pieces: list[Piece]) -> bytes:
+        """The encoded events of some news, which may be none."""
+        ...
+
+    def end(self) -> bytes:
+        """The encoded events after the last news."""
         ...
 
     def error_event(self, error: HttpError) -> bytes:
         """How the stream says that it failed, its end included."""
         ...
+
+
+class Direct:
+    """ASGI middleware, outermost: lets streams write without passing through all layers for each event."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["quire.send"] = send
+        await self._app(scope, receive, send)
 
 
 async def _watch(receive: Receive, running: Running) -> None:
@@ -87,12 +99,13 @@ async def reply(http: HttpRequest, answer: Answer, keep_alive: float) -> Respons
         return EventStream(answer, keep_alive)
     with answer.call:
         async with watched(http.receive, answer.call):
-            body = await answer.whole()
-    return Response(body, media_type="application/json")
+            await answer.call.finish()
+    return Response(answer.whole(), media_type="application/json")
 
 
 class EventStream(Response):
-    """Streams an answer's events. An error before the first event is raised, to become a plain HTTP error.
+    """Streams an answer's events. An error before the first event is raised, to become a plain HTTP error, but
+    with `keep_alive`, which starts the answer at once.
 
     A reader that does not read holds up this stream alone: the server's transport stops taking bytes, and the
     call's news wait, merged, until it reads on.
@@ -105,50 +118,41 @@ class EventStream(Response):
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def write(data: bytes) -> None:
-            nonlocal started
-            if not started:
-                started = True
-                head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                await send(head)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-
+        call = self._answer.call
+        direct: Send = scope.get("quire.send", send)
         try:
-            with self._answer.call:
-                async with watched(receive, self._answer.call), aclosing(self._answer.events()) as events:
-                    async for data in self._kept_alive(events) if self._keep_alive else events:
-                        if data:
-                            await write(data)
+            with call:
+                async with watched(receive, call):
+                    data = b""
+                    if not self._keep_alive:
+                        data = self._answer.step(call.pieces(await call.take()))
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    # A task of its own, so that waking it does not wake all layers around this one.
+                    await asyncio.create_task(self._stream(data, direct))
+        except Disconnected:
+            return
+
+    async def _stream(self, data: bytes, send: Send) -> None:
+        answer, call = self._answer, self._answer.call
+        try:
+            while True:
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                deltas = await (self._kept_alive(send) if self._keep_alive else call.take())
+                if not deltas:
+                    break
+                data = answer.step(call.pieces(deltas))
+            data = answer.end()
         except Disconnected:
             return
         except Exception as error:
-            failure = as_http(error)
-            if not started:
-                raise failure from error
-            await write(self._answer.error_event(failure))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            data = answer.error_event(as_http(error))
+        await send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def _kept_alive(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The events, with a comment for each interval of silence."""
-        waiting: asyncio.Task[bytes] | None = None
-        try:
-            while True:
-                waiting = waiting or asyncio.ensure_future(_next(events))
-                done, _ = await asyncio.wait({waiting}, timeout=self._keep_alive)
-                if not done:
-                    yield KEEP_ALIVE
-                    continue
-                finished, waiting = waiting, None
-                try:
-                    yield finished.result()
-                except StopAsyncIteration:
-                    return
-        finally:
-            if waiting is not None:
-                waiting.cancel()
-
-
-async def _next(events: AsyncIterator[bytes]) -> bytes:
-    return await events.__anext__()
+    async def _kept_alive(self, send: Send) -> list[Delta]:
+        """The next news, with a comment for each interval of silence before them."""
+        while True:
+            try:
+                return await asyncio.wait_for(self._answer.call.take(), self._keep_alive)
+            except asyncio.TimeoutError:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
