@@ -1,4 +1,4 @@
-"""The page on a real server: open without a key, its feed behind the key, and no viewer keeps the server from ending."""
+"""The page on a real server: open without a key, its feed behind the key, and no viewer keeps it from ending."""
 
 from __future__ import annotations
 
