@@ -3,8 +3,8 @@
     python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--dtype bfloat16] [--threads N] [--isa auto]
 
 Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
-the peak of multiply-adds. The limit is measured before and after each line, since a shared machine changes while it
-is watched; the share is of their mean. Shapes: S is Qwen3-0.6B, M is Llama-3.2-1B, T a Llama of 15 M parameters.
+the peak of multiply-adds. Product and limit take turns of equal length, since a shared machine changes while it is
+watched; a line is the median turn. Shapes: S is Qwen3-0.6B, M is Llama-3.2-1B, T a Llama of 15 M parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.ops.native import NativeBackend
 from quire.ops.protocol import FloatDtype
 
 STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
-READ_BYTES = 256 << 20
+ROUNDS = 9
 
 
 @dataclass(frozen=True)
@@ -65,27 +65,14 @@ def make_weights(backend: NativeBackend, shape: Shape, dtype: FloatDtype, total:
     return [backend.matrix([values], dtype).packed for _ in range(copies)]
 
 
-def measure(
-    backend: NativeBackend, weights: list[Any], rows: int, streaming: bool, peak: str
-) -> tuple[float, ...]:
-    """(seconds, limit, share) at the median of five rounds, each between two measurements of the limit."""
-
-    def limit() -> float:
-        if streaming:
-            return float(_native.measure_read_bandwidth(READ_BYTES, backend.threads))
-        return float(_native.measure_peak(peak, backend.threads))
-
-    rounds, before = [], limit()
-    for _ in range(5):
-        seconds = _native.time_linear(backend.isa, backend.pool, weights, rows)
-        after = limit()
-        mean = (before + after) / 2
-        rows_columns = weights[0].shape[0] * weights[0].shape[1]
-        work = weights[0].nbytes if streaming else 2 * rows * rows_columns
-        rounds.append((work / seconds / mean, seconds, mean))
-        before = after
-    share, seconds, mean = sorted(rounds)[len(rounds) // 2]
-    return seconds, mean, share
+def measure(backend: NativeBackend, weights: list[Any], rows: int, kind: str) -> tuple[float, float, float]:
+    """(seconds, limit, share) of the median turn of a product and its limit."""
+    outputs, columns = weights[0].shape
+    work = weights[0].nbytes if kind == "read" else 2 * rows * outputs * columns
+    turns = _native.compare_linear(backend.isa, backend.pool, weights, rows, kind, ROUNDS)
+    shares = sorted((work / turn.seconds / turn.limit, turn.seconds, turn.limit) for turn in turns)
+    share, seconds, limit = shares[len(shares) // 2]
+    return seconds, limit, share
 
 
 def main() -> None:
@@ -111,7 +98,7 @@ def main() -> None:
                 continue  # no step asks for so many logits at once
             streaming = rows <= 8
             weights = make_weights(backend, shape, options.dtype, STREAMING_BYTES if streaming else 1)
-            seconds, limit, share = measure(backend, weights, rows, streaming, peak)
+            seconds, limit, share = measure(backend, weights, rows, "read" if streaming else peak)
             unit, value = ("GB/s", "read") if streaming else ("GFLOP/s", "peak")
             print(
                 f"{shape.model} {shape.name:8} {rows:5} rows  {seconds * 1e6:10.1f} us  "

@@ -28,7 +28,9 @@ NB_MODULE(_native, m) {
         "instruction set; 0 where it has no instruction for the kind; takes less than 0.3 s.");
   bind_attention(m);
   bind_plan(m);
-  m.def("time_linear", &time_linear, "isa"_a, "pool"_a, "weights"_a, "rows"_a,
-        nb::call_guard<nb::gil_scoped_release>(), "Mean seconds of a product of `rows` rows with each of `weights`.");
+  nb::class_<Turn>(m, "Turn").def_ro("seconds", &Turn::seconds).def_ro("limit", &Turn::limit);
+  m.def("compare_linear", &compare_linear, "isa"_a, "pool"_a, "weights"_a, "rows"_a, "kind"_a, "rounds"_a,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Turns of products of `rows` rows with `weights`, and of a limit: 'read' (bytes per second) or as measure_peak.");
   bind_sampler(m);
 }

@@ -96,35 +96,99 @@ double measure_peak(const std::string& kind, int threads) {
   });
 }
 
-double time_linear(const std::string& isa, ThreadPool& pool, const std::vector<std::shared_ptr<PackedMatrix>>& weights,
-                   int rows) {
-  if (weights.empty() || rows < 1) throw std::invalid_argument("time_linear needs at least one weight and one row");
-  const Kernels& kernels = kernels_for(resolve_isa(isa));
-  size_t columns = 0, outputs = 0, workspace = 0;
-  for (const auto& weight : weights) {
-    const MatrixView& view = weight->view();
-    columns = std::max(columns, size_t(view.cols));
-    outputs = std::max(outputs, size_t(view.rows));
-    workspace = std::max(workspace, kernels.linear_workspace(view, rows));
-  }
-  const HugeBuffer x(columns * size_t(rows) * 4), y(outputs * size_t(rows) * 4), memory(workspace);
-  std::fill_n(static_cast<float*>(x.data()), columns * size_t(rows), 0.5f);
-  auto pass = [&] {
+namespace {
+
+constexpr double kTurnSeconds = 0.02;  // shortest: longer than a scheduler's slice
+
+// Repeats f() for at least `least` seconds; seconds of a call, on average.
+template <class F>
+double mean_seconds(double least, F&& f) {
+  const double start = seconds();
+  int count = 0;
+  double passed = 0;
+  do {
+    f();
+    ++count;
+    passed = seconds() - start;
+  } while (passed < least);
+  return passed / count;
+}
+
+// The inputs, outputs and working memory of products with a list of weights.
+class Products {
+ public:
+  Products(const Kernels& kernels, const std::vector<std::shared_ptr<PackedMatrix>>& weights, int rows)
+      : kernels_(kernels), weights_(weights), rows_(size_t(rows)) {
+    size_t columns = 0, outputs = 0, workspace = 0;
     for (const auto& weight : weights) {
+      columns = std::max(columns, size_t(weight->view().cols));
+      outputs = std::max(outputs, size_t(weight->view().rows));
+      workspace = std::max(workspace, kernels.linear_workspace(weight->view(), rows));
+    }
+    x_ = HugeBuffer(columns * rows_ * 4);
+    y_ = HugeBuffer(outputs * rows_ * 4);
+    workspace_ = HugeBuffer(workspace);
+    std::fill_n(static_cast<float*>(x_.data()), columns * rows_, 0.5f);
+  }
+
+  void run(ThreadPool& pool) const {
+    for (const auto& weight : weights_) {
       const MatrixView& view = weight->view();
       LinearArgs args{};
-      args.x = static_cast<const float*>(x.data());
+      args.x = static_cast<const float*>(x_.data());
       args.x_stride = size_t(view.cols);
-      args.rows = rows;
+      args.rows = int(rows_);
       args.weight = view;
       args.activation = view.gated ? Activation::silu : Activation::none;
-      args.y = static_cast<float*>(y.data());
+      args.y = static_cast<float*>(y_.data());
       args.y_stride = size_t(view.rows) / (view.gated ? 2 : 1);
-      args.workspace = memory.data();
-      kernels.linear(args, pool);
+      args.workspace = workspace_.data();
+      kernels_.linear(args, pool);
     }
+  }
+
+ private:
+  const Kernels& kernels_;
+  const std::vector<std::shared_ptr<PackedMatrix>>& weights_;
+  size_t rows_;
+  HugeBuffer x_, y_, workspace_;
+};
+
+}  // namespace
+
+std::vector<Turn> compare_linear(const std::string& isa, ThreadPool& pool,
+                                 const std::vector<std::shared_ptr<PackedMatrix>>& weights, int rows,
+                                 const std::string& kind, int rounds) {
+  if (weights.empty() || rows < 1 || rounds < 1)
+    throw std::invalid_argument("compare_linear needs at least one weight, one row and one round");
+  if (kind != "read" && kind != "fp32" && kind != "bf16" && kind != "int8")
+    throw std::invalid_argument("compare_linear knows read, fp32, bf16 and int8, not '" + kind + "'");
+  const Kernels& kernels = kernels_for(resolve_isa(isa));
+  const Products products(kernels, weights, rows);
+  constexpr int tasks = 64;
+  constexpr size_t chunk = size_t{2} << 20;
+  constexpr int64_t steps = 1000;
+  const HugeBuffer buffer(kind == "read" ? tasks * chunk : 0);
+  if (buffer.size() > 0) std::memset(buffer.data(), 1, buffer.size());
+  const auto probe = kind == "bf16" ? kernels.probe_bf16 : kind == "int8" ? probe_int8 : kernels.probe_fp32;
+  const double work = kind == "read" ? double(buffer.size()) : probe(1) * double(steps) * tasks;
+  auto limit_pass = [&] {
+    pool.parallel_for(tasks, [&](int i, int thread) {
+      if (kind == "read")
+        *static_cast<volatile uint32_t*>(pool.scratch(thread)) =
+            kernels.probe_read(static_cast<const char*>(buffer.data()) + size_t(i) * chunk, chunk);
+      else
+        probe(steps);
+    });
   };
-  return 1 / best_rate(double(weights.size()), 0.1, pass);
+  products.run(pool);  // touches all memory
+  std::vector<Turn> turns;
+  for (int round = 0; round < rounds; ++round) {
+    const double pass = mean_seconds(kTurnSeconds, [&] { products.run(pool); });
+    const double limit = work / mean_seconds(std::max(pass, kTurnSeconds), limit_pass);
+    turns.push_back({pass / double(weights.size()), limit});
+  }
+  return turns;
 }
 
 }  // namespace quire

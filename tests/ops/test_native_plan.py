@@ -408,3 +408,16 @@ def test_probes_give_plausible_limits() -> None:
         _native.measure_peak("fp32", 0)
     with pytest.raises(ValueError, match="at least one thread"):
         _native.measure_read_bandwidth(100, 1)
+
+
+@pytest.mark.parametrize("kind", ["read", "fp32"])
+def test_a_product_takes_turns_with_its_limit(kind: str) -> None:
+    backend = native()
+    weights = [
+        backend.matrix([normal(np.random.default_rng(0), 64, 96)], "bfloat16").packed for _ in range(2)
+    ]
+    turns = _native.compare_linear(backend.isa, backend.pool, weights, 3, kind, 2)
+    assert len(turns) == 2
+    assert all(turn.seconds > 0 and 1e7 < turn.limit < 1e14 for turn in turns)
+    with pytest.raises(ValueError, match="at least one weight"):
+        _native.compare_linear(backend.isa, backend.pool, [], 3, kind, 2)
