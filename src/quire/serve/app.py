@@ -34,6 +34,13 @@ from quire.serve.sse import Answer, Disconnected, reply
 
 ERRORS = (400, 401, 404, 408, 413, 415, 422, 499, 500, 503, 504)
 
+# One event of a stream, as OpenAPI sees it.
+EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -167,7 +174,7 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) 
     streams = isinstance(endpoint, Generating)
     content: dict[str, Any] = {"application/json": {"schema": _ref(endpoint.answer)}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     app.add_api_route(
         endpoint.path,
         generate if streams else plain,

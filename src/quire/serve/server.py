@@ -166,6 +166,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 Direct(app),
                 proxy_headers=False,
+                ws="none",
                 loop="none",
                 lifespan="off",
                 log_config=None,
