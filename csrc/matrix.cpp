@@ -11,7 +11,7 @@ namespace quire {
 namespace {
 
 constexpr int kPanel = 16;
-constexpr int kBlock = 32;  // columns converted at a time: 16 rows of them fit in a few cache lines
+constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them stay in L1, runs of them please the prefetcher
 
 float from_bits(uint32_t bits) {
   float f;
@@ -53,12 +53,17 @@ float load(const char* p, size_t i, ElementType type) {
   return type == ElementType::bfloat16 ? from_bits(uint32_t{h} << 16) : half_to_float(h);
 }
 
-// Columns [k, k + n) of one row as bfloat16 bits.
+// Columns [k, k + n) of one row as bfloat16 bits; n is at most kBlock.
 void read_bf16(const char* row, size_t k, int n, ElementType type, uint16_t* out) {
-  if (type == ElementType::bfloat16)
+  if (type == ElementType::bfloat16) {
     std::memcpy(out, row + k * 2, size_t(n) * 2);
-  else
+  } else if (type == ElementType::float32) {
+    float values[kBlock];
+    std::memcpy(values, row + k * 4, size_t(n) * 4);
+    for (int i = 0; i < n; ++i) out[i] = float_to_bf16(values[i]);
+  } else {
     for (int i = 0; i < n; ++i) out[i] = float_to_bf16(load(row, k + size_t(i), type));
+  }
 }
 
 void read_f32(const char* row, size_t k, int n, ElementType type, float* out) {
