@@ -134,7 +134,9 @@ def test_embeddings_of_the_shipped_model_do_not_depend_on_company(shipped: Serve
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_many_requests(shipped: Server) -> None:
+def test_memory_is_flat_over_many_requests() -> None:
+    # The KV cache becomes resident as it is first written: a small one is full after the first round.
+    shipped = start(maker=REAL, model="", disable_uvicorn_access_log=True, num_gpu_blocks_override=256)
     processes = [psutil.Process(shipped.process.pid), psutil.Process(shipped.engine_pid)]
 
     async def work(first: int, number: int) -> None:
@@ -150,7 +152,8 @@ def test_memory_is_flat_over_many_requests(shipped: Server) -> None:
 
     asyncio.run(work(0, 1000))
     before = [process.memory_info().rss for process in processes]
-    asyncio.run(work(1000, 2000))
+    asyncio.run(work(1000, 3000))
     after = [process.memory_info().rss for process in processes]
     for name, old, new in zip(("server", "engine"), before, after, strict=True):
-        assert new - old < 12 << 20, f"{name}: {old >> 20} MiB became {new >> 20} MiB"
+        assert new - old < 6 << 20, f"{name}: {old >> 20} MiB became {new >> 20} MiB"
+    assert shipped.stop() == 0
