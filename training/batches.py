@@ -24,7 +24,7 @@ PHASES = (
                      "stories": 0.35, "talk": 0.10}),
     Phase(0.2, 256, {"books": 0.03, "fairy-tales": 0.03, "open-stories": 0.04, "teacher": 0.10,
                      "stories": 0.46, "story-chat": 0.18, "talk": 0.16}),
-    Phase(0.9, 1024, {"open-stories": 0.05, "fairy-tales": 0.03, "stories": 0.40, "story-chat": 0.30,
+    Phase(0.97, 1024, {"open-stories": 0.05, "fairy-tales": 0.03, "stories": 0.40, "story-chat": 0.30,
                       "talk": 0.22}),
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 WINDOW, STRIDE = 512, 256
 
@@ -84,6 +85,8 @@ def main() -> int:
         print(f"skipped: {args.data} has no text-tinystories (the held-out text is not in the repository)")
         return 0
     torch.set_num_threads(args.threads)
+    logging.set_verbosity_error()  # documents longer than the window are expected here
+    logging.disable_progress_bar()
     texts = held_out(args.data)
     models = {
         "quire-stories": args.assets / "quire-stories",

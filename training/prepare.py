@@ -110,6 +110,8 @@ def main() -> None:
         mixed += documents["books"][::4]
         tokenizer = train_tokenizer([re.sub(r"<\|\w+\|>", "\n", text) for text in mixed])
         tokenizer.save(str(path))
+    credits = "\n".join(sources.attributions(args.data))
+    (args.run / "ATTRIBUTION.txt").write_text(credits + "\n", encoding="utf-8")
     for name, texts in documents.items():
         save_tokens(args.run / "tokens" / f"{name}.npz", tokenizer, texts)
 

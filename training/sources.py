@@ -107,6 +107,18 @@ def open_stories(data: Path) -> Split:
     return split
 
 
+def attributions(data: Path) -> Iterator[str]:
+    """One line for each CC-BY story in the training set."""
+    publishers = {
+        "african-storybook": "African Storybook (africanstorybook.org)",
+        "pratham-books": "Pratham Books StoryWeaver (storyweaver.org.in)",
+    }
+    with (data / "text-childrens-openstories/openstories_en.jsonl").open(encoding="utf-8") as file:
+        for row in map(json.loads, file):
+            if row["license"] == "CC-BY":
+                yield f"{clean(row['title'])} - {publishers[row['src']]}, {row['id']}"
+
+
 def fairy_tales(data: Path) -> Split:
     split = Split()
     for part in ("train", "val", "test"):

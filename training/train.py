@@ -74,7 +74,7 @@ def rate(step: int, options: Options) -> float:
     progress = step / options.steps
     if progress > options.decay_from:
         return max(0.05, (1 - progress) / (1 - options.decay_from))
-    return min(1.0, (step + 1) / WARMUP_STEPS)
+    return min(1.0, (step + 1) / min(WARMUP_STEPS, options.steps // 10 + 1))
 
 
 def build_optimizers(model: Llama, options: Options) -> list[torch.optim.Optimizer]:
@@ -92,16 +92,27 @@ def load_model(path: Path, weights: str = "average") -> Llama:
     return model
 
 
+@torch.no_grad()
+def start_embedding(model: Llama, teacher: Llama) -> None:
+    """Give a draft the teacher's embedding, projected to its main directions: most of a draft is embedding."""
+    known = teacher.model.embed_tokens.weight
+    directions = torch.linalg.svd(known, full_matrices=False)[2]
+    projected = known @ directions[: model.config.dim].T
+    model.model.embed_tokens.weight.copy_(projected * 0.04 / projected.std())  # small: it is the head too
+
+
 class Trainer:
     def __init__(self, rank: int, options: Options) -> None:
         self.rank, self.options = rank, options
         torch.manual_seed(options.seed)  # every worker starts from the same weights
         self.model = Llama(SIZES[options.size])
+        self.teacher = load_model(options.distill) if options.distill else None
+        if self.teacher:
+            start_embedding(self.model, self.teacher)
         self.optimizers = build_optimizers(self.model, options)
         self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.batches = Batches(options.run / "tokens", PHASES, options.seed)
         self.validation = Source(options.run / "tokens/stories-val.npz").rows(512, 64)
-        self.teacher = load_model(options.distill) if options.distill else None
         self.path = options.run / f"{options.name}.pt"
         self.step = 0
         self.loss = torch.compile(self._loss, dynamic=False) if options.compile else self._loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.sched.scheduler import Scheduler
@@ -21,6 +22,7 @@ class EngineCore:
         self.scheduler = scheduler
         self._executor = executor
         self._ready: list[Delta] = []
+        self.on_batch: Callable[[ScheduledBatch], None] | None = None  # told of each batch before it is computed
 
     def add(self, request: Request) -> None:
         """Queue a request. One that can never run is answered with an error Delta by the next step."""
@@ -39,6 +41,8 @@ class EngineCore:
         deltas, self._ready = self._ready, []
         batch = self.scheduler.schedule()
         if batch is not None:
+            if self.on_batch is not None:
+                self.on_batch(batch)
             deltas += self.scheduler.update(batch, self._executor.execute(batch))
         return deltas
 
