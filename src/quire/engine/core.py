@@ -22,7 +22,8 @@ class EngineCore:
         self.scheduler = scheduler
         self._executor = executor
         self._ready: list[Delta] = []
-        self.on_batch: Callable[[ScheduledBatch], None] | None = None  # told of each batch before it is computed
+        # Told of each batch before it is computed.
+        self.on_batch: Callable[[ScheduledBatch], None] | None = None
 
     def add(self, request: Request) -> None:
         """Queue a request. One that can never run is answered with an error Delta by the next step."""
