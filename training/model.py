@@ -23,7 +23,7 @@ class Config:
 
 SIZES = {
     "main": Config(),
-    "draft": Config(dim=64, layers=2, heads=2, kv_heads=1, hidden=192),
+    "draft": Config(dim=32, layers=3, heads=2, kv_heads=1, head_dim=16, hidden=96),
 }
 
 
