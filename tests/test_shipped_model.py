@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from quire import LLM, SamplingParams
 from quire.engine.start import ASSETS, SHIPPED_MODEL
 
+DRAFT_MODEL = "quire-stories-draft"
 OPENINGS = ["Once upon a time", "The little dog", "One day, Tom went to the park."]
 
 
@@ -57,3 +58,12 @@ def test_chat_answers_and_ends_its_turn(llm: LLM) -> None:
     assert answer.outputs[0].text.strip()
     assert "<|" not in answer.outputs[0].text
     assert answer.outputs[0].finish_reason == "stop"
+
+
+def test_the_draft_is_a_tenth_and_speaks_the_same_tokens(llm: LLM) -> None:
+    draft = LLM(str(ASSETS / DRAFT_MODEL))
+    assert draft.report.parameters <= 0.1 * llm.report.parameters
+    shared = [(ASSETS / name / "tokenizer.json").read_bytes() for name in (SHIPPED_MODEL, DRAFT_MODEL)]
+    assert shared[0] == shared[1]
+    (story,) = draft.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20))
+    assert len(story.outputs[0].text.split()) > 5
