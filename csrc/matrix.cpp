@@ -132,6 +132,13 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated) {
   view_.gated = gated;
 }
 
+PackedMatrix::PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated, const char* data, size_t nbytes)
+    : PackedMatrix(rows, cols, bf16, gated) {
+  if (nbytes != view_.nbytes()) throw std::invalid_argument("a packed weight has another size than its shape needs");
+  if (reinterpret_cast<uintptr_t>(data) % 64 != 0) throw std::invalid_argument("a packed weight must be 64-byte aligned");
+  view_.data = data;
+}
+
 PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool)
     : PackedMatrix(total_rows(parts), cols, bf16, gated) {
   if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))

@@ -30,6 +30,10 @@ class PackedMatrix {
   // (they may be memory-mapped files). Throws std::invalid_argument on shapes that do not fit.
   PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool);
 
+  // Values that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
+  // std::invalid_argument where its size or alignment is not this shape's.
+  PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated, const char* data, size_t nbytes);
+
   const MatrixView& view() const { return view_; }
 
   // Row-major float32 [O, K] in the order in which the parts came.

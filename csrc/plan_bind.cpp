@@ -31,6 +31,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OptionalFloats = std::optional<Floats>;
+using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 // (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
@@ -121,6 +122,13 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize(const PackedMatrix& m, Thr
   return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {rows, cols}, owner);
 }
 
+// The memory of a packed weight, as it is; `owner` keeps it alive.
+Bytes bytes(nb::handle owner) {
+  const MatrixView& view = nb::cast<const PackedMatrix&>(owner).view();
+  if (!view.data) throw std::invalid_argument("an outline has no values");
+  return Bytes(reinterpret_cast<const uint8_t*>(view.data), {view.nbytes()}, owner);
+}
+
 void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
   if (source.shape(0) != destination.shape(0)) throw std::invalid_argument("as many sources as destinations");
   nb::gil_scoped_release release;
@@ -156,7 +164,9 @@ void bind_plan(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
       .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view().rows, p.view().cols); })
       .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
+      .def_prop_ro("bf16", [](const PackedMatrix& p) { return p.view().bf16; })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
+      .def("bytes", &bytes)
       .def("dequantize", &dequantize, "pool"_a);
   m.def(
       "outline",
@@ -164,6 +174,14 @@ void bind_plan(nb::module_& m) {
         return std::make_shared<PackedMatrix>(rows, cols, bf16, gated);
       },
       "rows"_a, "cols"_a, "bf16"_a, "gated"_a, "A weight's shape without values, to plan with.");
+  m.def(
+      "packed",
+      [](size_t rows, size_t cols, bool bf16, bool gated, const Bytes& data) {
+        return std::make_shared<PackedMatrix>(rows, cols, bf16, gated, reinterpret_cast<const char*>(data.data()),
+                                              data.size());
+      },
+      "rows"_a, "cols"_a, "bf16"_a, "gated"_a, "data"_a.noconvert(), nb::keep_alive<0, 5>(),
+      "A weight in place in bytes that `PackedMatrix.bytes` gave.");
   m.def("pack", &pack, "parts"_a, "bf16"_a, "gated"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
 

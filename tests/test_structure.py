@@ -22,7 +22,7 @@ LEVELS = [
     {"spec_decode"},
     {"runtime"},
     {"engine"},
-    {"llm", "serve", "program", "cluster"},
+    {"llm", "build", "serve", "program", "cluster"},
     {"cli"},
     {"bench", "commands", "entrypoints"},
 ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version
 from typing import Any
 
 from quire.errors import QuireError, RequestError
 from quire.types import SamplingParams
 
-__version__ = version("quire")
+__version__ = "0.1.0"
 __all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "__version__"]
 
 

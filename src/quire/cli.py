@@ -28,6 +28,10 @@ COMMANDS: dict[str, Entry] = {
     "chat": Entry("quire.commands.chat", "Talk to a model in the terminal."),
     "generate": Entry("quire.commands.generate", "Continue a text."),
     "plan": Entry("quire.commands.plan", "Show a model's memory and the speed that this machine allows."),
+    "build": Entry(
+        "quire.commands.build", "Pack a checkpoint for this machine into a directory that starts at once."
+    ),
+    "inspect": Entry("quire.commands.inspect", "Show and check a built directory."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
     "bench serve": Entry("quire.bench.serve", "Load a server and report latency and throughput."),
@@ -127,7 +131,8 @@ def _add_options(
         if f.name in arguments:
             group.add_argument(f.name, nargs="?", **{**settings, "metavar": f.name})
         else:
-            group.add_argument(f"--{f.name.replace('_', '-')}", **settings)
+            flags = [f.metadata["short"]] if f.metadata["short"] else []
+            group.add_argument(*flags, f"--{f.name.replace('_', '-')}", **settings)
 
 
 def _reading(hint: Any) -> dict[str, Any]:

@@ -17,9 +17,11 @@ Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16", "neon"]
 Backend = Literal["auto", "native", "reference"]
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A dataclass field with its help text and numeric range (inclusive)."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+def option(
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, short: str | None = None
+) -> Any:
+    """A dataclass field with its help text, numeric range (inclusive) and one-letter flag."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "short": short})
 
 
 def check_options(config: object) -> None:

@@ -26,6 +26,7 @@ class ModelInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_logprobs: int = 20
+    max_input_len: int | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,6 +75,13 @@ class Front:
         tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(tokens)
         self._check_params(params)
+        longest = self.info.max_input_len
+        if longest is not None and len(tokens) > longest:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, and this engine takes at most {longest}: shorten the prompt "
+                "or build the engine with a larger --max-input-len",
+                "prompt",
+            )
         room = self.info.max_model_len - len(tokens)
         if room < 1:
             raise RequestError(

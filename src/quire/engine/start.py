@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +128,18 @@ def plan_engine(config: EngineConfig) -> Plan:
     outline = backend.outline() if isinstance(backend, NativeBackend) else backend
     available = available_memory()
     kv_spec = model.spec.kv_spec(_kv_dtype(config, model.dtype))
-    max_num_seqs = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+    max_num_seqs = min(
+        config.scheduler.max_num_seqs,
+        config.scheduler.max_num_batched_tokens,
+        model.limits.max_batch_size or config.scheduler.max_num_seqs,
+    )
     limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
-    sketch = load.load_model(directory, outline, config.model.dtype)
+    sketch = load.load_model(directory, outline, config.model.dtype, verify=False)
     need = MemoryNeed(
         weights=sketch.weight_bytes,
         workspace=outline.workspace_bytes(sketch.graph, kv_spec, limits),
         kv_bytes_per_token=kv_spec.bytes_per_token,
-        max_model_len=_max_model_len(config.model, model.spec.max_position),
+        max_model_len=_max_model_len(config.model, model),
         max_model_len_is_given=config.model.max_model_len is not None,
         max_num_seqs=max_num_seqs,
     )
@@ -158,7 +162,7 @@ def start_core(config: EngineConfig) -> Started:
         sampler = make_sampler(backend, spec.vocab_size)
         runner = Runner(executable, kv, inputs, sampler, plan.limits.max_logit_rows)
         scheduler = Scheduler(
-            config.scheduler,
+            replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,
             memory.block_size,
             memory.max_model_len,
@@ -173,6 +177,7 @@ def start_core(config: EngineConfig) -> Started:
     info = ModelInfo(
         name=plan.name,
         max_model_len=memory.max_model_len,
+        max_input_len=plan.model.limits.max_input_len,
         vocab_size=spec.vocab_size,
         eos_token_ids=plan.model.eos_token_ids,
         max_logprobs=most if most >= 0 else spec.vocab_size,
@@ -206,12 +211,14 @@ def _kv_dtype(config: EngineConfig, dtype: FloatDtype) -> FloatDtype:
     return dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 
-def _max_model_len(config: ModelConfig, max_position: int) -> int:
+def _max_model_len(config: ModelConfig, model: load.ModelInfo) -> int:
+    longest = model.limits.max_seq_len or model.spec.max_position
     if config.max_model_len is None:
-        return max_position
-    if config.max_model_len > max_position:
+        return longest
+    if config.max_model_len > longest:
+        made = "this engine was built" if model.limits.max_seq_len else "the model was made"
         raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the {max_position} positions the model was made for"
+            f"--max-model-len {config.max_model_len} is more than the {longest} positions {made} for"
         )
     return config.max_model_len
 

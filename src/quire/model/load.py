@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
+from quire.model import engine_dir
 from quire.model.checkpoint import Checkpoint, open_checkpoint
 from quire.model.decoder import Decoder, DecoderWeights, LayerWeights
 from quire.model.families import read_config
@@ -29,6 +30,7 @@ from quire.ops.protocol import Array, Backend, FloatArray, FloatDtype, Graph, Ma
 MAX_JSON = 16 << 20  # bytes of a config file
 COMPARE = 4 << 20  # elements compared at a time
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+UNLIMITED = engine_dir.Limits()
 WEIGHT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
@@ -38,6 +40,7 @@ class ModelInfo:
 
     `weight_bytes` are those of the values in `dtype` (vectors in float32); packing may add some padding.
     `generation` is generation_config.json as it is, or empty. `directory` also holds the tokenizer's files.
+    `limits` are those that a built engine was made for.
     """
 
     directory: Path
@@ -47,15 +50,24 @@ class ModelInfo:
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
+    limits: engine_dir.Limits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for `Backend.compile(graph, ...)`. `weight_bytes` is what the packed matrices take."""
+    """A model ready for `Backend.compile(graph, ...)`."""
 
     info: ModelInfo
-    graph: Graph
-    weight_bytes: int
+    weights: DecoderWeights
+
+    @property
+    def graph(self) -> Graph:
+        return Decoder(self.spec, self.weights).graph()
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the packed matrices take."""
+        return self.weights.matrix_bytes
 
     @property
     def spec(self) -> ArchSpec:
@@ -76,7 +88,10 @@ def inspect_model(
 
     (Except a tied head that differs from the embedding, which only reading both can tell.)
     """
-    return _open(find_model(str(model), revision, download_dir), dtype)[0]
+    directory = find_model(str(model), revision, download_dir)
+    if engine_dir.is_engine(directory):
+        return _built(directory, engine_dir.read_manifest(directory), dtype)
+    return _open(directory, dtype)[0]
 
 
 def load_model(
@@ -85,14 +100,38 @@ def load_model(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     revision: str | None = None,
     download_dir: str | None = None,
+    verify: bool = True,
 ) -> LoadedModel:
     """Load a directory or hub id. `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
 
     float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
+    A built engine is mapped, and its bytes are compared with their checksums where `verify` is true.
     """
-    info, checkpoint, names = _open(find_model(str(model), revision, download_dir), dtype)
-    weights = _Packer(info.spec, names, checkpoint, backend, info.dtype).pack()
-    return LoadedModel(info, Decoder(info.spec, weights).graph(), weights.matrix_bytes)
+    directory = find_model(str(model), revision, download_dir)
+    if engine_dir.is_engine(directory):
+        manifest = engine_dir.read_manifest(directory)
+        info = _built(directory, manifest, dtype)
+        return LoadedModel(info, engine_dir.map_weights(directory, manifest, backend, verify))
+    info, checkpoint, names = _open(directory, dtype)
+    return LoadedModel(info, _Packer(info.spec, names, checkpoint, backend, info.dtype).pack())
+
+
+def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelInfo:
+    if dtype not in ("auto", manifest.dtype):
+        raise ModelError(
+            f"{directory} was built in {manifest.dtype} and --dtype asks for {dtype}; leave it out, or run "
+            f"`quire build --dtype {dtype}`"
+        )
+    return ModelInfo(
+        directory=directory,
+        spec=manifest.spec,
+        dtype=manifest.dtype,
+        num_parameters=manifest.num_parameters,
+        weight_bytes=manifest.weight_bytes,
+        eos_token_ids=manifest.eos_token_ids,
+        generation=manifest.generation,
+        limits=manifest.limits,
+    )
 
 
 def _open(directory: Path, dtype: str) -> tuple[ModelInfo, Checkpoint, TensorNames]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from quire import _native
-from quire.errors import EngineError
+from quire.errors import EngineError, ModelError
 from quire.ops.protocol import (
     Activation,
     Array,
@@ -150,6 +151,15 @@ def _packed(weight: Matrix) -> Any:
     return weight.packed
 
 
+def _shape(about: dict[str, Any]) -> tuple[int, int, bool, bool]:
+    """Rows, columns, whether bfloat16, whether gated: as `NativeBackend.export` describes a matrix."""
+    try:
+        bf16 = {"bfloat16": True, "float32": False}[about["layout"]]
+        return int(about["rows"]), int(about["cols"]), bf16, bool(about["gated"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"not the description of a packed weight: {about}") from error
+
+
 def _norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float] | None:
     if norm is None:
         return None
@@ -270,6 +280,22 @@ class NativeBackend:
     def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> NativeMatrix:
         return self._pack((gate, up), dtype, gated=True)
 
+    @property
+    def fingerprint(self) -> str:
+        return f"{platform.machine()} {self.isa}"
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        packed = _packed(matrix)
+        rows, columns = packed.shape
+        layout = "bfloat16" if packed.bf16 else "float32"
+        return {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated}, packed.bytes()
+
+    def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
+        try:
+            return NativeMatrix(_native.packed(*_shape(about), data), self.pool)
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"a packed weight cannot be used: {error}") from error
+
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> NativeKVCache:
         return NativeKVCache(spec, num_blocks, block_size)
 
@@ -321,3 +347,6 @@ class OutlineBackend(NativeBackend):
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         with _engine_errors():
             return NativeMatrix(_native.outline(rows, columns, dtype == "bfloat16", gated), self.pool)
+
+    def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
+        return NativeMatrix(_native.outline(*_shape(about)), self.pool)

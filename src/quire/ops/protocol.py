@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ NormKind = Literal["rms", "layer"]
 FloatDtype = Literal["float32", "bfloat16"]
 
 
+@runtime_checkable
 class Matrix(Protocol):
     """A weight [O, K] packed for a backend's kernels."""
 
@@ -214,6 +215,16 @@ class Backend(Protocol):
 
     def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what exported weights depend on: another fingerprint's must not be restored."""
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        """A description (plain values) and the packed bytes [nbytes] uint8 as they lie in memory."""
+
+    def restore(self, about: dict[str, Any], data: Array) -> Matrix:
+        """The matrix of `export`, in place in `data`, 64-byte aligned. ModelError where the two disagree."""
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
 

@@ -386,6 +386,17 @@ class ReferenceBackend:
     def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> ReferenceMatrix:
         return ReferenceMatrix([gate, up], dtype)
 
+    @property
+    def fingerprint(self) -> str:
+        return "reference"
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        values = matrix.dequantize()
+        return {"rows": len(values), "layout": "float32"}, values.reshape(-1).view(np.uint8)
+
+    def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
+        return ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
+
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:
         return ReferenceKVCache(spec, num_blocks, block_size)
 

@@ -1,0 +1,226 @@
+"""An engine directory: packed weights on disk as they lie in memory, and a manifest that says what they are.
+
+Knows files, checksums and the weights' tree; knows no kernel and no checkpoint format. `engine.json` holds a
+manifest beside its own checksum; `weights.bin` holds the tensors, each on a page boundary, so that they can be
+mapped and used in place. Whoever reads refuses another format, another instruction set, and any byte that changed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+import numpy as np
+import xxhash
+
+from quire.errors import ModelError
+from quire.model.decoder import DecoderWeights
+from quire.model.spec import ArchSpec
+from quire.ops.protocol import Array, Backend, FloatDtype, Matrix
+
+MANIFEST, WEIGHTS = "engine.json", "weights.bin"
+FORMAT = 1
+PAGE = 4096
+MAX_MANIFEST = 64 << 20  # bytes
+HASH_PIECE = 8 << 20  # bytes checked by one thread at a time
+_REBUILD = "run `quire build` again"
+
+Size = Annotated[int, msgspec.Meta(ge=0)]
+Limit = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the engine was built for; None where nothing was said."""
+
+    max_batch_size: Limit | None = None
+    max_input_len: Limit | None = None
+    max_seq_len: Limit | None = None
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a tensor lies in weights.bin. `about` is the backend's description of a matrix, or an array's type."""
+
+    offset: Size
+    nbytes: Size
+    about: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of an engine but its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
+
+    `checksums` are those of weights.bin, one for each HASH_PIECE bytes.
+    """
+
+    fingerprint: str
+    spec: ArchSpec
+    dtype: FloatDtype
+    num_parameters: int
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any]
+    limits: Limits
+    weights: msgspec.Raw
+    tensors: tuple[Tensor, ...]
+    size: Limit
+    checksums: tuple[str, ...]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    """engine.json. The format number stands outside, where every version of Quire finds it."""
+
+    format: int
+    checksum: str
+    engine: msgspec.Raw
+
+
+def is_engine(directory: Path) -> bool:
+    return (directory / MANIFEST).exists()
+
+
+class Writer:
+    """Writes the tensors of a model to weights.bin in the order in which they are met."""
+
+    def __init__(self, file: BinaryIO, backend: Backend) -> None:
+        self._file, self._backend = file, backend
+        self._numbers: dict[int, int] = {}  # by identity: a tied head is the embedding
+        self.tensors: list[Tensor] = []
+        self.checksums: list[str] = []
+        self._pending = bytearray()
+        self.size = 0
+
+    def weights(self, weights: DecoderWeights) -> msgspec.Raw:
+        """The tree with numbers in place of tensors, which are written."""
+        tree = msgspec.Raw(msgspec.json.encode(weights, enc_hook=self._number))
+        self._end_piece()
+        return tree
+
+    def _number(self, tensor: Any) -> int:
+        if id(tensor) not in self._numbers:
+            self._numbers[id(tensor)] = len(self.tensors)
+            self._add(tensor)
+        return self._numbers[id(tensor)]
+
+    def _add(self, tensor: Any) -> None:
+        if isinstance(tensor, np.ndarray):
+            about: dict[str, Any] = {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
+            data: Array = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        elif isinstance(tensor, Matrix):
+            about, data = self._backend.export(tensor)
+        else:
+            raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
+        self._write(bytes(-self.size % PAGE))
+        self.tensors.append(Tensor(offset=self.size, nbytes=data.nbytes, about=about))
+        self._write(data.data)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self.size += len(data)
+        for start in range(0, len(data), HASH_PIECE):
+            self._pending += data[start : start + HASH_PIECE]
+            while len(self._pending) >= HASH_PIECE:
+                self.checksums.append(_checksum(self._pending[:HASH_PIECE]))
+                del self._pending[:HASH_PIECE]
+
+    def _end_piece(self) -> None:
+        if self._pending:
+            self.checksums.append(_checksum(self._pending))
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    engine = msgspec.json.encode(manifest)
+    file = _File(format=FORMAT, checksum=_checksum(engine), engine=msgspec.Raw(engine))
+    (directory / MANIFEST).write_bytes(msgspec.json.encode(file))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Raises ModelError where the file is not one, is of another format, or was altered."""
+    path = directory / MANIFEST
+    try:
+        if path.stat().st_size > MAX_MANIFEST:
+            raise ModelError(f"{path}: larger than any manifest; {_REBUILD}")
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        if file.format != FORMAT:
+            raise ModelError(
+                f"{path}: format {file.format}, this version of Quire reads {FORMAT}; {_REBUILD}"
+            )
+        if _checksum(bytes(file.engine)) != file.checksum:
+            raise ModelError(f"{path}: the file was altered after it was built; {_REBUILD}")
+        return msgspec.json.decode(file.engine, type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{path}: not an engine's manifest ({error}); {_REBUILD}") from error
+
+
+class _Reader:
+    """Hands out the tensors of a mapped weights.bin; the same object for the same number."""
+
+    def __init__(self, data: Array, tensors: Sequence[Tensor], backend: Backend) -> None:
+        self._data, self._tensors, self._backend = data, tensors, backend
+        self._made: dict[int, Any] = {}
+
+    def tensor(self, kind: type, number: Any) -> Any:
+        if type(number) is not int or not 0 <= number < len(self._tensors):
+            raise ValueError(f"there is no tensor {number!r}")
+        if number not in self._made:
+            entry = self._tensors[number]
+            data = self._data[entry.offset : entry.offset + entry.nbytes]
+            if kind is Matrix:
+                self._made[number] = self._backend.restore(entry.about, data)
+            else:
+                self._made[number] = data.view(entry.about["dtype"]).reshape(entry.about["shape"])
+        return self._made[number]
+
+
+def map_weights(directory: Path, manifest: Manifest, backend: Backend, verify: bool = True) -> DecoderWeights:
+    """The weights, in place in the mapped file.
+
+    ModelError for another machine's and, with `verify`, for bytes that changed.
+    """
+    if backend.fingerprint != manifest.fingerprint:
+        raise ModelError(
+            f"{directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
+            "run `quire build` again on this machine, or choose the instruction set with --isa if the CPU has it"
+        )
+    data = check_weights(directory, manifest, backend.threads) if verify else _map(directory, manifest)
+    reader = _Reader(data, manifest.tensors, backend)
+    try:
+        return msgspec.json.decode(manifest.weights, type=DecoderWeights, dec_hook=reader.tensor)
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{directory / MANIFEST}: {error}; {_REBUILD}") from error
+
+
+def check_weights(directory: Path, manifest: Manifest, threads: int = 1) -> Array:
+    """Map weights.bin and compare every piece with its checksum, which also brings it into memory. ModelError."""
+    data = _map(directory, manifest)
+    pieces = [data[start : start + HASH_PIECE] for start in range(0, len(data), HASH_PIECE)]
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(_checksum, pieces))
+    for number, pair in enumerate(zip_longest(found, manifest.checksums)):
+        if pair[0] != pair[1]:
+            place = f"{directory / WEIGHTS}: bytes after {number * HASH_PIECE}"
+            raise ModelError(f"{place} were altered since it was built; {_REBUILD}")
+    return data
+
+
+def _map(directory: Path, manifest: Manifest) -> Array:
+    """The whole file as bytes that cannot be written to; they stay mapped as long as anything views them."""
+    path = directory / WEIGHTS
+    try:
+        size = path.stat().st_size
+        if size != manifest.size:
+            raise ModelError(
+                f"{path} has {size} bytes and the manifest says {manifest.size}: cut off or altered; {_REBUILD}"
+            )
+        with path.open("rb") as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be mapped: {error}; {_REBUILD}") from error
+
+
+def _checksum(data: Any) -> str:
+    """XXH3 of 64 bits (github.com/Cyan4973/xxHash): finds damage at the speed of memory; no shield against malice."""
+    return xxhash.xxh3_64_hexdigest(data)

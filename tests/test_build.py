@@ -1,0 +1,187 @@
+"""Engine directories: equal to their checkpoint, and refused wherever they could not be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.build import build_engine
+from quire.cli import main
+from quire.config import EngineConfig
+from quire.engine.start import ASSETS, SHIPPED_MODEL, plan_engine
+from quire.errors import ConfigError, ModelError, RequestError
+from quire.model.engine_dir import Limits, read_manifest
+from quire.text.tokenizer import Tokenizer
+from tests.tiny import CONFIG, write_checkpoint
+
+PROMPTS = ["Once upon a time", "The little dog said", "One day"]
+
+
+def build(model: Path, output: Path, limits: Limits | None = None, **options: Any) -> Path:
+    build_engine(EngineConfig.from_options(model=str(model), **options), output, limits or Limits())
+    return output
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ASSETS / SHIPPED_MODEL, tmp_path_factory.mktemp("engines") / "stories")
+
+
+@pytest.fixture
+def copy(engine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(engine, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"isa": "scalar"}, {"backend": "reference"}])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_an_engine_writes_what_its_checkpoint_writes(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(
+        tmp_path / "model", family, "bfloat16", tie_word_embeddings=family == "qwen3"
+    )
+    built = build(checkpoint, tmp_path / "engine", **options)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=5)
+    serving = {name: value for name, value in options.items() if name != "dtype"}
+    both = [
+        LLM(str(model), **given).generate(PROMPTS, params, use_tqdm=False)
+        for model, given in ((checkpoint, options), (built, serving))
+    ]
+    for ours, theirs in zip(*both, strict=True):
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+        assert ours.outputs[0].logprobs == theirs.outputs[0].logprobs
+
+
+def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
+    sizes = []
+    for tied in (True, False):
+        model = write_checkpoint(tmp_path / f"model-{tied}", tie_word_embeddings=tied)
+        sizes.append(read_manifest(build(model, tmp_path / f"engine-{tied}")).size)
+    assert sizes[1] - sizes[0] >= CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4
+
+
+def test_the_tokenizer_is_the_same(engine: Path) -> None:
+    theirs, ours = Tokenizer.load(ASSETS / SHIPPED_MODEL), Tokenizer.load(engine)
+    for text in ("Once upon a time", " naïve  café\n\t— 日本 🙂", "<|im_start|>user"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.chat_template == theirs.chat_template
+
+
+def test_limits_hold(tmp_path: Path) -> None:
+    limits = Limits(max_batch_size=3, max_input_len=8, max_seq_len=40)
+    engine = build(write_checkpoint(tmp_path / "model"), tmp_path / "engine", limits)
+    llm = LLM(str(engine))
+    assert llm.generate([[5] * 8] * 7, SamplingParams(max_tokens=32), use_tqdm=False)
+    with pytest.raises(RequestError, match="at most 8"):
+        llm.generate([[5] * 9], SamplingParams(max_tokens=1), use_tqdm=False)
+    (longest,) = llm.generate([[5] * 8], SamplingParams(max_tokens=99, ignore_eos=True), use_tqdm=False)
+    assert len(longest.outputs[0].token_ids) == 32
+    assert plan_engine(EngineConfig.from_options(model=str(engine))).limits.max_seqs == 3
+    with pytest.raises(ConfigError, match="40 positions this engine was built for"):
+        LLM(str(engine), max_model_len=41)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [(Limits(max_seq_len=4096), "more than the 1024"), (Limits(max_seq_len=9, max_input_len=9), "no room")],
+)
+def test_limits_that_cannot_be_are_refused(limits: Limits, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build(ASSETS / SHIPPED_MODEL, tmp_path / "engine", limits)
+    assert not (tmp_path / "engine").exists()
+
+
+def cut(engine: Path) -> None:
+    path = engine / "weights.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(name: str, place: int) -> Callable[[Path], None]:
+    def damage(engine: Path) -> None:
+        content = bytearray((engine / name).read_bytes())
+        content[place] ^= 1
+        (engine / name).write_bytes(content)
+
+    return damage
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    def damage(engine: Path) -> None:
+        path = engine / "engine.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut, "cut off or altered"),
+        (flip("weights.bin", 12345), "were altered"),
+        (flip("weights.bin", -1), "were altered"),
+        (flip("engine.json", 4000), "altered|not an engine's manifest"),
+        (edit(format=99), "format 99, this version of Quire reads 1"),
+        (edit(engine={}), "altered"),
+        (edit(checksum=3), "not an engine's manifest"),
+        (lambda engine: (engine / "weights.bin").unlink(), "cannot be mapped"),
+        (lambda engine: (engine / "engine.json").write_bytes(b"\xff\x00"), "not an engine's manifest"),
+    ],
+)
+def test_damage_is_found(damage: Callable[[Path], None], said: str, copy: Path) -> None:
+    damage(copy)
+    with pytest.raises(ModelError, match=said) as error:
+        LLM(str(copy))
+    assert "quire build" in str(error.value)
+
+
+def test_another_instruction_set_is_refused(engine: Path) -> None:
+    with pytest.raises(ModelError, match=r"built for .* and this is .* scalar.*quire build"):
+        LLM(str(engine), isa="scalar")
+
+
+def test_another_type_is_refused(engine: Path) -> None:
+    with pytest.raises(ModelError, match="built in bfloat16"):
+        LLM(str(engine), dtype="float32")
+
+
+def test_what_is_in_the_way_stays(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="something other than an engine"):
+        build(ASSETS / SHIPPED_MODEL, tmp_path)
+    with pytest.raises(ConfigError, match="is a built engine"):
+        build(engine, tmp_path / "again")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_an_engine_is_replaced_whole(copy: Path) -> None:
+    build(ASSETS / SHIPPED_MODEL, copy, Limits(max_seq_len=64))
+    assert read_manifest(copy).limits.max_seq_len == 64
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = write_checkpoint(tmp_path / "model"), tmp_path / "engine"
+    main(["build", str(model), "-o", str(output), "--max-batch-size", "4"])
+    assert "max_batch_size" in capsys.readouterr().out
+    main(["inspect", str(output), "--json"])
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["limits"]["max_batch_size"] == 4
+    assert figures["bytes_by_layout"]["float32"] > 0
+    main(["plan", str(output), "--json"])
+    assert json.loads(capsys.readouterr().out)["parameters"] == figures["parameters"]
+    flip("weights.bin", 4096)(output)
+    for arguments in (["inspect", str(output)], ["inspect", str(model)], ["inspect"], ["build", str(model)]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 1
+    errors = capsys.readouterr().err
+    assert "were altered" in errors
+    assert "not an engine" in errors
+    assert "-o DIR" in errors
