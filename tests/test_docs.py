@@ -24,10 +24,9 @@ OFFLINE = [
 
 
 @pytest.mark.parametrize(("page", "index", "code"), OFFLINE, ids=lambda v: getattr(v, "name", str(v)[:8]))
-def test_examples_run(page: Path, index: int, code: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
-    )
+def test_examples_run(page: Path, index: int, code: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, f"{page.name}, example {index}: {result.stderr}"
 
 
