@@ -130,47 +130,35 @@ void Sampler::make_room(Scratch& scratch) const {
   if (scratch.a.size() < room) scratch.a.resize(room), scratch.b.resize(room);
 }
 
-Selected Sampler::select_count(const float* x, int count, Scratch& scratch) const {
+Cut Sampler::largest(const float* x, int count, Scratch& scratch) const {
   make_room(scratch);
-  return select_best(
-      kernels_, x, size_t(vocab_size_), double(count), double(vocab_size_), [](float) { return 1.0; },
-      [](const float*, size_t n) { return double(n); }, scratch.a.data(), scratch.b.data());
+  const Selected best =
+      select_largest(kernels_, x, size_t(vocab_size_), count, scratch.a.data(), scratch.b.data());
+  return {best.value, id_of_nth(x, vocab_size_, best.value, best.ties)};
 }
 
 Cut Sampler::truncate(const float* x, float max, const SlotParams& p, Scratch& scratch) const {
-  const float inv_t = float(1.0 / p.temperature), low = least_kept(max, inv_t, p.low_scaled);
-  if (p.top_k == 0 && p.top_p >= 1.0) return {low, vocab_size_};
-  make_room(scratch);
-  float *a = scratch.a.data(), *b = scratch.b.data();
-  const float inf = std::numeric_limits<float>::infinity();
-  Selected best{low, std::numeric_limits<int64_t>::max()};
-  const float* rest = x;
-  size_t n = size_t(vocab_size_);
-  if (p.top_k > 0 && p.top_k < vocab_size_) {
-    const Selected top = select_count(x, p.top_k, scratch);
-    if (top.value >= low) best = top;
+  const Cut likely{least_kept(max, float(1.0 / p.temperature), p.low_scaled), vocab_size_};
+  if (p.top_k == 0 || p.top_k >= vocab_size_) return likely;
+  const Cut top = largest(x, p.top_k, scratch);
+  return top.value >= likely.value ? top : likely;
+}
+
+// The nucleus is a prefix of the tokens, best first: one is in it if those before it weigh less than its share. So the
+// draw comes first, from all that min_p and top_k left. If its token is in the nucleus it wins there too; if not, the
+// nucleus is among the tokens better than it, and those race again. Few rounds do, and nothing is sorted.
+int Sampler::draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const {
+  const SlotParams& p = slot.params;
+  const Cut kept = truncate(x, max, p, scratch);
+  Cut cut = kept;
+  for (;;) {
+    const int token = kernels_.draw({x, vocab_size_, max, argmax, 1.0 / p.temperature, cut, p.seed,
+                                     uint64_t(slot.position())});
+    if (p.top_p >= 1.0 || token == argmax) return token;
+    cut = {x[token], token - 1};
+    const Weights w = kernels_.weigh({x, vocab_size_, max, float(1.0 / p.temperature), weight_unit(vocab_size_), kept, cut});
+    if (w.better < p.top_p * w.kept) return token;
   }
-  if (p.top_p < 1.0) {
-    // What top_k left, else what min_p left. Without either, tokens out of reach weigh nothing and may stay.
-    if (best.ties != std::numeric_limits<int64_t>::max()) {
-      n = kernels_.keep_range(x, n, std::nextafter(best.value, inf), inf, a);
-      std::fill_n(a + n, best.ties, best.value);
-      n += size_t(best.ties);
-      rest = a;
-    } else if (low > -std::numeric_limits<float>::max()) {
-      n = kernels_.keep_range(x, n, low, inf, a);
-      rest = a;
-    }
-    const double unit = weight_unit(vocab_size_);
-    auto sum = [&](const float* values, size_t count) {
-      return kernels_.weight_sum(values, count, max, inv_t, unit);
-    };
-    const double total = sum(rest, n);
-    best = select_best(
-        kernels_, rest, n, p.top_p * total, total, [&](float value) { return sum(&value, 1); }, sum, a, b);
-  }
-  if (best.ties == std::numeric_limits<int64_t>::max()) return {low, vocab_size_};
-  return {best.value, id_of_nth(x, vocab_size_, best.value, best.ties)};
 }
 
 Logprobs Sampler::score(const float* x, float max, int32_t token, int num_top, Scratch& scratch) const {
@@ -182,10 +170,7 @@ Logprobs Sampler::score(const float* x, float max, int32_t token, int num_top, S
   result.rank = 1 + kernels_.count_above(x, vocab_size_, x[token]);
   if (num_top == 0) return result;
   Cut cut{kMinusInf, vocab_size_};
-  if (num_top < vocab_size_) {
-    const Selected best = select_count(x, num_top, scratch);
-    cut = {best.value, id_of_nth(x, vocab_size_, best.value, best.ties)};
-  }
+  if (num_top < vocab_size_) cut = largest(x, num_top, scratch);
   scratch.ids.resize(std::max(scratch.ids.size(), size_t(num_top) + kSlack));
   kernels_.collect(x, vocab_size_, cut, num_top, scratch.ids.data());
   result.top_ids.assign(scratch.ids.begin(), scratch.ids.begin() + num_top);
@@ -214,13 +199,7 @@ RowResult Sampler::sample_row(const float* raw, const uint32_t* mask, Slot& slot
   }
   int argmax = max.block;
   while (x[argmax] != max.value) ++argmax;
-  if (p.greedy) {
-    result.token = argmax;
-  } else {
-    const Cut cut = truncate(x, max.value, p, scratch);
-    result.token = kernels_.draw({x, vocab_size_, max.value, argmax, 1.0 / p.temperature, cut, p.seed,
-                                  uint64_t(slot.position())});
-  }
+  result.token = p.greedy ? argmax : draw(x, max.value, argmax, slot, scratch);
   if (p.wants_logprobs) {
     result.has_logprobs = true;
     result.logprobs = score(raw, raw_max.value, result.token, p.num_top, scratch);

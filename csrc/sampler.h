@@ -103,9 +103,10 @@ class Sampler {
   bool edits(const Slot& slot, const uint32_t* mask) const;
   void apply_stages(float* x, const Slot& slot, const uint32_t* mask) const;
   void make_room(Scratch& scratch) const;
-  Selected select_count(const float* x, int count, Scratch& scratch) const;  // the `count` largest
+  Cut largest(const float* x, int count, Scratch& scratch) const;
   RowResult sample_row(const float* x, const uint32_t* mask, Slot& slot, Scratch& scratch) const;
-  Cut truncate(const float* x, float max, const SlotParams& params, Scratch& scratch) const;
+  Cut truncate(const float* x, float max, const SlotParams& params, Scratch& scratch) const;  // min_p and top_k
+  int draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const;
   Logprobs score(const float* x, float max, int32_t token, int num_top, Scratch& scratch) const;
 
   ThreadPool& pool_;

@@ -35,6 +35,14 @@ inline bool all_below(const V (&t)[N], float bound) {
   return lane_bits(less(top, set1(bound))) == 0xffffu;
 }
 
+template <int N>
+inline bool all_at_most(const V (&x)[N], V bound) {
+  V top = x[0];
+#pragma GCC unroll 8
+  for (int k = 1; k < N; ++k) top = max(top, x[k]);
+  return lane_bits(less(bound, top)) == 0;
+}
+
 // `exp_portable` of runtime/logits.py: no fused multiply-add. t <= 1, -inf included.
 template <int N>
 inline void exp_portable(V (&t)[N]) {
@@ -119,53 +127,81 @@ inline double exp_sum(const float* x, int n, float row_max) {
 
 constexpr float kNoWeight = -25.0f;  // e^-25 * 2^34 rounds to 0
 
-// Whole numbers up to 2^34, so that any order of adding them is exact. 1.5 * 2^52 rounds to even.
+// Whole numbers up to 2^34, so that any order of adding them is exact.
 template <int N>
-inline void add_weights(const V (&w)[N], double unit, double* lanes) {
-  constexpr double magic = 6755399441055744.0;
+inline void add_whole(const V (&w)[N], double* lanes) {
 #if defined(QUIRE_AVX512)
-  const __m512d u = _mm512_set1_pd(unit), m = _mm512_set1_pd(magic);
   __m512d total = _mm512_loadu_pd(lanes);
 #pragma GCC unroll 8
   for (int k = 0; k < N; ++k) {
     const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(w[k].r));
     const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(w[k].r, 1));
-    const __m512d a = _mm512_sub_pd(_mm512_add_pd(_mm512_mul_pd(low, u), m), m);
-    const __m512d b = _mm512_sub_pd(_mm512_add_pd(_mm512_mul_pd(high, u), m), m);
-    total = _mm512_add_pd(total, _mm512_add_pd(a, b));
+    total = _mm512_add_pd(total, _mm512_add_pd(low, high));
   }
   _mm512_storeu_pd(lanes, total);
 #else
   alignas(64) float part[kLanes];
   for (int k = 0; k < N; ++k) {
     store(part, w[k]);
-    for (int i = 0; i < kLanes / 2; ++i)
-      lanes[i] += ((double(part[i]) * unit + magic) - magic) + ((double(part[i + 8]) * unit + magic) - magic);
+    for (int i = 0; i < kLanes / 2; ++i) lanes[i] += double(part[i]) + double(part[i + 8]);
   }
 #endif
 }
 
-inline double weight_sum(const float* x, size_t n, float row_max, float inv_t, double unit) {
-  const V top = set1(row_max), inv = set1(inv_t);
-  alignas(64) double lanes[kLanes / 2] = {};
-  size_t i = 0;
-  for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
-    V w[kChains];
-    for (int k = 0; k < kChains; ++k) w[k] = (load(x + i + size_t(k) * kLanes) - top) * inv;
-    if (all_below(w, kNoWeight)) continue;
-    exp_portable(w);
-    add_weights(w, unit, lanes);
-  }
-  for (; i < n; i += kLanes) {
-    const int rest = n - i < kLanes ? int(n - i) : kLanes;
-    V w[1] = {(load_first(x + i, rest) - top) * inv};
-    exp_portable(w);
-    w[0] = select(first_lanes(rest), w[0], set1(0.0f));
-    add_weights(w, unit, lanes);
-  }
+inline double sum_lanes(const double* lanes) {
   double total = 0;
-  for (double lane : lanes) total += lane;
+  for (int i = 0; i < kLanes / 2; ++i) total += lanes[i];
   return total;
+}
+
+// The weight of the kept tokens that equal the cut's value.
+inline double ties(const WeighArgs& a, Cut cut) {
+  const V value = set1(cut.value);
+  const int stop = min_of(a.n, cut.last_id + 1);
+  int count = 0, i = 0;
+  for (; i + kLanes <= stop; i += kLanes) {
+    const V x = load(a.x + i);
+    count += __builtin_popcount(~(lane_bits(less(x, value)) | lane_bits(less(value, x))) & 0xffffu);
+  }
+  for (; i < stop; ++i) count += a.x[i] == cut.value;
+  if (count == 0) return 0;
+  V w[1] = {(value - set1(a.max)) * set1(a.inv_t)};
+  exp_portable(w);
+  alignas(64) float weights[kLanes];
+  store(weights, round_even(w[0] * set1(float(a.unit))));
+  return double(count) * double(weights[0]);
+}
+
+// Sums over the tokens above each cut's value; the few that equal it are added afterwards.
+inline Weights weigh(const WeighArgs& a) {
+  const V top = set1(a.max), inv = set1(a.inv_t), zero = set1(0.0f), unit = set1(float(a.unit));
+  const V low = set1(a.kept.value), high = set1(a.better.value);
+  alignas(64) double kept[kLanes / 2] = {}, better[kLanes / 2] = {};
+  auto add = [&](auto& x, auto& w) {
+    constexpr int N = sizeof(x) / sizeof(V);
+    exp_portable(w);
+#pragma GCC unroll 8
+    for (int k = 0; k < N; ++k) w[k] = select(less(low, x[k]), round_even(w[k] * unit), zero);
+    add_whole(w, kept);
+    if (all_at_most(x, high)) return;
+#pragma GCC unroll 8
+    for (int k = 0; k < N; ++k) w[k] = select(less(high, x[k]), w[k], zero);
+    add_whole(w, better);
+  };
+  int i = 0;
+  for (; i + kChains * kLanes <= a.n; i += kChains * kLanes) {
+    V x[kChains], w[kChains];
+    for (int k = 0; k < kChains; ++k) x[k] = load(a.x + i + k * kLanes), w[k] = (x[k] - top) * inv;
+    if (all_at_most(x, low) || all_below(w, kNoWeight)) continue;
+    add(x, w);
+  }
+  for (; i < a.n; i += kLanes) {
+    const int rest = min_of(kLanes, a.n - i);
+    V x[1] = {select(first_lanes(rest), load_first(a.x + i, rest), set1(-__builtin_inff()))};
+    V w[1] = {(x[0] - top) * inv};
+    add(x, w);
+  }
+  return {sum_lanes(kept) + ties(a, a.kept), sum_lanes(better) + ties(a, a.better)};
 }
 
 inline int count_above(const float* x, int n, float value) {
@@ -311,8 +347,14 @@ struct Race {
 
 constexpr float kMostNoise = -37.0f;  // the noise is at most 53 ln 2 = 36.74
 
+// Above e^t by 0.1% to 6.2%, for t from -80 to 1: the chord of 2^f over [-1/2, 1/2], and a margin for float arithmetic.
+inline V above_exp(V t) {
+  const V y = max(t, set1(-80.0f)) * set1(1.44269504f), n = round_even(y);
+  return scale(fma(y - n, set1(0.7079f), set1(1.0618f)), n);
+}
+
 // A token beats the best score s only if -ln u < e^(z - s), and 1 - u < -ln u: one comparison with half the noise's
-// bits rules out nearly all, without a logarithm. The margin covers the float arithmetic.
+// bits rules out nearly all, without a logarithm and with a bound of the exponential.
 inline int draw(const DrawArgs& d) {
   constexpr int kFew = 1024;
   Race race(d);
@@ -323,7 +365,7 @@ inline int draw(const DrawArgs& d) {
     for (int i = 0; i < few; ++i) race.enter(ids[i]);
     return race.token;
   }
-  const V top = set1(d.max), inv = set1(float(d.inv_temperature)), margin = set1(1.001f);
+  const V top = set1(d.max), inv = set1(float(d.inv_temperature));
   alignas(64) uint32_t words[kDrawBlock];
   int start = 0;
   for (; start + kDrawBlock <= d.n; start += kDrawBlock) {
@@ -336,10 +378,9 @@ inline int draw(const DrawArgs& d) {
       if (all_below(bound, kMostNoise)) continue;
       if (!hashed) philox_words(race.keys, d.position, uint32_t(start), words);
       hashed = true;
-      exp_portable(bound);
       for (int k = 0; k < kChains; ++k) {
         const int place = at + k * kLanes;
-        uint32_t in = ~lane_bits(less(bound[k] * margin, miss(words + place))) & 0xffffu;
+        uint32_t in = ~lane_bits(less(above_exp(bound[k]), miss(words + place))) & 0xffffu;
         for (; in != 0; in &= in - 1) {
           const int i = place + __builtin_ctz(in);
           race.enter(start + i, words[i]);
@@ -351,7 +392,6 @@ inline int draw(const DrawArgs& d) {
   return race.token;
 }
 
-inline constexpr SamplerKernels sampler_kernels = {row_max,    exp_sum, weight_sum, count_above,
-                                                   keep_range, collect, draw};
+inline constexpr SamplerKernels sampler_kernels = {row_max, exp_sum, weigh, count_above, keep_range, collect, draw};
 
 }  // namespace quire::QUIRE_ISA

@@ -17,57 +17,33 @@ struct Selected {
   int64_t ties;
 };
 
-// The fewest values, largest first, whose weights sum to at least `target` (which the sum of all reaches). Weights are
-// whole numbers with exact sums: `one(value)` is that of one, `sum(values, n)` of many, `inside` of all.
-//
-// A quickselect: pivots from a sample, first a guess that few values are needed. `a` and `b` hold n + 16 values; `x`
-// may be `a`.
-template <class One, class Sum>
-Selected select_best(const SamplerKernels& kernels, const float* x, size_t n, double target, double inside, One&& one,
-                     Sum&& sum, float* a, float* b) {
+// The `count` largest of the n values of x. A quickselect: pivots from a sample, the first one above most values.
+// `a` and `b` hold n + 16 values; `x` may be `a`.
+inline Selected select_largest(const SamplerKernels& kernels, const float* x, size_t n, int64_t count, float* a, float* b) {
   constexpr size_t kSortBelow = 256, kSample = 512;
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  double above = 0;  // weight of all values larger than those in x
-  bool guess_few = true, halve = false;
+  int64_t above = 0;  // values larger than those in x
+  bool halve = false;
   std::vector<float> sample(kSample);
   while (n > kSortBelow) {
-    const size_t step = n / kSample + 1, count = (n + step - 1) / step;
-    for (size_t i = 0; i < count; ++i) sample[i] = x[i * step];
-    std::sort(sample.begin(), sample.begin() + ptrdiff_t(count), std::greater<float>());
-    size_t rank = 4;
-    if (halve) {
-      rank = count / 2;
-    } else if (!guess_few) {
-      double part = 0, whole = 0;
-      for (size_t i = 0; i < count; ++i) whole += one(sample[i]);
-      const double share = (target - above) / inside * whole;
-      for (rank = 0; rank < count && part < share; ++rank) part += one(sample[rank]);
-      rank += 2 + size_t(2 * std::sqrt(double(rank)));
-    }
-    guess_few = false;
-    const float pivot = sample[std::min(rank, count - 1)];
+    const size_t step = n / kSample + 1, size = (n + step - 1) / step;
+    for (size_t i = 0; i < size; ++i) sample[i] = x[i * step];
+    std::sort(sample.begin(), sample.begin() + ptrdiff_t(size), std::greater<float>());
+    const double share = double(count - above) / double(n) * double(size);
+    const size_t rank = halve ? size / 2 : size_t(share + 2 * std::sqrt(share)) + 2;
+    const float pivot = sample[std::min(rank, size - 1)];
     float* out = x == b ? a : b;
     size_t kept = kernels.keep_range(x, n, pivot, kInf, out);
-    double mass = above + sum(out, kept);
-    if (mass >= target && kept == n) {  // the pivot is the smallest: look strictly above it
+    if (above + int64_t(kept) >= count && kept == n) {  // the pivot is the smallest: look strictly above it
       kept = kernels.keep_range(x, n, std::nextafter(pivot, kInf), kInf, out);
-      mass = above + sum(out, kept);
-      if (mass < target) {
-        const double weight = one(pivot);
-        double ties = std::ceil((target - mass) / weight);
-        while (mass + (ties - 1) * weight >= target) --ties;
-        while (mass + ties * weight < target) ++ties;
-        return {pivot, int64_t(ties)};
-      }
+      if (above + int64_t(kept) < count) return {pivot, count - above - int64_t(kept)};
     }
     const size_t before = n;
-    if (mass >= target) {
-      inside = mass - above;
+    if (above + int64_t(kept) >= count) {
       x = out;
       n = kept;
     } else {
-      inside -= mass - above;
-      above = mass;
+      above += int64_t(kept);
       float* rest = x == b ? b : a;
       n = kernels.keep_range(x, n, -kInf, pivot, rest);
       x = rest;
@@ -77,13 +53,10 @@ Selected select_best(const SamplerKernels& kernels, const float* x, size_t n, do
   float* sorted = x == b ? a : b;
   std::copy(x, x + n, sorted);
   std::sort(sorted, sorted + n, std::greater<float>());
-  size_t i = 0;
-  int64_t ties = 0;
-  for (; i < n && above < target; ++i) {
-    ties = i > 0 && sorted[i] == sorted[i - 1] ? ties + 1 : 1;
-    above += one(sorted[i]);
-  }
-  return {sorted[i - 1], ties};
+  const size_t last = size_t(count - above) - 1;
+  int64_t ties = 1;
+  while (size_t(ties) <= last && sorted[last - size_t(ties)] == sorted[last]) ++ties;
+  return {sorted[last], ties};
 }
 
 // Id of occurrence number `nth` (from 1) of `value`.

@@ -8,7 +8,8 @@
 
 namespace quire {
 
-// Tokens that a draw may take: larger than `value`, or equal to it with an id of at most `last_id`.
+// The best tokens, best first and lower ids first among equals, up to one: those larger than `value`, and those equal
+// to it with an id of at most `last_id`.
 struct Cut {
   float value;
   int last_id;
@@ -24,6 +25,19 @@ struct DrawArgs {
   uint64_t seed, position;
 };
 
+// Tokens are weighed by e^((x - max) * inv_t) * unit, rounded to whole numbers.
+struct WeighArgs {
+  const float* x;  // [n]
+  int n;
+  float max, inv_t;
+  double unit;
+  Cut kept, better;  // `better` keeps some of what `kept` keeps
+};
+
+struct Weights {
+  double kept, better;
+};
+
 struct RowMax {
   float value;
   int block;  // first id of the block of kRowBlock values that holds the first maximum
@@ -36,8 +50,8 @@ struct SamplerKernels {
   RowMax (*row_max)(const float* x, int n);  // any values
   // Sum of e^(x - max).
   double (*exp_sum)(const float* x, int n, float max);
-  // Sum of the whole numbers round(e^((x - max) * inv_t) * unit): exact while below 2^53.
-  double (*weight_sum)(const float* x, size_t n, float max, float inv_t, double unit);
+  // Sums of the whole numbers round(e^((x - max) * inv_t) * unit), exact while below 2^53.
+  Weights (*weigh)(const WeighArgs&);
   int (*count_above)(const float* x, int n, float value);
   // Copies low <= x < high in order; `out` may be x and has room for 16 more than are kept. Returns how many.
   size_t (*keep_range)(const float* x, size_t n, float low, float high, float* out);
