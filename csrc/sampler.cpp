@@ -52,12 +52,14 @@ Sampler::Sampler(ThreadPool& pool, const SamplerKernels& kernels, int vocab_size
   if (vocab_size < 1) throw std::invalid_argument("a vocabulary has at least one token");
 }
 
+void Sampler::check_id(int32_t token) const {
+  if (token < 0 || token >= vocab_size_)
+    throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary of " +
+                                std::to_string(vocab_size_));
+}
+
 void Sampler::check_ids(const SlotParams& p) const {
-  auto check = [this](int32_t token) {
-    if (token < 0 || token >= vocab_size_)
-      throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary of " +
-                                  std::to_string(vocab_size_));
-  };
+  auto check = [this](int32_t token) { check_id(token); };
   for (const std::vector<int32_t>* tokens : {&p.prompt, &p.output, &p.stop_ids, &p.allowed})
     for (const int32_t token : *tokens) check(token);
   for (const auto& [token, value] : p.bias) check(token);
@@ -87,6 +89,13 @@ void Sampler::set(int slot, SlotParams params) {
     for (const int32_t token : state.params.output) state.count(token, true);
   }
   slots_[slot] = std::move(state);
+}
+
+void Sampler::extend(int slot, const std::vector<int32_t>& tokens) {
+  const auto found = slots_.find(slot);
+  if (found == slots_.end()) throw std::invalid_argument("slot " + std::to_string(slot) + " was never set");
+  for (const int32_t token : tokens) check_id(token);
+  for (const int32_t token : tokens) found->second.append(token);
 }
 
 bool Sampler::edits(const Slot& slot, const uint32_t* mask) const {

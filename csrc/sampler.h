@@ -74,6 +74,8 @@ class Sampler {
   // Throws std::invalid_argument where a token id is outside the vocabulary.
   void set(int slot, SlotParams params);
   void clear(int slot) { slots_.erase(slot); }
+  // Appends tokens that were not drawn. Throws std::invalid_argument as `set` does, or for an unknown slot.
+  void extend(int slot, const std::vector<int32_t>& tokens);
 
   // Draws and appends. Rows of one slot are adjacent. Throws std::invalid_argument, before anything is drawn, where a
   // slot is unknown or a position is not the slot's next.
@@ -99,6 +101,7 @@ class Sampler {
     std::vector<int> ids;
   };
 
+  void check_id(int32_t token) const;
   void check_ids(const SlotParams& params) const;
   bool edits(const Slot& slot, const uint32_t* mask) const;
   void apply_stages(float* x, const Slot& slot, const uint32_t* mask) const;

@@ -116,6 +116,7 @@ void bind_sampler(nb::module_& m) {
           nb::arg("pool"), nb::arg("isa"), nb::arg("vocab_size"), nb::keep_alive<1, 2>())
       .def("set", &Sampler::set, nb::arg("slot"), nb::arg("params"))
       .def("clear", &Sampler::clear, nb::arg("slot"))
+      .def("extend", &Sampler::extend, nb::arg("slot"), nb::arg("tokens"))
       .def("sample", &sample, nb::arg("logits").noconvert(), nb::arg("slots"), nb::arg("positions"),
            nb::arg("drafts").none(), nb::arg("masks").none())
       .def("logprobs", &logprobs, nb::arg("logits").noconvert(), nb::arg("targets"), nb::arg("num_top"));

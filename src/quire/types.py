@@ -14,6 +14,7 @@ from quire.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_N = 1024
+MAX_CONSTRAINT_BYTES = 1 << 20
 SEED_MASK = (1 << 64) - 1
 
 
@@ -60,6 +61,73 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an output must look like: exactly one of the first six. Names are vLLM's.
+
+    `json` is a JSON Schema (text, object or boolean), `regex` must match the whole output, `choice` lists texts of
+    which the output is one, `grammar` is EBNF (`root ::= ...`) or Lark (`start: ...`), `json_object` asks for
+    any JSON object. `structural_tag` lets free text run until a trigger and constrains what follows it; see
+    `quire.grammar.tags` for its two notations. JSON is written without whitespace unless `whitespace_pattern` (a
+    regex, at each place where JSON allows some) says otherwise or `disable_any_whitespace` is False. With
+    `select`, every choice is scored by its mean log-probability a token, and the best is the output.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Seq[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    select: bool = False
+
+    def __post_init__(self) -> None:
+        put, param = msgspec.structs.force_setattr, "structured_outputs"
+        if self.json_object is False:
+            put(self, "json_object", None)
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = (
+                f"has both {given[0]} and {given[1]}" if given else f"names none of {', '.join(CONSTRAINTS)}"
+            )
+            raise RequestError(f"structured_outputs {what}: give exactly one", param)
+        for name in ("json", "structural_tag"):
+            value = getattr(self, name)
+            if isinstance(value, (dict, bool)):
+                put(self, name, _json_text(name, value))
+        for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise _refuse(name, value, "a string")
+            if value is not None and len(value) > MAX_CONSTRAINT_BYTES:
+                raise _refuse(name, f"{len(value)} characters", f"at most {MAX_CONSTRAINT_BYTES} characters")
+        if self.choice is not None:
+            put(self, "choice", _strings("choice", list(self.choice)))
+            if not self.choice or sum(map(len, self.choice)) > MAX_CONSTRAINT_BYTES:
+                raise _refuse(
+                    "choice", f"{len(self.choice)} texts", "a list of at least one text, 1 MiB in all"
+                )
+        if self.select and self.choice is None:
+            raise RequestError("structured_outputs: select scores choices: give choice", param)
+
+    @property
+    def kind(self) -> str:
+        """Which of the six is given."""
+        return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
+
+
+def _json_text(name: str, value: dict[str, Any] | bool) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise RequestError(f"{name} is not JSON: {error}", "structured_outputs") from error
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn and when a request ends. Names and defaults are vLLM's.
 
@@ -92,6 +160,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: OutputKind = OutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         put = msgspec.structs.force_setattr
@@ -149,6 +218,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `seed` is resolved (64 bits) by whoever made the request. `max_tokens` is resolved against the model's
     length. `eos_token_ids` is empty where the request ignores them. `salt` separates prefix caches. With `pooling`
     the request makes no token: it ends with one vector, the mean or the last of the final hidden states.
+    `grammar` is what the output must match, in llguidance's notation: resolved from `sampling.structured_outputs`
+    by whoever made the request.
     """
 
     id: str
@@ -163,6 +234,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     salt: str = ""
     arrival: float = 0.0
     pooling: Pooling | None = None
+    grammar: str | None = None
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
@@ -271,7 +343,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step made, by slot. `errors` names sequences that failed alone, with the reason."""
+    """What a step made, by slot. `errors` names sequences that failed alone, with the reason.
+
+    The last `forced[slot]` tokens of a slot were not drawn but follow from its grammar, so nothing is computed of
+    them yet; slots in `ended` have an output to which the grammar lets nothing be added; those in `deferred`
+    drew nothing, as their grammar was not ready: they compute their last token again.
+    """
 
     step: int
     tokens: dict[int, list[int]]
@@ -280,6 +357,9 @@ class StepOutput:
     errors: dict[int, str] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
     embeddings: dict[int, list[float]] = field(default_factory=dict)
+    forced: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    deferred: set[int] = field(default_factory=set)
 
 
 class FinishReason(str, enum.Enum):
@@ -301,6 +381,7 @@ class Delta(msgspec.Struct, array_like=True):
     """News of one sample of one request: crosses the process border back.
 
     `stop_reason` is the token of `stop_token_ids` that ended it, if one did. `error` explains finish "error".
+    `complete`: the grammar ended it, so the last token is text and no end-of-sequence token.
     """
 
     request_id: str
@@ -313,6 +394,7 @@ class Delta(msgspec.Struct, array_like=True):
     stop_reason: int | None = None
     error: str | None = None
     embedding: list[float] | None = None
+    complete: bool = False
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -332,6 +414,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    jump_forward_tokens: int = 0  # appended by a grammar: forward passes saved
 
     def as_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)

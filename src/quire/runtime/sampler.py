@@ -78,6 +78,9 @@ class Sampler(Protocol):
     def clear(self, slot: int) -> None:
         """Forget a slot; unknown slots are fine."""
 
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        """Append tokens to a slot's output that were not drawn. EngineError: a bad token id or slot."""
+
     def sample(
         self,
         logits_LV: FloatArray,
@@ -207,6 +210,13 @@ class ReferenceSampler:
     def clear(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        if slot not in self._slots:
+            raise EngineError(f"slot {slot} was never set")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            raise EngineError(f"tokens outside the vocabulary of {self.vocab_size}")
+        self._slots[slot].output_tokens += tokens
+
     def sample(
         self,
         logits_LV: FloatArray,
@@ -297,6 +307,12 @@ class NativeSampler:
 
     def clear(self, slot: int) -> None:
         self._native.clear(slot)
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        try:
+            self._native.extend(slot, tokens)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
 
     def sample(
         self,

@@ -1,0 +1,149 @@
+"""Compiles grammars within bounds and keeps the latest. Knows no requests and no scheduler.
+
+Bounds: llguidance stops where a grammar is too large or needs too much work for one token (`LIMITS`). What a
+grammar costs beyond that in time is found by `try_out`, in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from quire.errors import RequestError
+from quire.grammar.constraint import grammar_text
+from quire.grammar.matcher import GrammarError, Matcher, first_line
+from quire.grammar.vocabulary import Vocabulary
+from quire.types import StructuredOutputsParams
+
+TRIED_TOKENS = 24
+MAX_CACHED = 64
+MAX_CACHED_CHARACTERS = 16 << 20
+
+# A state of the lexer takes 1 to 2 kB, so a grammar takes up to 100 MB; 14 units of fuel are a microsecond.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+
+_UNSUPPORTED = ("not supported", "Unimplemented", "Unknown format", "only supported", "unsupported")
+
+
+def _explain(message: str) -> RequestError:
+    """An error of the compiler as a request's: malformed, or beyond what is supported."""
+    line = first_line(message)
+    what = "uses what is not supported" if any(word in line for word in _UNSUPPORTED) else "is not valid"
+    return RequestError(f"the constraint {what}: {line}", "structured_outputs")
+
+
+class Grammar:
+    """A compiled grammar; matchers of it share what they learn."""
+
+    __slots__ = ("_prototype", "_vocabulary")
+
+    def __init__(self, prototype: LLMatcher, vocabulary: Vocabulary) -> None:
+        self._prototype = prototype
+        self._vocabulary = vocabulary
+
+    def matcher(self, honour_ends: bool = True) -> Matcher:
+        """A matcher at the beginning. Without `honour_ends`, end-of-sequence tokens are never allowed."""
+        return Matcher(self._prototype.deep_copy(), () if honour_ends else self._vocabulary.ends)
+
+
+class GrammarCompiler:
+    """Threads may share it. The vocabulary is made at the first use, so a start does not pay for it."""
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
+        self._make_vocabulary = make_vocabulary
+        self._vocabulary: Vocabulary | None = None
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, Grammar] = OrderedDict()
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    def text(self, params: StructuredOutputsParams) -> str:
+        """The constraint in llguidance's notation. RequestError where it is malformed."""
+        return grammar_text(params, self.vocabulary.special)
+
+    def find(self, text: str) -> Grammar | None:
+        """The grammar if it is compiled already."""
+        with self._lock:
+            grammar = self._cache.get(text)
+            if grammar is not None:
+                self._cache.move_to_end(text)
+            return grammar
+
+    def compile(self, text: str) -> Grammar:
+        """Compile `text`, or find it among the latest. RequestError: malformed, not supported or too large."""
+        grammar = self.find(text)
+        if grammar is not None:
+            return grammar
+        vocabulary = self.vocabulary
+        prototype = LLMatcher(vocabulary.table, text, log_level=0, limits=LIMITS)
+        if prototype.is_error():
+            raise _explain(prototype.get_error())
+        grammar = Grammar(prototype, vocabulary)
+        with self._lock:
+            self._cache[text] = grammar
+            while len(self._cache) > 1 and (
+                len(self._cache) > MAX_CACHED or sum(map(len, self._cache)) > MAX_CACHED_CHARACTERS
+            ):
+                self._cache.popitem(last=False)
+        return grammar
+
+    def submit(self, text: str) -> Future[Grammar]:
+        """`compile` in a thread of low priority, for callers that may not wait."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "grammar", initializer=_step_back)
+        return self._threads.submit(self.compile, text)
+
+    def check(self, params: StructuredOutputsParams) -> str:
+        """The text of a constraint that compiles and can be followed. RequestError says why not."""
+        text = self.text(params)
+        try_out(self.compile(text), len(self.vocabulary.pieces))
+        return text
+
+
+def try_out(grammar: Grammar, vocab_size: int) -> None:
+    """Follow the grammar for a few tokens, so that one which is too complex is refused and not run.
+
+    RequestError with the reason.
+    """
+    mask_W = np.zeros((vocab_size + 31) // 32, np.uint32)
+    for turn in (1, 2):
+        matcher = grammar.matcher(honour_ends=False)
+        for _ in range(TRIED_TOKENS):
+            if matcher.ended:
+                break
+            try:
+                matcher.fill(mask_W)
+                allowed = np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")[:vocab_size])
+                if not len(allowed):
+                    break
+                matcher.advance(int(allowed[turn * (len(allowed) - 1) // 2]))
+            except GrammarError as error:
+                raise RequestError(
+                    f"the constraint cannot be followed: {error}", "structured_outputs"
+                ) from error
+
+
+def _step_back() -> None:
+    """Let threads that make tokens go first (Linux: niceness is a thread's)."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
