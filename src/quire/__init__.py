@@ -6,10 +6,10 @@ import importlib
 from typing import Any
 
 from quire.errors import QuireError, RequestError
-from quire.types import SamplingParams
+from quire.types import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

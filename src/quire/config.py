@@ -112,6 +112,20 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarConfig:
+    """Structured output."""
+
+    enable_jump_forward: bool = option(True, "Append what a grammar forces without a forward pass a token.")
+    grammar_timeout: float = option(
+        3.0, "Seconds that a request's constraint may take to compile.", low=0.01, high=600.0
+    )
+    grammar_memory_mib: int = option(2048, "Memory of the process that tries constraints out.", low=256)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine needs, in sections."""
 
@@ -119,6 +133,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     seed: int = option(0, "Where the seeds of requests without one come from.", low=0)
 
     @classmethod
@@ -140,4 +155,5 @@ SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,
+    "grammar": GrammarConfig,
 }

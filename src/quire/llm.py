@@ -12,7 +12,7 @@ from quire.engine.outputs import OutputStream, RequestOutput
 from quire.engine.start import start_core, start_front
 from quire.errors import QuireError, RequestError
 from quire.text.tokenizer import Tokenizer
-from quire.types import EngineStats, SamplingParams
+from quire.types import Delta, EngineStats, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
@@ -43,6 +43,8 @@ class LLM:
         self.report = started.report
         self._core = started.core
         self._front = start_front(config, started.info, skip_tokenizer, seed=config.seed)
+        if started.core.grammars is not None:
+            self._front.compile_grammar = started.core.grammars.check
         self._num_requests = 0
 
     @property
@@ -118,9 +120,7 @@ class LLM:
         try:
             while not stream.finished:
                 for delta in self._core.step():
-                    chunk = stream.push(delta)
-                    if chunk is not None and chunk.abort:
-                        self._core.abort(delta.request_id, delta.index)
+                    self._push(stream, delta)
                 _raise_error(stream)
                 yield stream.output
         finally:
@@ -192,10 +192,7 @@ class LLM:
             while self._core.has_work:
                 for delta in self._core.step():
                     stream = by_id[delta.request_id]
-                    chunk = stream.push(delta)
-                    if chunk is not None and chunk.abort:
-                        self._core.abort(delta.request_id, delta.index)
-                    if stream.finished and chunk is not None:
+                    if self._push(stream, delta) and stream.finished:
                         _raise_error(stream)
                         show(len(delta.tokens))
         finally:
@@ -204,6 +201,18 @@ class LLM:
                     self._core.abort(stream.request.id)
             self._drain()
         return [s.output for s in streams]
+
+    def _push(self, stream: OutputStream, delta: Delta) -> bool:
+        """Hand news on, and end a sample whose text holds a stop string. False: it had ended already."""
+        pushed = False
+        for part in stream.parts(delta):
+            chunk = stream.push(part)
+            if chunk is None:
+                break
+            pushed = True
+            if chunk.abort:
+                self._core.abort(delta.request_id, delta.index)
+        return pushed
 
     def _drain(self) -> None:
         while self._core.has_work:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import random
 
-from quire import SamplingParams
+from quire import SamplingParams, StructuredOutputsParams
 
 _GREEDY = {"temperature": 0.0}
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "the name": {"type": "string", "maxLength": 6},
+        "sizes": {"type": "array", "items": {"enum": [1, 22, 333]}, "maxItems": 3},
+        "kind": {"enum": ["a long word", "another"]},
+    },
+    "required": ["the name", "sizes", "kind"],
+    "additionalProperties": False,
+}
 PARAMS = [
     SamplingParams(seed=1, max_tokens=30, ignore_eos=True, **_GREEDY),
     SamplingParams(seed=2, max_tokens=40, **_GREEDY),
@@ -22,6 +32,24 @@ PARAMS = [
     SamplingParams(seed=10, max_tokens=30, bad_words=["a", "bc"], temperature=0.5, ignore_eos=True),
     SamplingParams(seed=11, max_tokens=60, ignore_eos=True, top_k=3),
     SamplingParams(seed=12, max_tokens=1),
+    SamplingParams(seed=13, max_tokens=60, structured_outputs=StructuredOutputsParams(json=_SCHEMA)),
+    SamplingParams(
+        seed=14,
+        max_tokens=50,
+        temperature=0.7,
+        repetition_penalty=1.1,
+        logprobs=1,
+        structured_outputs=StructuredOutputsParams(json=_SCHEMA),
+    ),
+    SamplingParams(
+        seed=15,
+        max_tokens=40,
+        min_tokens=9,
+        structured_outputs=StructuredOutputsParams(regex="(ab+c|[0-9]){1,30}"),
+    ),
+    SamplingParams(
+        seed=16, **_GREEDY, structured_outputs=StructuredOutputsParams(choice=["to be", "not to be, or"])
+    ),
 ]
 
 
@@ -32,5 +60,6 @@ def make_prompts() -> list[list[int]]:
     prompts = [[rng.randrange(250) for _ in range(rng.randrange(1, 70))] for _ in range(5)]
     prompts += [common + [rng.randrange(250) for _ in range(rng.randrange(1, 30))] for _ in range(5)]
     prompts += [common, common + prompts[5][37:40]]
+    prompts += [common + [rng.randrange(250) for _ in range(4)] for _ in range(2)] + [[7] * 20, [9, 8, 7]]
     assert len(prompts) == len(PARAMS)
     return prompts

@@ -66,6 +66,9 @@ class Recorder:
     def clear(self, slot: int) -> None:
         self.inner.clear(slot)
 
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        self.inner.extend(slot, tokens)
+
     def sample(self, logits_LV: FloatArray, slots_L: Any, positions_L: Any, *more: Any) -> Samples:
         for row, slot, position in zip(logits_LV, slots_L.tolist(), positions_L.tolist(), strict=True):
             data = row.tobytes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from quire.engine.outputs import OutputStream
 from quire.errors import RequestError
 from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from quire.types import SEED_MASK, Request, SamplingParams
+from quire.types import SEED_MASK, Request, SamplingParams, StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,11 @@ class ModelInfo:
 
 
 class Front:
-    """Makes Requests and the OutputStreams that follow them. Stateless but for the source of unset seeds."""
+    """Makes Requests and the OutputStreams that follow them. Stateless but for the source of unset seeds.
+
+    `compile_grammar` turns a constraint into `Request.grammar` where that may take the time; without, whoever
+    queues the request does so.
+    """
 
     def __init__(
         self, info: ModelInfo, tokenizer: Tokenizer | None, template: ChatTemplate | None, seed: int | None
@@ -39,6 +44,7 @@ class Front:
         self.info = info
         self.tokenizer = tokenizer
         self.template = template
+        self.compile_grammar: Callable[[StructuredOutputsParams], str] | None = None
         self._seeds = random.Random(seed)
 
     def default_params(self, **given: Any) -> SamplingParams:
@@ -97,6 +103,10 @@ class Front:
                 f"{room} or leave it out",
                 "max_tokens",
             )
+        constraint, compile_grammar = params.structured_outputs, self.compile_grammar
+        grammar = None
+        if constraint is not None and compile_grammar is not None:
+            grammar = compile_grammar(constraint)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed & SEED_MASK
         return Request(
             id=request_id,
@@ -110,6 +120,7 @@ class Front:
             priority=priority,
             salt=salt,
             arrival=time.time(),
+            grammar=grammar,
         )
 
     def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
@@ -146,6 +157,8 @@ class Front:
                     f"{self.info.max_logprobs} (--max-logprobs)",
                     name,
                 )
+        if self.tokenizer is None and params.structured_outputs is not None:
+            raise RequestError("structured outputs need a tokenizer", "structured_outputs")
         if self.tokenizer is None and (params.stop or params.bad_words):
             raise RequestError("stop strings and bad words need a tokenizer: use stop_token_ids", "stop")
 

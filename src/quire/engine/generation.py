@@ -134,4 +134,4 @@ def _merge(waiting: Delta, news: Delta) -> None:
             setattr(waiting, name, (getattr(waiting, name) or []) + more)
     waiting.usage, waiting.finish_reason = news.usage, news.finish_reason
     waiting.stop_reason, waiting.error = news.stop_reason, news.error
-    waiting.embedding = news.embedding
+    waiting.embedding, waiting.complete = news.embedding, news.complete

@@ -37,6 +37,9 @@ LATENCY_BUCKETS = (
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
 
+# Counters of EngineStats that go on where they were after a restart of the engine.
+COUNTED = ("prefix_queries", "prefix_hits", "num_preemptions", "jump_forward_tokens")
+
 
 def buckets_125(high: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, 50, ... up to `high`."""
@@ -114,7 +117,7 @@ class Metrics:
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
         self.answers: dict[tuple[str, str, str], int] = {}
         self.finished = {reason.value: 0 for reason in FinishReason}
-        self._before_restart = {"prefix_queries": 0, "prefix_hits": 0, "num_preemptions": 0}
+        self._before_restart = dict.fromkeys(COUNTED, 0)
         tokens = buckets_125(max_model_len)
         self.histograms: dict[str, tuple[str, Histogram]] = {
             name: (text, Histogram(bounds))
@@ -279,6 +282,7 @@ class Metrics:
             ("prefix_cache_queries", "Prompt tokens looked up in the cache.", total("prefix_queries")),
             ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
             ("num_preemptions", "Preemptions.", total("num_preemptions")),
+            ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
             ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.prompt_tokens),
             ("prompt_tokens_cached", "Of them, found in the cache.", self.cached_tokens),
             ("generation_tokens", "Tokens made.", self.generation_tokens),

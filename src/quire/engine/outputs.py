@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from quire.text.detok import Detokenizer, token_text
 from quire.text.tokenizer import Tokenizer
@@ -115,6 +118,10 @@ class OutputStream:
         num_output = sum(len(o.token_ids) for o in self.output.outputs)
         return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output)
 
+    def parts(self, delta: Delta) -> Iterable[Delta]:
+        """`delta` in the portions to push: single tokens where a stop string may end the text between them."""
+        return _by_token(delta) if self.request.sampling.stop else (delta,)
+
     def push(self, delta: Delta) -> Chunk | None:
         """Take one Delta; returns the news, or None where it came after the sample's end."""
         sample = self.output.outputs[delta.index]
@@ -148,7 +155,7 @@ class OutputStream:
         if detok is None:
             return "", None
         tokens = delta.tokens
-        ended_by_token = delta.finish_reason is FinishReason.STOP
+        ended_by_token = delta.finish_reason is FinishReason.STOP and not delta.complete
         if ended_by_token and not self.request.sampling.include_stop_str_in_output:
             tokens = tokens[:-1]  # the token that ended the sample is no part of its text
         text = detok.push(tokens)
@@ -179,3 +186,22 @@ class OutputStream:
 
     def _token_text(self, token: int) -> str | None:
         return None if self._tokenizer is None else token_text(self._tokenizer, token)
+
+
+def _by_token(delta: Delta) -> Iterator[Delta]:
+    """The same news token by token, so that what a stop string cuts off does not depend on how news were merged."""
+    last = len(delta.tokens) - 1
+    if last < 1:
+        yield delta
+        return
+    for i, token in enumerate(delta.tokens):
+        yield msgspec.structs.replace(
+            delta,
+            tokens=[token],
+            logprobs=None if delta.logprobs is None else delta.logprobs[i : i + 1],
+            prompt_logprobs=delta.prompt_logprobs if i == 0 else None,
+            finish_reason=delta.finish_reason if i == last else None,
+            stop_reason=delta.stop_reason if i == last else None,
+            error=delta.error if i == last else None,
+            complete=delta.complete and i == last,
+        )

@@ -16,12 +16,16 @@ from typing import Any
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.engine.core import EngineCore
 from quire.engine.front import Front, ModelInfo
+from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
 from quire.model.hub import find_model
 from quire.ops.native import NativeBackend
 from quire.ops.protocol import FloatDtype, KVSpec, Limits
 from quire.ops.reference import ReferenceBackend
+from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
 from quire.runtime.runner import Runner
@@ -160,7 +164,9 @@ def start_core(config: EngineConfig) -> Started:
         executable = backend.compile(model.graph, kv, plan.limits)
         inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
         sampler = make_sampler(backend, spec.vocab_size)
-        runner = Runner(executable, kv, inputs, sampler, plan.limits.max_logit_rows)
+        grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
+        constraints = Constraints(spec.vocab_size, grammars, config.grammar.enable_jump_forward)
+        runner = Runner(executable, kv, inputs, sampler, plan.limits.max_logit_rows, constraints)
         scheduler = Scheduler(
             replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,
@@ -183,7 +189,7 @@ def start_core(config: EngineConfig) -> Started:
         max_logprobs=most if most >= 0 else spec.vocab_size,
         defaults=_default_params(config.model, plan.model),
     )
-    return Started(EngineCore(scheduler, runner), info, report)
+    return Started(EngineCore(scheduler, runner, grammars), info, report)
 
 
 def start_front(
@@ -192,15 +198,22 @@ def start_front(
     """The tokenizer and chat template of the configured model, ready to make requests."""
     if skip_tokenizer:
         return Front(info, None, None, seed)
-    where = config.model.tokenizer
-    if where:
-        directory = find_model(where, download_dir=config.model.download_dir, weights=False)
-    else:
-        directory = model_directory(config.model)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = load_tokenizer(config.model)
     chosen = config.model.chat_template
     has_template = chosen is not None or tokenizer.chat_template is not None
     return Front(info, tokenizer, ChatTemplate.load(tokenizer, chosen) if has_template else None, seed)
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The model's tokenizer, or the one that is configured in its place."""
+    if config.tokenizer:
+        return Tokenizer.load(find_model(config.tokenizer, download_dir=config.download_dir, weights=False))
+    return Tokenizer.load(model_directory(config))
+
+
+def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
+    """What grammars need of the tokenizer."""
+    return vocabulary_of(load_tokenizer(config.model), vocab_size, ends)
 
 
 def _name(config: ModelConfig, directory: Path) -> str:

@@ -77,6 +77,10 @@ class GrammarCompiler:
                 self._vocabulary = self._make_vocabulary()
             return self._vocabulary
 
+    def prepare(self) -> None:
+        """Make the vocabulary now."""
+        _ = self.vocabulary
+
     def text(self, params: StructuredOutputsParams) -> str:
         """The constraint in llguidance's notation. RequestError where it is malformed."""
         return grammar_text(params, self.vocabulary.special)

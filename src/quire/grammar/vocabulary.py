@@ -13,7 +13,8 @@ from llguidance import LLTokenizer
 class Vocabulary:
     """`pieces[i]` are the bytes that token i adds inside a text; b"" where it adds none or does not exist.
 
-    `special` maps names of special tokens to ids: text never contains them. `ends` are the ids that end a text.
+    `special` maps names of special tokens to ids: text never contains them. `ends` are the ids that end a text;
+    a vocabulary without any sacrifices its last id.
     `encode` tokenizes a text without adding anything: forced text is written in its tokens.
     """
 
@@ -26,6 +27,7 @@ class Vocabulary:
     def __post_init__(self) -> None:
         end = list(self.ends) or [len(self.pieces) - 1]
         source: Any = _Source(self.pieces, list(self.special.values()), end[0], self.encode)
+        object.__setattr__(self, "ends", tuple(end))
         object.__setattr__(self, "table", LLTokenizer(source, n_vocab=len(self.pieces), eos_token=end))
 
 

@@ -12,9 +12,10 @@ from quire.types import Request, ScheduledBatch, ScheduledSeq
 
 @dataclass(slots=True)
 class LogitRows:
-    """Which rows a step reads: first those to sample (in order of `seqs`), then those of prompts.
+    """Which rows a step reads: first those to sample (in order of `seqs`, constrained ones last), then prompts'.
 
-    `slots` and `positions` have an entry a sampled row: the position is that of the token to be drawn.
+    The first `num_free` of the sampled rows have no grammar. `slots` and `positions` have an entry a sampled
+    row: the position is that of the token to be drawn.
     `prompt` has (slot, first row, target tokens): the logits of the rows score the targets.
     `pooled` has (slot, first row, number of rows, whether they end the prompt): hidden states to pool.
     """
@@ -23,6 +24,7 @@ class LogitRows:
     positions: list[int]
     prompt: list[tuple[int, int, list[int]]]
     pooled: list[tuple[int, int, int, bool]]
+    num_free: int = 0
 
 
 class InputBuilder:
@@ -32,6 +34,7 @@ class InputBuilder:
         self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
         self._special: dict[int, Request] = {}  # slots whose prompt rows are read: scored or pooled
+        self._constrained: set[int] = set()
 
     @property
     def block_table(self) -> IntArray:
@@ -41,14 +44,18 @@ class InputBuilder:
         for slot in batch.freed:
             self._num_blocks[slot] = 0
             self._special.pop(slot, None)
+            self._constrained.discard(slot)
         for new in batch.new:
             scored = new.request.sampling.prompt_logprobs is not None and new.index == 0
             if scored or new.request.pooling is not None:
                 self._special[new.slot] = new.request
+            if new.request.grammar is not None:
+                self._constrained.add(new.slot)
         tokens: list[int] = []
         positions: list[int] = []
         cu_q, kv_len, slots, rows = [0], [], [], []
         read = LogitRows([], [], [], [])
+        last: list[tuple[int, int, int]] = []
         for seq in batch.seqs:
             if seq.new_blocks:
                 self._extend(seq)
@@ -58,10 +65,19 @@ class InputBuilder:
             slots.append(seq.slot)
             kv_len.append(end)
             cu_q.append(len(tokens))
-            if seq.wants_logits and not self._is_pooled(seq.slot):
+            if not seq.wants_logits or self._is_pooled(seq.slot):
+                continue
+            if seq.slot in self._constrained:
+                last.append((len(tokens) - 1, seq.slot, end))
+            else:
                 rows.append(len(tokens) - 1)
                 read.slots.append(seq.slot)
                 read.positions.append(end)
+        read.num_free = len(rows)
+        for row, slot, end in last:
+            rows.append(row)
+            read.slots.append(slot)
+            read.positions.append(end)
         if self._special:
             self._read_prompts(batch, cu_q, rows, read)
         as_int32 = np.int32

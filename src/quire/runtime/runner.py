@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.errors import EngineError
 from quire.ops.protocol import Executable, FloatArray, KVCache
+from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder, LogitRows
+from quire.runtime.logits import TokenMask
 from quire.runtime.sampler import Sampler, SlotSampling
 from quire.types import NewSeq, ScheduledBatch, StepOutput
 
@@ -35,17 +38,25 @@ class Pool:
 class Runner:
     """Holds what lives between steps: the KV cache, block tables, and the sampler's state by slot.
 
-    `max_logit_rows` is that of the executable: more rows are computed and sampled piece by piece.
+    `max_logit_rows` is that of the executable: more rows are computed and sampled piece by piece. `constraints`
+    may be left out where no request has a grammar.
     """
 
     def __init__(
-        self, executable: Executable, kv: KVCache, inputs: InputBuilder, sampler: Sampler, max_logit_rows: int
+        self,
+        executable: Executable,
+        kv: KVCache,
+        inputs: InputBuilder,
+        sampler: Sampler,
+        max_logit_rows: int,
+        constraints: Constraints | None = None,
     ) -> None:
         self._executable = executable
         self._kv = kv
         self._inputs = inputs
         self._sampler = sampler
         self._max_logit_rows = max_logit_rows
+        self._constraints = constraints
         self._prompt_top: dict[int, int] = {}
         self._pools: dict[int, Pool] = {}
 
@@ -55,8 +66,12 @@ class Runner:
             self._sampler.clear(slot)
             self._prompt_top.pop(slot, None)
             self._pools.pop(slot, None)
+            if self._constraints is not None:
+                self._constraints.clear(slot)
         for new in batch.new:
             self._set_up(new)
+        if self._constraints is not None:
+            self._constraints.begin()
         inputs, rows = self._inputs.build(batch)
         if batch.copies:
             self._kv.copy_blocks(batch.copies)
@@ -94,24 +109,68 @@ class Runner:
                 output_tokens=new.tokens[num_prompt:],
             ),
         )
+        if request.grammar is not None:
+            if self._constraints is None:
+                raise EngineError("this engine was started without support for grammars")
+            self._constraints.set(new)
 
     def _sample(self, logits: FloatArray, rows: LogitRows, start: int, stop: int, output: StepOutput) -> None:
+        """Draw for rows start to stop, whose logits these are: first the free ones, then the constrained."""
         stop = min(stop, len(rows.slots))
-        if stop <= start:
-            return
-        slots = rows.slots[start:stop]
+        free = min(max(rows.num_free, start), stop)
+        if free > start:
+            self._draw(logits[: free - start], rows.slots[start:free], rows.positions[start:free], output)
+        if stop > free:
+            part, alone = slice(free, stop), rows.num_free == 0
+            logits = logits[free - start : stop - start]
+            self._draw_constrained(logits, rows.slots[part], rows.positions[part], alone, output)
+
+    def _draw(
+        self,
+        logits: FloatArray,
+        slots: list[int],
+        positions: list[int],
+        output: StepOutput,
+        masks: TokenMask | None = None,
+    ) -> None:
         samples = self._sampler.sample(
-            logits[: stop - start],
-            np.array(slots, np.int32),
-            np.array(rows.positions[start:stop], np.int64),
+            logits, np.array(slots, np.int32), np.array(positions, np.int64), None, masks
         )
         for row, (slot, token) in enumerate(zip(slots, samples.tokens.tolist(), strict=True)):
             if row in samples.errors:
                 output.errors[slot] = samples.errors[row]
                 continue
-            output.tokens.setdefault(slot, []).append(token)
+            output.tokens[slot] = [token]
             if row in samples.logprobs:
-                output.logprobs.setdefault(slot, []).append(samples.logprobs[row])
+                output.logprobs[slot] = [samples.logprobs[row]]
+
+    def _draw_constrained(
+        self, logits: FloatArray, slots: list[int], positions: list[int], alone: bool, output: StepOutput
+    ) -> None:
+        """Draw where the masks are ready, and append what the grammars force after it."""
+        constraints = self._constraints
+        assert constraints is not None
+        ready, masks, errors = constraints.masks(slots, alone)
+        output.errors.update(errors)
+        if len(ready) < len(slots):
+            output.deferred.update(set(slots) - {slots[i] for i in ready} - set(errors))
+            logits, slots, positions = logits[ready], [slots[i] for i in ready], [positions[i] for i in ready]
+        if not slots:
+            return
+        self._draw(logits, slots, positions, output, masks)
+        for slot in slots:
+            if slot in output.errors:
+                continue
+            tokens = output.tokens[slot]
+            news = constraints.advance(slot, tokens[0])
+            if news.error is not None:
+                output.errors[slot] = news.error
+            if news.forced:
+                tokens += news.forced
+                output.forced[slot] = len(news.forced)
+                self._sampler.extend(slot, news.forced)
+            if news.ended:
+                output.ended.add(slot)
 
     def _score_prompt(
         self, logits: FloatArray, rows: LogitRows, start: int, stop: int, output: StepOutput

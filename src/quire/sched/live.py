@@ -96,3 +96,24 @@ class Group:
                     return seq, False
                 computing = True
         return None, computing
+
+
+def refusal(request: Request, max_model_len: int, max_total: int) -> str | None:
+    """Why `request` can never run where a sequence has at most `max_model_len` tokens and KV for `max_total`."""
+    num_prompt = len(request.tokens)
+    if num_prompt == 0:
+        return "the prompt is empty; give at least one token"
+    if request.max_tokens < 1 and request.pooling is None:
+        return f"max_tokens must be at least 1, got {request.max_tokens}"
+    room = 0 if request.pooling is not None else 1
+    if num_prompt + room > max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens, but max_model_len is {max_model_len}, "
+            f"including {room} for output; shorten the prompt or raise --max-model-len"
+        )
+    if num_prompt + room > max_total:
+        return (
+            f"the prompt has {num_prompt} tokens, but the whole KV cache holds {max_total}, "
+            f"including {room} for output; shorten the prompt or raise --kv-cache-memory-bytes"
+        )
+    return None

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
-from quire.sched.live import Group, LiveSequence
+from quire.sched.live import Group, LiveSequence, refusal
 from quire.sched.table import BlockTables
 from quire.types import (
     Delta,
@@ -114,8 +114,10 @@ class Scheduler:
 
     def add(self, request: Request) -> list[Delta]:
         """Queue all samples of `request`. If it can never run, each ends at once with an error."""
-        error = self._refusal(request)
         num_prompt = len(request.tokens)
+        error = refusal(request, self._max_model_len, self._max_total)
+        if request.id in self._groups:
+            error = f"request id {request.id!r} is in use by a request that has not ended; choose another id"
         if error is not None:
             usage = Usage(num_prompt, 0, 0)
             reason = FinishReason.ERROR
@@ -143,27 +145,6 @@ class Scheduler:
             group.live.append(seq)
             self._enqueue(seq)
         return []
-
-    def _refusal(self, request: Request) -> str | None:
-        num_prompt = len(request.tokens)
-        if request.id in self._groups:
-            return f"request id {request.id!r} is in use by a request that has not ended; choose another id"
-        if num_prompt == 0:
-            return "the prompt is empty; give at least one token"
-        if request.max_tokens < 1 and request.pooling is None:
-            return f"max_tokens must be at least 1, got {request.max_tokens}"
-        room = 0 if request.pooling is not None else 1
-        if num_prompt + room > self._max_model_len:
-            return (
-                f"the prompt has {num_prompt} tokens, but max_model_len is {self._max_model_len}, "
-                f"including {room} for output; shorten the prompt or raise --max-model-len"
-            )
-        if num_prompt + room > self._max_total:
-            return (
-                f"the prompt has {num_prompt} tokens, but the whole KV cache holds {self._max_total}, "
-                f"including {room} for output; shorten the prompt or raise --kv-cache-memory-bytes"
-            )
-        return None
 
     def abort(self, request_id: str, index: int | None = None) -> list[Delta]:
         """End sample `index` of a request, or all its samples. Unknown or ended ones are no error: []."""
@@ -401,32 +382,42 @@ class Scheduler:
         aborted.clear()
         return deltas
 
-    def _sampled(self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput) -> Delta:
+    def _sampled(self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput) -> Delta | None:
         """Append what was sampled, as far as it is kept, and move past it and the accepted draft."""
         slot = item.slot
         if seq.request.pooling is not None:
             return self._pooled(seq, item, output)
-        out = output.tokens.get(slot)
-        if not out or len(out) > len(item.draft) + 1:
+        if output.deferred and slot in output.deferred:
+            seq.num_computed, seq.draft = item.start + len(item.tokens) - 1, []
+            return None
+        out = output.tokens.get(slot, [])
+        forced = output.forced.get(slot, 0) if output.forced else 0
+        drawn = len(out) - forced
+        if not 0 < drawn <= len(item.draft) + 1:
             raise EngineError(f"step {output.step}: {out!r} are not the sampled tokens of slot {slot}")
         logprobs = output.logprobs.get(slot) if output.logprobs else None
         tokens = seq.tokens
-        seq.num_computed = item.start + len(item.tokens) + len(out) - 1
+        seq.num_computed = item.start + len(item.tokens) + drawn - 1
         tokens += out
         reason = stop_reason = None
+        complete = slot in output.ended
         if len(tokens) >= seq.max_total or not seq.end_ids.isdisjoint(out):
             kept, reason, stop_reason = seq.cut(len(out))
             if kept < len(out):
-                out, logprobs = out[:kept], logprobs and logprobs[:kept]
+                out, logprobs, complete = out[:kept], logprobs and logprobs[:kept], False
                 seq.num_computed = min(seq.num_computed, len(tokens))
+        if complete and (complete := reason is not FinishReason.STOP):
+            reason = FinishReason.STOP
         if output.drafts and slot in output.drafts:
             seq.draft = output.drafts[slot][: max(0, seq.max_total - len(tokens) - 1)]
         elif seq.draft:
             seq.draft = []
-        num_output = len(tokens) - seq.num_prompt_tokens
         self._stats.generation_tokens += len(out)
-        usage = Usage(seq.num_prompt_tokens, seq.num_cached, num_output)
-        return Delta(seq.request.id, seq.index, out, usage, logprobs, None, reason, stop_reason)
+        self._stats.jump_forward_tokens += max(0, len(out) - drawn)
+        usage = Usage(seq.num_prompt_tokens, seq.num_cached, len(tokens) - seq.num_prompt_tokens)
+        delta = Delta(seq.request.id, seq.index, out, usage, logprobs, None, reason, stop_reason)
+        delta.complete = complete
+        return delta
 
     def _pooled(self, seq: LiveSequence, item: ScheduledSeq, output: StepOutput) -> Delta:
         if item.slot not in output.embeddings:

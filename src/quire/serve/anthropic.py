@@ -116,7 +116,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
         raise unsupported("service_tier", "there is one")
     call_id = service.new_id("msg_", http)
     prompt = await service.work(len(str(body.messages)), lambda: _make(service, body, call_id))
-    return MessageAnswer(body, model, service.start(call_id, [prompt]))
+    return MessageAnswer(body, model, await service.start(call_id, [prompt]))
 
 
 async def count(service: Service, http: HttpRequest) -> bytes:

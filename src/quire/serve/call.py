@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
-
-import msgspec
 
 from quire.engine.client import AsyncEngine
 from quire.engine.front import Front
@@ -25,10 +22,11 @@ log = logging.getLogger("quire.serve")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request with its prompt's text, where that is known."""
+    """A request with its prompt's text, where that is known, and the field that constrains it."""
 
     request: Request
     text: str | None = None
+    constrained_by: str | None = None
 
 
 class Piece(NamedTuple):
@@ -114,7 +112,7 @@ class Call:
     def _push(self, delta: Delta, found: list[Piece]) -> None:
         position = self._position[delta.request_id]
         stream = self.streams[position]
-        for part in _by_token(delta) if stream.request.sampling.stop else (delta,):
+        for part in stream.parts(delta):
             chunk = stream.push(part)
             if chunk is None:
                 return
@@ -139,21 +137,3 @@ class Call:
                 "total_s": round(time.monotonic() - times.arrival, 4),
             }
             log.info("request done", extra={"fields": fields})
-
-
-def _by_token(delta: Delta) -> Iterator[Delta]:
-    """The same news token by token, so that what a stop string cuts off does not depend on how news were merged."""
-    last = len(delta.tokens) - 1
-    if last < 1:
-        yield delta
-        return
-    for i, token in enumerate(delta.tokens):
-        yield msgspec.structs.replace(
-            delta,
-            tokens=[token],
-            logprobs=None if delta.logprobs is None else delta.logprobs[i : i + 1],
-            prompt_logprobs=delta.prompt_logprobs if i == 0 else None,
-            finish_reason=delta.finish_reason if i == last else None,
-            stop_reason=delta.stop_reason if i == last else None,
-            error=delta.error if i == last else None,
-        )

@@ -16,7 +16,6 @@ from quire.serve.params import (
     REFUSED,
     TokenNames,
     chat_logprobs,
-    check_response_format,
     prompt_logprobs,
     sampling_params,
     truncated,
@@ -33,6 +32,7 @@ from quire.serve.protocol import (
 )
 from quire.serve.service import Service
 from quire.serve.sse import DONE, event
+from quire.serve.structured import constrained_by
 
 decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
@@ -63,12 +63,11 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     call_id = service.new_id("chatcmpl-", http, body.request_id)
     size = sum(len(str(message.get("content", ""))) for message in body.messages)
     prompt = await service.work(size, lambda: _make(service, body, call_id))
-    return ChatAnswer(service, body, model, service.start(call_id, [prompt]))
+    return ChatAnswer(service, body, model, await service.start(call_id, [prompt]))
 
 
 def _check(service: Service, body: ChatRequest) -> None:
     service.refuse(body, _REFUSED)
-    check_response_format(body.response_format)
     if body.tools and body.tool_choice != "none":
         raise unsupported("tools", _TOOLS_LATER)
     if body.tool_choice not in (None, "none", "auto"):
@@ -119,7 +118,7 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
     request = front.request(
         service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
     )
-    return Prompt(request, text)
+    return Prompt(request, text, constrained_by(body))
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

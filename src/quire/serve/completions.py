@@ -14,7 +14,6 @@ from quire.serve.errors import HttpError, invalid
 from quire.serve.params import (
     REFUSED,
     TokenNames,
-    check_response_format,
     completion_logprobs,
     prompt_logprobs,
     sampling_params,
@@ -30,6 +29,7 @@ from quire.serve.protocol import (
 )
 from quire.serve.service import Service
 from quire.serve.sse import DONE, event
+from quire.serve.structured import constrained_by
 from quire.types import Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -44,7 +44,6 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     body = await service.read(http, decoder)
     model = service.check_model(body.model)
     service.refuse(body, {**REFUSED, "suffix": "there is no filling in the middle"})
-    check_response_format(body.response_format)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of must equal n: samples are not ranked", "best_of", "unsupported_parameter")
     if body.stream_options is not None and not body.stream:
@@ -53,7 +52,7 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     call_id = service.new_id("cmpl-", http, body.request_id)
     size = sum(len(p) for p in prompts if isinstance(p, str))
     made = await service.work(size, lambda: [_make(service, body, p, call_id) for p in prompts])
-    return CompletionAnswer(service, body, model, service.start(call_id, made))
+    return CompletionAnswer(service, body, model, await service.start(call_id, made))
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
@@ -91,7 +90,7 @@ def _make(service: Service, body: CompletionRequest, prompt: str | list[int], ca
     text = prompt if isinstance(prompt, str) else None
     if text is None and body.echo:
         text = service.text_of(tokens)
-    return Prompt(request, text)
+    return Prompt(request, text, constrained_by(body))
 
 
 class CompletionAnswer:

@@ -15,6 +15,7 @@ from quire.serve.protocol import (
     TokenLogprob,
     TopLogprob,
 )
+from quire.serve.structured import constraint_of
 from quire.text.tokenizer import Tokenizer
 from quire.types import SamplingParams
 
@@ -39,7 +40,6 @@ _SAME = (
 
 REFUSED = {
     "use_beam_search": "sampling is what this server does",
-    "structured_outputs": "structured outputs come in a later version",
 }
 
 
@@ -57,6 +57,7 @@ def sampling_params(
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
         spaces_between_special_tokens=body.spaces_between_special_tokens,
+        structured_outputs=constraint_of(body),
         **given,
     )
 
@@ -65,17 +66,6 @@ def _token_id(key: str) -> int:
     if key.isascii() and key.isdecimal() and len(key) < 12:
         return int(key)
     raise invalid(f"logit_bias: {key[:32]!r} is not a token id", "logit_bias", "invalid_value")
-
-
-def check_response_format(wanted: dict[str, Any] | None) -> None:
-    """Text is the only format for now."""
-    if wanted is not None and wanted != {"type": "text"}:
-        kind = wanted.get("type")
-        raise invalid(
-            f"response_format is not supported: only {{'type': 'text'}} is, got type {str(kind)[:64]!r}",
-            "response_format",
-            "unsupported_parameter",
-        )
 
 
 def truncated(tokens: list[int], limit: int | None, longest: int) -> list[int]:

@@ -16,6 +16,7 @@ from quire.serve.params import TokenNames, chat_logprobs, sampling_params
 from quire.serve.protocol import ChatRequest, Int64, LogprobCount, Name, Stop, TokenId, TokenLogprob
 from quire.serve.service import Service
 from quire.serve.sse import event
+from quire.serve.structured import text_format
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +151,7 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     call_id = service.new_id("resp_", http, body.request_id)
     size = len(body.input) if isinstance(body.input, str) else len(str(body.input))
     prompt = await service.work(size, lambda: _make(service, body, call_id))
-    return ResponseAnswer(service, body, model, service.start(call_id, [prompt]))
+    return ResponseAnswer(service, body, model, await service.start(call_id, [prompt]))
 
 
 def _check(service: Service, body: ResponsesRequest) -> None:
@@ -162,8 +163,8 @@ def _check(service: Service, body: ResponsesRequest) -> None:
     if body.service_tier not in (None, "auto", "default"):
         raise unsupported("service_tier", "there is one")
     wanted = dict(body.text or {})
-    if wanted.pop("format", {"type": "text"}) != {"type": "text"} or wanted.pop("verbosity", None) or wanted:
-        raise unsupported("text", "only {'format': {'type': 'text'}} is")
+    if not isinstance(wanted.pop("format", {}), dict) or wanted.pop("verbosity", None) or wanted:
+        raise unsupported("text", "only format is, an object")
     for name in body.include or []:
         if name != _LOGPROBS:
             raise unsupported("include", f"only {_LOGPROBS!r} can be, not {name[:64]!r}")
@@ -205,15 +206,17 @@ def _content(content: Any) -> Any:
 def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
     front = service.front
     names = ("temperature", "top_p", "seed", "stop", "stop_token_ids", "top_k", "min_p", "repetition_penalty")
+    wanted = (body.text or {}).get("format")
     conversation = ChatRequest(
         messages=messages_of(body),
         chat_template_kwargs=body.chat_template_kwargs,
         ignore_eos=body.ignore_eos,
+        response_format=text_format(wanted) if wanted is not None else None,
         **{name: getattr(body, name) for name in names},
     )
-    wanted = _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
+    scored = _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
     params = sampling_params(
-        front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if wanted else None
+        front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if scored else None
     )
     text = render(service, conversation)
     request = front.request(
@@ -223,7 +226,7 @@ def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
         priority=body.priority,
         salt=body.cache_salt or "",
     )
-    return Prompt(request, text)
+    return Prompt(request, text, "text" if wanted is not None else None)
 
 
 class ResponseAnswer:
@@ -260,6 +263,7 @@ class ResponseAnswer:
             self._sampling.top_p,
             body.metadata or {},
             body.user,
+            text={"format": (body.text or {}).get("format") or {"type": "text"}},
             top_logprobs=body.top_logprobs or 0,
         )
 

@@ -21,6 +21,7 @@ import uvloop
 from quire.config import EngineConfig
 from quire.engine.client import AsyncEngine, ClientOptions
 from quire.engine.front import ModelInfo
+from quire.engine.grammar_check import GrammarChecker
 from quire.engine.log import set_up_logging
 from quire.engine.metrics import Metrics
 from quire.engine.process import load_maker
@@ -104,7 +105,10 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
         clock.mark("tokenizer and web framework")
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
         server = _Server(service, app, listener, clock)
-        return await server.run()
+        try:
+            return await server.run()
+        finally:
+            await service.grammars.close()
     finally:
         listener.close()
         if config.uds is not None:
@@ -117,7 +121,8 @@ def _prepare(
 ) -> tuple[Service, FastAPI]:
     """All that needs no engine yet. The web framework takes long to import, so nothing else here imports it."""
     make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
-    service = Service(engine, load_maker(maker).start_front(engine_config, UNKNOWN), config)
+    front = load_maker(maker).start_front(engine_config, UNKNOWN)
+    service = Service(engine, front, config, GrammarChecker(engine_config, maker))
     return service, make_app(service)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -13,10 +14,13 @@ from starlette.requests import Request as HttpRequest
 
 from quire.engine.client import AsyncEngine
 from quire.engine.front import Front
+from quire.engine.grammar_check import GrammarChecker
 from quire.engine.metrics import Metrics
+from quire.errors import RequestError
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.options import ServerConfig
+from quire.serve.structured import at_field
 
 T = TypeVar("T")
 
@@ -28,8 +32,11 @@ BODY_TIMEOUT = 60.0
 class Service:
     """One served model. `draining` refuses new requests while those that run may finish."""
 
-    def __init__(self, engine: AsyncEngine, front: Front, config: ServerConfig) -> None:
+    def __init__(
+        self, engine: AsyncEngine, front: Front, config: ServerConfig, grammars: GrammarChecker
+    ) -> None:
         self.engine = engine
+        self.grammars = grammars
         self.front = front
         self.config = config
         self.created = int(time.time())
@@ -95,10 +102,25 @@ class Service:
         """Run `job`, which handles `size` characters, where it holds up nobody."""
         return job() if size <= INLINE_CHARACTERS else await asyncio.to_thread(job)
 
-    def start(self, call_id: str, prompts: list[Prompt]) -> Call:
-        """Queue the requests of a call. Raises HttpError 503 where there is no room or no engine."""
+    async def start(self, call_id: str, prompts: list[Prompt]) -> Call:
+        """Queue the requests of a call, once their constraints are known to compile.
+
+        Raises HttpError 503 where there is no room or no engine, RequestError for a constraint that is refused.
+        """
+        self.check_draining()
+        prompts = [await self._with_grammar(prompt) for prompt in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
+
+    async def _with_grammar(self, prompt: Prompt) -> Prompt:
+        constraint = prompt.request.sampling.structured_outputs
+        if constraint is None:
+            return prompt
+        try:
+            grammar = await self.grammars.check(constraint, self.front.info)
+        except RequestError as error:
+            raise at_field(error, prompt.constrained_by or "structured_outputs") from error
+        return replace(prompt, request=msgspec.structs.replace(prompt.request, grammar=grammar))
 
     def check_draining(self) -> None:
         """503 once the server is on its way out."""

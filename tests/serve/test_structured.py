@@ -1,0 +1,225 @@
+"""Structured outputs over HTTP, with the real engine: every API's own spelling, streams, refusals, hostile input."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from tests.serve.running import Server, start
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind of animal": {"enum": ["dog", "cat", "bird"]},
+    },
+    "required": ["name", "age", "kind of animal"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "pet", "schema": SCHEMA, "strict": True}
+TALK = [{"role": "user", "content": "Tell me about a pet."}]
+HOSTILE = "(a{1000}){1000}"
+
+
+class Pet(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    age: int
+    kind: Literal["dog", "cat"]
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Server]:
+    running = start(maker="quire.engine.start", model="", max_model_len=512, threads=1, grammar_timeout=0.5)
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def client(real: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{real.url}/v1", api_key="none", max_retries=0)
+
+
+def check_pet(text: str | None) -> None:
+    pet = json.loads(text or "")
+    assert list(pet) == list(SCHEMA["properties"])
+    assert isinstance(pet["age"], int)
+    assert pet["kind of animal"] in ("dog", "cat", "bird")
+
+
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(messages=TALK, model="quire-stories", max_tokens=100, **fields)  # type: ignore[call-overload]
+
+
+def test_parse_returns_the_type(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        messages=TALK, model="quire-stories", response_format=Pet, max_tokens=100, seed=1
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Pet)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+        {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
+        {"extra_body": {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}}},
+        {"extra_body": {"guided_json": SCHEMA}},
+        {"extra_body": {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}},
+        {"extra_body": {"json_schema": json.dumps(SCHEMA)}},
+    ],
+)
+def test_json_in_every_spelling(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    answer = chat(client, n=2, seed=3, **fields)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        check_pet(choice.message.content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"extra_body": {"guided_regex": r"\d{3}-[xy]{1,9}z"}}, r"\d{3}-[xy]{1,9}z"),
+        ({"extra_body": {"regex": "(yes|no)!"}}, "(yes|no)!"),
+        ({"extra_body": {"guided_choice": ["red", "green"]}}, "red|green"),
+        ({"extra_body": {"structured_outputs": {"choice": ["red", "green"]}}}, "red|green"),
+        ({"extra_body": {"ebnf": 'root ::= "a" ("b" | "c")'}}, "a[bc]"),
+        ({"extra_body": {"guided_grammar": 'start: "a" ("b" | "c")'}}, "a[bc]"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "x{3}"}}},
+            "xxx",
+        ),
+        ({"response_format": {"type": "text"}}, r"(?s).*"),
+    ],
+)
+def test_other_kinds(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    answer = chat(client, seed=4, logit_bias={"7": 1}, **fields).choices[0]
+    assert answer.finish_reason == "stop" or fields == {"response_format": {"type": "text"}}
+    assert re.fullmatch(pattern, answer.message.content)
+
+
+def test_json_object_is_one(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="quire-stories",
+        prompt="Here is an object: ",
+        max_tokens=200,
+        temperature=0,
+        logit_bias={"7": 5, "98": 9},
+        extra_body={"response_format": {"type": "json_object"}},
+    ).choices[0]
+    if answer.finish_reason == "stop":
+        assert isinstance(json.loads(answer.text), dict)
+    assert answer.text.startswith("{")
+
+
+def test_streams_say_the_same(client: openai.OpenAI) -> None:
+    fields = {"response_format": {"type": "json_schema", "json_schema": NAMED}, "seed": 8, "logprobs": True}
+    whole = chat(client, **fields).choices[0]
+    streamed, logprobs = "", []
+    for chunk in chat(client, stream=True, **fields):
+        streamed += chunk.choices[0].delta.content or ""
+        logprobs += [] if chunk.choices[0].logprobs is None else chunk.choices[0].logprobs.content
+    assert streamed == whole.message.content
+    assert len(logprobs) == len(whole.logprobs.content)
+    check_pet(streamed)
+    jumped = chat(client, **{**fields, "logprobs": False}).choices[0]
+    assert jumped.message.content == streamed, "text that is appended differs from text that is drawn"
+
+
+def test_a_stop_string_inside_forced_text_cuts_there(client: openai.OpenAI) -> None:
+    fields = {"response_format": {"type": "json_schema", "json_schema": NAMED}, "seed": 8}
+    whole = chat(client, **fields).choices[0].message.content
+    cut = chat(client, stop=["of ani"], **fields).choices[0]
+    assert cut.message.content == whole[: whole.index("of ani")]
+    assert cut.stop_reason == "of ani"
+
+
+def test_responses_api(client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model="quire-stories",
+        input="Tell me about a pet.",
+        max_output_tokens=100,
+        text={"format": {"type": "json_schema", **NAMED}},
+    )
+    check_pet(answer.output_text)
+    assert answer.text.format.type == "json_schema"
+
+
+def test_jumps_are_counted(real: Server, client: openai.OpenAI) -> None:
+    def count() -> float:
+        with real.client as http:
+            text = http.get("/metrics").text
+        return float(re.search(r"^quire:jump_forward_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
+
+    before = count()
+    chat(client, response_format={"type": "json_schema", "json_schema": NAMED})
+    assert count() >= before + 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "regex and ebnf both constrain"),
+        (
+            {"response_format": {"type": "json_object"}, "guided_json": {}},
+            "guided_json",
+            "response_format and",
+        ),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "both json and regex"),
+        ({"structured_outputs": {}}, "structured_outputs", "names none"),
+        ({"structured_outputs": {"dance": 1}}, "structured_outputs.dance", "Unknown field"),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs", "str"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "must be a JSON schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "'yaml' is not supported"),
+        ({"regex": "[a"}, "regex", "unclosed character class"),
+        ({"guided_json": '{"type": "objet"}'}, "guided_json", "objet"),
+        ({"guided_json": {"$ref": "http://example.com/x"}}, "guided_json", "example.com"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "needs guided_json"),
+        ({"json_schema": "[" * 50_000}, "json_schema", "not valid JSON"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice"),
+    ],
+)
+def test_refused_with_the_reason(real: Server, fields: dict[str, Any], param: str, reason: str) -> None:
+    answer = real.post("/v1/chat/completions", {"messages": TALK, **fields})
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert error["param"] == param
+    assert reason in error["message"]
+
+
+def test_a_hostile_constraint_delays_nobody(real: Server) -> None:
+    """While one is tried out and refused, a stream goes on getting tokens."""
+    body = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    answers: list[httpx.Response] = []
+
+    def attack() -> None:
+        answers.append(real.post("/v1/completions", {"prompt": "a", "regex": HOSTILE}))
+
+    attacker = threading.Thread(target=attack)
+    during = 0
+    with real.client as http, http.stream("POST", "/v1/completions", json=body) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                if attacker.ident is None:
+                    attacker.start()
+                during += attacker.is_alive()
+    attacker.join()
+    assert during > 10
+    assert answers[0].status_code == 400
+    assert "takes more than 0.5 s" in answers[0].json()["error"]["message"]
+    began = time.monotonic()
+    again = real.post("/v1/completions", {"prompt": "a", "regex": HOSTILE})
+    assert again.status_code == 400
+    assert time.monotonic() - began < 0.4, "the answer is remembered"
+    fine = real.post("/v1/completions", {"prompt": "a", "regex": "abc", "max_tokens": 9})
+    assert fine.json()["choices"][0]["text"] == "abc"
