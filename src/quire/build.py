@@ -72,7 +72,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits
         tree = writer.weights(model.weights)
     manifest = Manifest(
         fingerprint=backend.fingerprint,
-        spec=info.spec,
+        spec=model.spec,
         dtype=info.dtype,
         num_parameters=info.num_parameters,
         weight_bytes=info.weight_bytes,

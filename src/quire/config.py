@@ -12,6 +12,7 @@ from quire.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 KVDtype = Literal["auto", "float32", "bfloat16"]
+ModelImpl = Literal["auto", "quire", "transformers"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16", "neon"]
 Backend = Literal["auto", "native", "reference"]
@@ -50,6 +51,10 @@ class ModelConfig:
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
     download_dir: str | None = option(None, "Where downloaded models are kept.")
     dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.")
+    model_impl: ModelImpl = option(
+        "auto",
+        "quire (its own families), transformers (that library's code, slow), or auto: the first that can.",
+    )
     max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
     chat_template: str | None = option(None, "File with a Jinja chat template, or the template itself.")
     generation_config: str = option(

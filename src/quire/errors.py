@@ -15,6 +15,10 @@ class ModelError(QuireError, ValueError):
     """A model cannot be loaded: files, shapes, tensors or config fields are not what they must be."""
 
 
+class UnknownArchitectureError(ModelError):
+    """A model's own code would be needed: no family of Quire's describes it."""
+
+
 class RequestError(QuireError, ValueError):
     """A request is refused before any token is made. `param` names the field at fault."""
 

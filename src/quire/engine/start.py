@@ -5,9 +5,10 @@ The one place that knows which parts an engine is made of.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +18,14 @@ from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.engine.core import EngineCore
 from quire.engine.front import Front, ModelInfo
 from quire.engine.vocabulary import vocabulary_of
-from quire.errors import ConfigError, ModelError
+from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
 from quire.model.hub import find_model
+from quire.model.spec import ArchSpec
 from quire.ops.native import NativeBackend
-from quire.ops.protocol import FloatDtype, KVSpec, Limits
+from quire.ops.protocol import Backend, FloatDtype, KVSpec, Limits
 from quire.ops.reference import ReferenceBackend
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
@@ -107,6 +109,32 @@ def make_sampler(backend: NativeBackend | ReferenceBackend, vocab_size: int) -> 
     return ReferenceSampler(vocab_size)
 
 
+Loader = Callable[[Backend, bool], load.ServedModel]
+
+
+def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
+    """The configured model before it is read, and what reads it: by Quire's own families, or transformers' code.
+
+    The loader takes a backend and whether the weights are wanted or a sketch of them. ModelError, ConfigError.
+    """
+    directory = model_directory(config)
+    try:
+        if config.model_impl != "transformers":
+            info = load.inspect_model(directory, config.dtype)
+            return info, lambda backend, real: load.load_model(directory, backend, config.dtype, verify=real)
+    except UnknownArchitectureError:
+        if config.model_impl == "quire" or importlib.util.find_spec("transformers") is None:
+            raise
+    foreign: Any = importlib.import_module("quire.model.foreign")  # the one place that brings torch
+    info = foreign.inspect_foreign(directory, config.dtype)
+
+    def read(backend: Backend, real: bool) -> load.ServedModel:
+        model: load.ServedModel = foreign.ForeignModel(info).load() if real else foreign.ForeignModel(info)
+        return model
+
+    return info, read
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """An engine before it is loaded: everything that decides its size."""
@@ -114,6 +142,7 @@ class Plan:
     name: str
     backend: NativeBackend | ReferenceBackend
     model: load.ModelInfo
+    load: Loader
     kv_spec: KVSpec
     limits: Limits
     memory: MemoryPlan
@@ -126,8 +155,7 @@ class Plan:
 
 def plan_engine(config: EngineConfig) -> Plan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
-    directory = model_directory(config.model)
-    model = load.inspect_model(directory, config.model.dtype)
+    model, loader = find_source(config.model)
     backend = make_backend(config.device)
     outline = backend.outline() if isinstance(backend, NativeBackend) else backend
     available = available_memory()
@@ -138,17 +166,17 @@ def plan_engine(config: EngineConfig) -> Plan:
         model.limits.max_batch_size or config.scheduler.max_num_seqs,
     )
     limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
-    sketch = load.load_model(directory, outline, config.model.dtype, verify=False)
+    sketch = loader(outline, False)
     need = MemoryNeed(
         weights=sketch.weight_bytes,
-        workspace=outline.workspace_bytes(sketch.graph, kv_spec, limits),
+        workspace=sketch.workspace_bytes(outline, kv_spec, limits),
         kv_bytes_per_token=kv_spec.bytes_per_token,
         max_model_len=_max_model_len(config.model, model),
         max_model_len_is_given=config.model.max_model_len is not None,
         max_num_seqs=max_num_seqs,
     )
     memory = plan_memory(config.cache, need, available)
-    return Plan(_name(config.model, directory), backend, model, kv_spec, limits, memory)
+    return Plan(_name(config.model, model.directory), backend, model, loader, kv_spec, limits, memory)
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -158,10 +186,10 @@ def start_core(config: EngineConfig) -> Started:
         plan = plan_engine(config)
     backend, memory, spec = plan.backend, plan.memory, plan.model.spec
     with report.phase("packing the weights"):
-        model = load.load_model(plan.model.directory, backend, config.model.dtype)
+        model = plan.load(backend, True)
     with report.phase("preparing to run"):
-        kv = backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size)
-        executable = backend.compile(model.graph, kv, plan.limits)
+        kv = model.kv_cache(backend, plan.kv_spec, memory.num_blocks, memory.block_size)
+        executable = model.compile(backend, kv, plan.limits)
         inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
         sampler = make_sampler(backend, spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
@@ -175,9 +203,16 @@ def start_core(config: EngineConfig) -> Started:
             config.cache.enable_prefix_caching,
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
+    if not isinstance(spec, ArchSpec):
+        report.backend = f"transformers' own code, {backend.threads} threads"
+        logger.warning(
+            "%s runs through transformers' own code: right, slower than a family of Quire's, and the last bits of its "
+            "logits may depend on what runs beside a request",
+            spec.architecture,
+        )
     report.parameters, report.memory = plan.model.num_parameters, memory
     report.layer_parameters = plan.layer_parameters
-    report.dtype, report.kv_dtype = model.dtype, plan.kv_spec.dtype
+    report.dtype, report.kv_dtype = plan.model.dtype, plan.kv_spec.dtype
     report.log()
     most = config.model.max_logprobs
     info = ModelInfo(

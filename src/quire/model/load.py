@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -24,8 +24,20 @@ from quire.model.decoder import Decoder, DecoderWeights, LayerWeights
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.hub import find_model
-from quire.model.spec import ArchSpec
-from quire.ops.protocol import Array, Backend, FloatArray, FloatDtype, Graph, Matrix, Norm
+from quire.model.spec import ArchSpec, ModelShape
+from quire.ops.protocol import (
+    Array,
+    Backend,
+    Executable,
+    FloatArray,
+    FloatDtype,
+    Graph,
+    KVCache,
+    KVSpec,
+    Limits,
+    Matrix,
+    Norm,
+)
 
 MAX_JSON = 16 << 20  # bytes of a config file
 COMPARE = 4 << 20  # elements compared at a time
@@ -44,7 +56,7 @@ class ModelInfo:
     """
 
     directory: Path
-    spec: ArchSpec
+    spec: ModelShape
     dtype: FloatDtype
     num_parameters: int
     weight_bytes: int
@@ -53,12 +65,27 @@ class ModelInfo:
     limits: engine_dir.Limits = UNLIMITED
 
 
+class ServedModel(Protocol):
+    """A model that can be made ready to run, whoever computes it. `weight_bytes` is what its weights take."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+    def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int: ...
+    def kv_cache(self, backend: Backend, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
+    def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for `Backend.compile(graph, ...)`."""
+    """A model of Quire's own families: packed weights, and the graph that uses them."""
 
     info: ModelInfo
+    spec: ArchSpec
     weights: DecoderWeights
+
+    @property
+    def dtype(self) -> FloatDtype:
+        return self.info.dtype
 
     @property
     def graph(self) -> Graph:
@@ -69,13 +96,14 @@ class LoadedModel:
         """What the packed matrices take."""
         return self.weights.matrix_bytes
 
-    @property
-    def spec(self) -> ArchSpec:
-        return self.info.spec
+    def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int:
+        return backend.workspace_bytes(self.graph, kv_spec, limits)
 
-    @property
-    def dtype(self) -> FloatDtype:
-        return self.info.dtype
+    def kv_cache(self, backend: Backend, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache:
+        return backend.kv_cache(spec, num_blocks, block_size)
+
+    def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable:
+        return backend.compile(self.graph, kv, limits)
 
 
 def inspect_model(
@@ -111,9 +139,9 @@ def load_model(
     if engine_dir.is_engine(directory):
         manifest = engine_dir.read_manifest(directory)
         info = _built(directory, manifest, dtype)
-        return LoadedModel(info, engine_dir.map_weights(directory, manifest, backend, verify))
-    info, checkpoint, names = _open(directory, dtype)
-    return LoadedModel(info, _Packer(info.spec, names, checkpoint, backend, info.dtype).pack())
+        return LoadedModel(info, manifest.spec, engine_dir.map_weights(directory, manifest, backend, verify))
+    info, spec, checkpoint, names = _open(directory, dtype)
+    return LoadedModel(info, spec, _Packer(spec, names, checkpoint, backend, info.dtype).pack())
 
 
 def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelInfo:
@@ -134,7 +162,7 @@ def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelI
     )
 
 
-def _open(directory: Path, dtype: str) -> tuple[ModelInfo, Checkpoint, TensorNames]:
+def _open(directory: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
     path = directory / "config.json"
     if not path.exists():
         raise ModelError(f"{directory}: no config.json; give the directory of a Hugging Face model")
@@ -154,7 +182,7 @@ def _open(directory: Path, dtype: str) -> tuple[ModelInfo, Checkpoint, TensorNam
         eos_token_ids=_eos(generation, config, path),
         generation=generation,
     )
-    return info, checkpoint, names
+    return info, spec, checkpoint, names
 
 
 def read_json(path: Path) -> dict[str, Any]:

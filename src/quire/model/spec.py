@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from quire.ops.protocol import Activation, FloatDtype, KVSpec, NormKind
 
@@ -31,6 +31,20 @@ class RopeSpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+
+class ModelShape(Protocol):
+    """What an engine must know of a model, whoever computes it."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def num_table_parameters(self) -> int: ...
+    def kv_spec(self, dtype: FloatDtype) -> KVSpec: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.errors import ModelError
+from quire.errors import ModelError, UnknownArchitectureError
 from quire.model.families.config import ConfigReader
 from quire.model.families.llama import read_llama
 from quire.model.families.mistral import read_mistral
@@ -60,7 +60,7 @@ def _architecture(config: ConfigReader) -> str:
     if not isinstance(names, list) or len(names) != 1:
         raise config.wrong("architectures", names, "a list of one architecture")
     if names[0] not in FAMILIES:
-        raise ModelError(
+        raise UnknownArchitectureError(
             f"{config.where}: architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}"
         )
     return str(names[0])

@@ -1,0 +1,112 @@
+"""Models of other families run through transformers' code over the paged cache, and write what that library writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from quire import LLM, SamplingParams
+from quire.config import ModelConfig
+from quire.engine.start import find_source
+from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+# A family of Quire's own, soft-caps and windows, sinks and experts, learned positions, and one that nobody knows.
+CONFIGS = {
+    "Llama": SHAPE,
+    "Gemma2": {**SHAPE, "head_dim": 8, "sliding_window": 8},
+    "GptOss": {**SHAPE, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "GPT2": {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "eos_token_id": None},
+    "Helium": {**SHAPE, "head_dim": 8},
+}
+PROMPTS = [[5, 6, 7, 8] * 6, [9, 10, 11], list(range(20, 37))]
+
+
+def save(name: str, directory: Path) -> Any:
+    """A random model of `transformers`, saved; its weights are wide enough that greedy text is no loop of one token."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2)
+    model.save_pretrained(directory)
+    return model
+
+
+def foreign(directory: Path, **options: Any) -> LLM:
+    return LLM(str(directory), model_impl="transformers", skip_tokenizer_init=True, **options)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+    model = save(name, tmp_path)
+    wanted = []
+    for tokens in PROMPTS:
+        made = model.generate(torch.tensor([tokens]), max_new_tokens=10, do_sample=False)
+        wanted.append(made[0, len(tokens) :].tolist())
+    params = SamplingParams(temperature=0, max_tokens=10, detokenize=False)
+    prompts = [{"prompt_token_ids": tokens} for tokens in PROMPTS]
+    # Chunks smaller than a prompt, blocks smaller than a window, and too few of them for all at once.
+    llm = foreign(tmp_path, max_num_batched_tokens=10, block_size=4, num_gpu_blocks_override=20)
+    for _ in range(2):  # the second time from the prefix cache
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)] == wanted
+
+
+def test_scores_of_a_prompt(tmp_path: Path) -> None:
+    model = save("Gemma2", tmp_path)
+    llm = foreign(tmp_path, max_num_seqs=2)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    tokens = list(range(3, 90))  # more rows than are held at a time
+    (output,) = llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
+    with torch.no_grad():
+        wanted = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    for i, entry in enumerate((output.prompt_logprobs or [])[1:]):
+        assert entry is not None
+        assert entry[tokens[i + 1]].logprob == pytest.approx(float(wanted[i, tokens[i + 1]]), abs=1e-3)
+
+
+def test_the_choice_of_implementation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save("Helium", tmp_path)
+    assert LLM(str(tmp_path), skip_tokenizer_init=True).report.backend.startswith("transformers' own code")
+    assert "slower" in caplog.text
+    with pytest.raises(UnknownArchitectureError, match="HeliumForCausalLM is not supported"):
+        LLM(str(tmp_path), model_impl="quire", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="model-impl"):
+        LLM(str(tmp_path), model_impl="other")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 300}, "0 of 2 layers"),
+        ("Jamba", {**SHAPE, "num_experts": 2}, "layers"),
+    ],
+)
+def test_other_states_are_refused(name: str, fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    config = getattr(transformers, f"{name}Config")(**fields)
+    config.architectures = [f"{name}ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        find_source(ModelConfig(model=str(tmp_path)))
+
+
+def test_what_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NobodysModel"], "model_type": "nobodys"}')
+    with pytest.raises(ModelError, match="transformers cannot make this model"):
+        find_source(ModelConfig(model=str(tmp_path)))
