@@ -56,6 +56,11 @@ def inspect_foreign(directory: Path, dtype: str) -> ModelInfo:
             "experts_implementation": "batched_mm",
         }  # no data needed
         model = _made(partial(_from_config, config, **options), directory)
+    named = config.architectures or [type(model).__name__]
+    if type(model).__name__ not in named:
+        raise ModelError(
+            f"{directory}: config.json names {named[0]}, and transformers makes {type(model).__name__} of it"
+        )
     shape = _probe(model, paged, directory)
     count = sum(p.numel() for p in model.parameters())
     generation = directory / "generation_config.json"
