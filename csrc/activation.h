@@ -48,10 +48,19 @@ inline V activate(Activation kind, V x) {
     }
     case Activation::relu:
       return max(set1(0.0f), x);  // in this order NaN stays
+    case Activation::clamped_swiglu:  // gates only
     case Activation::none:
       break;
   }
   return x;
+}
+
+// activation(gate) * up; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925).
+inline V gate(Activation kind, V g, V up) {
+  if (kind != Activation::clamped_swiglu) return activate(kind, g) * up;
+  const V limit = set1(7.0f), low = min(limit, g);
+  const V u = max(set1(-7.0f), min(limit, up));
+  return low * sigmoid(low * set1(1.702f)) * (u + set1(1.0f));
 }
 
 }  // namespace quire::QUIRE_ISA

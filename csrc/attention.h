@@ -29,18 +29,18 @@ struct Partial {
 };
 
 struct AttentionSizes {
-  size_t padded, partial, thread, split;
+  size_t padded, tiles, partial, thread, split;
 
-  AttentionSizes(int head_dim, int threads)
-      : padded(round_up(size_t(head_dim), kLanes)),
+  AttentionSizes(int head_dim, int value_dim, int threads)
+      : padded(round_up(size_t(value_dim), kLanes)),
+        tiles(kTile * (round_up(size_t(head_dim), kLanes) + padded)),  // one of keys and one of values, in floats
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
-        // queries, two partials, a tile of keys and one of values
-        thread(round_up(kJobRows * size_t(head_dim) * 4, 64) + 2 * partial + 2 * kTile * padded * 4),
+        thread(round_up(kJobRows * size_t(head_dim) * 4, 64) + 2 * partial + tiles * 4),  // queries and two partials too
         split(size_t(threads) * (kSplitTasks + 2 * kSplitJobs) * partial) {}
 };
 
 inline size_t attention_workspace(const AttentionLimits& l) {
-  const AttentionSizes sizes(l.head_dim, l.threads);
+  const AttentionSizes sizes(l.head_dim, l.value_dim, l.threads);
   return round_up((size_t(l.max_seqs) + 1) * 4, 64) + size_t(l.threads) * sizes.thread + sizes.split;
 }
 
@@ -57,7 +57,7 @@ struct AttentionJob {
 class Attention {
  public:
   Attention(const AttentionArgs& args, int threads)
-      : a_(args), sizes_(args.kv.head_dim, threads), group_(args.num_heads / args.kv.num_kv_heads) {
+      : a_(args), sizes_(args.kv.head_dim, args.kv.value_dim, threads), group_(args.num_heads / args.kv.num_kv_heads) {
     char* p = static_cast<char*>(args.workspace);
     jobs_before_ = reinterpret_cast<int32_t*>(p);
     p += round_up((size_t(args.num_seqs) + 1) * 4, 64);
@@ -113,7 +113,12 @@ class Attention {
   void finish_slot(const AttentionJob& j, int slot) const { finish(j, split_partial(slot)); }
 
  private:
-  int first_seen(int position) const { return a_.window > 0 ? max_of(0, position - a_.window + 1) : 0; }
+  int first_seen(int position) const {
+    const int first = a_.window > 0 ? max_of(0, position - a_.window + 1) : 0;
+    return a_.chunk > 0 ? max_of(first, position / a_.chunk * a_.chunk) : first;
+  }
+  int position_of(const AttentionJob& j, int row) const { return j.start + (j.row + row) / group_; }
+  int head_of(const AttentionJob& j, int row) const { return j.head * group_ + (j.row + row) % group_; }
 
   Partial partial_at(char* p) const {
     return {reinterpret_cast<RowState*>(p), reinterpret_cast<float*>(p + kJobRows * sizeof(RowState))};
@@ -129,10 +134,10 @@ class Attention {
   // Rows of q times scale, contiguous.
   const float* load_queries(const AttentionJob& j, int thread) const {
     const size_t H = size_t(a_.kv.head_dim);
-    float* q = thread_tiles(thread) + 2 * kTile * sizes_.padded;
+    float* q = thread_tiles(thread) + sizes_.tiles;
     for (int i = 0; i < j.rows; ++i) {
       const int token = a_.cu_q[j.seq] + (j.row + i) / group_;
-      const float* from = a_.q + size_t(token) * a_.q_stride + size_t(j.head * group_ + (j.row + i) % group_) * H;
+      const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head_of(j, i)) * H;
       for (size_t h = 0; h < H; ++h) q[size_t(i) * H + h] = from[h] * a_.scale;
     }
     return q;
@@ -141,11 +146,13 @@ class Attention {
   void segment(const AttentionJob& j, const float* q, int index, Partial out, int thread) const {
     for (int i = 0; i < j.rows; ++i) {
       out.rows[i].best = -__builtin_inff();
+      out.rows[i].slope = a_.slopes ? a_.slopes[head_of(j, i)] : 0.0f;
+      out.rows[i].position = position_of(j, i);
       store(out.rows[i].sum, set1(0.0f));
     }
     std::memset(out.values, 0, size_t(j.rows) * sizes_.padded * 4);
     const KVView& kv = a_.kv;
-    const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0;
+    const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
     const int low = max_of(j.low, index * kSegment), high = min_of(j.high, (index + 1) * kSegment);
     for (int at = low / kTile * kTile; at < high; at += kTile) {
       const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
@@ -163,13 +170,13 @@ class Attention {
     int first[kJobRows], last[kJobRows];
     int begin = j.rows, end = 0;  // rows that see something: neighbours, for positions ascend
     for (int i = 0; i < j.rows; ++i) {
-      const int position = j.start + (j.row + i) / group_;
+      const int position = position_of(j, i);
       first[i] = max_of(first_seen(position) - at, 0);
       last[i] = min_of(position - at, kTile - 1);
       if (first[i] <= last[i]) begin = min_of(begin, i), end = i + 1;
     }
     const int H = a_.kv.head_dim;
-    attend_tile(q + size_t(begin) * size_t(H), H, int(sizes_.padded), end - begin, kv, first + begin, last + begin,
+    attend_tile({H, int(sizes_.padded), at, a_.cap}, q + size_t(begin) * size_t(H), end - begin, kv, first + begin, last + begin,
                 out.rows + begin, out.values + size_t(begin) * sizes_.padded);
   }
 
@@ -237,10 +244,11 @@ class Attention {
   template <class T>
   TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies) const {
     const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
-    float *key_copy = copies, *value_copy = copies + kTile * padded;
+    float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
     for_runs(j, range, [&](int place, int block, int offset, int length) {
       const T* keys = key_at<T>(block, j.head) + offset;
       for (size_t h = 0; h < H; ++h) widen_run(key_copy + h * kTile + place, keys + h * size, size_t(length));
+      if (a_.kv.shared_values) return transpose_values(key_copy + place, value_copy + size_t(place) * padded, length);
       const T* values = value_at<T>(block, j.head, offset);
       for (size_t i = 0; i < size_t(length); ++i) {
         float* row = value_copy + (size_t(place) + i) * padded;
@@ -253,6 +261,13 @@ class Attention {
     for (int v = 0; v < kTileVectors; ++v) tile.keys[v] = range.touches(v) ? key_copy + v * kLanes : nullptr;
     for (int i = 0; i < kTile; ++i) tile.values[i] = value_copy + size_t(i) * padded;
     return tile;
+  }
+
+  // Values that are the first elements of keys [H][kTile]: rows of their own.
+  void transpose_values(const float* keys, float* rows, int length) const {
+    const size_t W = size_t(a_.kv.value_dim), padded = sizes_.padded;
+    for (size_t i = 0; i < size_t(length); ++i)
+      for (size_t w = 0; w < padded; ++w) rows[i * padded + w] = w < W ? keys[w * kTile + i] : 0.0f;
   }
 
   void merge(const AttentionJob& j, Partial whole, Partial part) const {
@@ -270,13 +285,18 @@ class Attention {
   }
 
   void finish(const AttentionJob& j, Partial whole) const {
-    const int H = a_.kv.head_dim;
+    const int W = a_.kv.value_dim;
     for (int i = 0; i < j.rows; ++i) {
-      const int token = a_.cu_q[j.seq] + (j.row + i) / group_;
-      float* out = a_.out + size_t(token) * a_.out_stride + size_t(j.head * group_ + (j.row + i) % group_) * size_t(H);
+      const int token = a_.cu_q[j.seq] + (j.row + i) / group_, head = head_of(j, i);
+      float* out = a_.out + size_t(token) * a_.out_stride + size_t(head) * size_t(W);
       const float* in = whole.values + size_t(i) * sizes_.padded;
-      const V sum = set1(whole.rows[i].sum[0]);
-      for (int h = 0; h < H; h += kLanes) store_first(out + h, load(in + h) / sum, min_of(kLanes, H - h));
+      V sum = set1(whole.rows[i].sum[0]), keep = set1(1.0f);
+      if (a_.sinks) {
+        const float best = max_of(whole.rows[i].best, a_.sinks[head]);
+        keep = exp(set1(whole.rows[i].best - best));
+        sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
+      }
+      for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * keep / sum, min_of(kLanes, W - w));
     }
   }
 

@@ -1,9 +1,11 @@
 // Python bindings of attention alone, for tests and benchmarks: plain numpy arrays in, the cache laid out here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -30,7 +32,7 @@ class AttentionCache {
  public:
   AttentionCache(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys,
                  const nb::ndarray<nb::c_contig, nb::device::cpu>& values)
-      : store_(1, dim(keys, 1), dim(keys, 2), keys.itemsize() == 2, dim(keys, 0), dim(keys, 3)) {
+      : store_(1, dim(keys, 1), dim(keys, 2), 0, keys.itemsize() == 2, dim(keys, 0), dim(keys, 3)) {
     check(values.ndim() == 4 && values.nbytes() == keys.nbytes() && values.itemsize() == keys.itemsize() &&
               values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),
           "keys must be [blocks, G, H, block_size] and values [blocks, G, block_size, H] of one type");
@@ -52,7 +54,7 @@ class AttentionCache {
 void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t blocks_per_seq) {
   check(a.num_heads > 0 && a.num_heads % a.kv.num_kv_heads == 0, "heads must be a multiple of kv heads");
   check(a.cu_q[0] == 0 && size_t(a.cu_q[a.num_seqs]) == tokens, "cu_q must run from 0 to the number of tokens");
-  check(a.window >= 0, "window must be 0 (none) or more");
+  check(a.window >= 0 && a.chunk >= 0, "window and chunk must be 0 (none) or more");
   for (int b = 0; b < a.num_seqs; ++b) {
     const int q_len = a.cu_q[b + 1] - a.cu_q[b];
     check(q_len >= 0 && a.kv_len[b] >= q_len, "each kv_len must be at least the sequence's new tokens");
@@ -71,17 +73,22 @@ void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t bloc
 void run_attention(const std::string& isa, ThreadPool& pool, const AttentionCache& cache, const Array<const float, 3>& q,
                    const Array<float, 3>& out, const Array<const int32_t, 1>& cu_q,
                    const Array<const int32_t, 1>& kv_len, const Array<const int32_t, 1>& slots,
-                   const Array<const int32_t, 2>& table, float scale, int window) {
+                   const Array<const int32_t, 2>& table, float scale, int window, int chunk, float cap,
+                   const std::optional<Array<const float, 1>>& slopes, const std::optional<Array<const float, 1>>& sinks) {
   const Kernels& kernels = kernels_for(resolve_isa(isa));
   const int seqs = int(kv_len.shape(0)), heads = int(q.shape(1)), tokens = int(q.shape(0));
   check(int(q.shape(2)) == cache.view().head_dim, "q must be [T, N, H] with the cache's H");
   check(out.size() == q.size() && out.shape(1) == q.shape(1), "out must have q's shape");
   check(cu_q.shape(0) == kv_len.shape(0) + 1 && slots.shape(0) == kv_len.shape(0), "cu_q, kv_len, slots disagree");
+  for (const auto& values : {slopes, sinks})
+    check(!values || int(values->shape(0)) == heads, "slopes and sinks need one value a head");
   const size_t stride = size_t(heads) * q.shape(2);
   AttentionArgs args{q.data(), stride, out.data(), stride, cache.view(), 0, heads, seqs, cu_q.data(), kv_len.data(),
-                     slots.data(), table.data(), table.shape(1), scale, window, nullptr};
+                     slots.data(), table.data(), table.shape(1), scale, window, chunk, cap,
+                     slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
-  const AttentionLimits limits{tokens, seqs, heads, cache.view().num_kv_heads, cache.view().head_dim, pool.threads()};
+  const AttentionLimits limits{tokens, seqs, heads, cache.view().num_kv_heads, cache.view().head_dim, cache.view().value_dim,
+                               pool.threads()};
   const HugeBuffer workspace(kernels.attention_workspace(limits));
   args.workspace = workspace.data();
   const nb::gil_scoped_release release;
@@ -97,7 +104,8 @@ void bind_attention(nb::module_& m) {
            nb::arg("keys"), nb::arg("values"));
   m.def("attention", &run_attention, nb::arg("isa"), nb::arg("pool"), nb::arg("cache"), nb::arg("q"), nb::arg("out"),
         nb::arg("cu_q"), nb::arg("kv_len"), nb::arg("slots"), nb::arg("block_table"), nb::arg("scale"),
-        nb::arg("window"), "Causal paged attention of one step, for tests and benchmarks.");
+        nb::arg("window"), nb::arg("chunk") = 0, nb::arg("cap") = 0.0f, nb::arg("slopes") = nb::none(),
+        nb::arg("sinks") = nb::none(), "Causal paged attention of one step, for tests and benchmarks.");
 }
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 // tile's four weights as (0 + 16) + (32 + 48).
 #pragma once
 
+#include "activation.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -68,8 +69,10 @@ struct TileKV {
 };
 
 // What a query row has gathered: greatest score, sum of weights by lane, weighted values. Not yet divided.
+// `slope` and `position` are the row's own: what a score gains by distance, and where its query stands.
 struct RowState {
-  float best;
+  float best, slope;
+  int position;
   alignas(64) float sum[kLanes];
 };
 
@@ -100,8 +103,23 @@ void score_rows(const float* q, int head_dim, const TileKV<T>& kv, float* scores
   }
 }
 
+// What all rows of a tile share: sizes (`padded` is the value's, rounded up to 16), the tile's first position, soft-cap.
+struct TileShape {
+  int head_dim, padded, at;
+  float cap;  // 0: none
+};
+
+alignas(64) constexpr float kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// A vector of scores with soft-cap and slope; `offset` is the distance from the query to the first lane's position.
+inline V shape_scores(V s, float cap, float slope, int offset) {
+  if (cap > 0) s = set1(cap) * tanh(s * set1(1.0f / cap));
+  if (slope != 0) s = fma(set1(slope), set1(float(offset)) + load(kLaneNumbers), s);
+  return s;
+}
+
 // Scores of positions first..last of the tile become weights, 0 elsewhere; returns what the row keeps of its past.
-inline float softmax_row(float* scores, int first, int last, RowState& row) {
+inline float softmax_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
   if (first > last) {
     for (int v = 0; v < kTileVectors; ++v) store(scores + v * kLanes, set1(0.0f));
     return 1.0f;
@@ -110,7 +128,7 @@ inline float softmax_row(float* scores, int first, int last, RowState& row) {
   V s[kTileVectors];
   for (int v = 0; v < kTileVectors; ++v) {
     const int low = first - v * kLanes, high = last + 1 - v * kLanes;  // visible lanes low..high-1
-    s[v] = load(scores + v * kLanes);
+    s[v] = shape_scores(load(scores + v * kLanes), tile.cap, row.slope, tile.at + v * kLanes - row.position);
     if (low > 0 || high < kLanes) {
       s[v] = select(first_lanes(max_of(0, min_of(high, kLanes))), s[v], none);
       s[v] = select(first_lanes(max_of(0, min_of(low, kLanes))), none, s[v]);
@@ -140,16 +158,17 @@ inline void add_values(const float* weights, const T* const* values, int first, 
 }
 
 // Adds the tile to R rows. Row r sees positions first[r]..last[r] of the tile; those of all rows lie in one range
-// without holes. `padded` is head_dim rounded up to 16.
+// without holes.
 template <int R, class T>
-__attribute__((noinline)) void attend_rows(const float* q, int head_dim, int padded, const TileKV<T>& kv,
-                                           const int* first, const int* last, RowState* rows, float* out) {
+__attribute__((noinline)) void attend_rows(const TileShape& tile, const float* q, const TileKV<T>& kv, const int* first,
+                                           const int* last, RowState* rows, float* out) {
+  const int padded = tile.padded;
   alignas(64) float scores[R * kTile];
   float keep[R];
-  score_rows<R>(q, head_dim, kv, scores);
+  score_rows<R>(q, tile.head_dim, kv, scores);
   int low = kTile, high = -1;
   for (int r = 0; r < R; ++r) {
-    keep[r] = softmax_row(scores + r * kTile, first[r], last[r], rows[r]);
+    keep[r] = softmax_row(tile, scores + r * kTile, first[r], last[r], rows[r]);
     if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
   }
   int at = 0;
@@ -159,13 +178,13 @@ __attribute__((noinline)) void attend_rows(const float* q, int head_dim, int pad
 }
 
 template <class T>
-void attend_tile(const float* q, int head_dim, int padded, int count, const TileKV<T>& kv, const int* first,
+void attend_tile(const TileShape& tile, const float* q, int count, const TileKV<T>& kv, const int* first,
                  const int* last, RowState* rows, float* out) {
   for (int r = 0; r < count;) {
     const int n = min_of(count - r, kMicroRows);
-    const float* qr = q + size_t(r) * size_t(head_dim);
-    float* o = out + size_t(r) * size_t(padded);
-    auto call = [&](auto kernel) { kernel(qr, head_dim, padded, kv, first + r, last + r, rows + r, o); };
+    const float* qr = q + size_t(r) * size_t(tile.head_dim);
+    float* o = out + size_t(r) * size_t(tile.padded);
+    auto call = [&](auto kernel) { kernel(tile, qr, kv, first + r, last + r, rows + r, o); };
     if constexpr (kMicroRows == 6) {
       if (n == 6) call(attend_rows<6, T>);
       if (n == 5) call(attend_rows<5, T>);

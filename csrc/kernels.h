@@ -16,7 +16,8 @@
 
 namespace quire {
 
-enum class Activation : int { none, silu, gelu, gelu_tanh, relu };
+// clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
+enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu };
 
 // A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K.
 //   float32   [ceil(O / 16)][K][16]
@@ -78,11 +79,32 @@ struct RopeArgs {
   size_t stride;
 };
 
+// A norm of queries or keys; no weight: none.
 struct HeadNorm {
+  enum class Over { head, own_head, all_heads };  // weight [H], [N, H] by head, or [N H] with one statistic for all
+
   bool rms = true;
-  const float* weight = nullptr;  // [H]; null: no norm
+  const float* weight = nullptr;
   const float* bias = nullptr;
   float eps = 0;
+  Over over = Over::head;
+};
+
+// y = x + scale * other, row by row.
+struct AddArgs {
+  const float* x;
+  const float* other;
+  float scale;
+  float* y;
+  size_t rows, width;
+};
+
+// y = scale * x, then cap * tanh(y / cap) where cap > 0.
+struct ScaleArgs {
+  const float* x;
+  float scale, cap;
+  float* y;
+  size_t rows, width;
 };
 
 struct StoreKVArgs {
@@ -101,9 +123,26 @@ struct StoreKVArgs {
   size_t q_stride;
 };
 
+// Multi-head latent attention: one key of C latent and R rotated elements a token, whose first C are its value too.
+struct StoreLatentArgs {
+  const float* kv;        // [T, C + R]: the latent, normed here, then the part to rotate
+  const float* q_latent;  // [T, N C]
+  const float* q_rope;    // [T, N R]
+  int num_tokens, num_heads, rotary_dim;  // R
+  const float* angles;    // [T, R]
+  HeadNorm norm;          // of the latent
+  KVView kv_view;
+  int layer;
+  const int32_t* block;
+  const int32_t* offset;
+  float* q;  // [T, N (C + R)]
+};
+
 // Causal attention of a ragged step over the paged cache. Sequence b owns rows cu_q[b]..cu_q[b+1]-1 of q and out, at
 // positions kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its
-// block table is row slots[b]. All ids are checked by the plan. window 0: none.
+// block table is row slots[b]. All ids are checked by the plan. A query at p sees the positions from p - window + 1 and
+// from the last multiple of chunk on (0: no such bound). A score is scale * q . k, then cap * tanh(score / cap) where
+// cap > 0, then slope * (position - p) is added; a sink is one more score that has no value.
 struct AttentionArgs {
   const float* q;
   size_t q_stride;
@@ -117,12 +156,15 @@ struct AttentionArgs {
   const int32_t* block_table;
   size_t block_table_stride;
   float scale;
-  int window;
-  void* workspace;  // attention_workspace() bytes, 64-byte aligned
+  int window, chunk;
+  float cap;
+  const float* slopes;  // [N], or null
+  const float* sinks;   // [N], or null
+  void* workspace;      // attention_workspace() bytes, 64-byte aligned
 };
 
 struct AttentionLimits {
-  int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, threads;
+  int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
 };
 
 struct Kernels {
@@ -135,6 +177,9 @@ struct Kernels {
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*store_kv)(const StoreKVArgs&, ThreadPool&);
+  void (*store_latent)(const StoreLatentArgs&, ThreadPool&);
+  void (*add)(const AddArgs&, ThreadPool&);
+  void (*scale)(const ScaleArgs&, ThreadPool&);
 
   // csrc/attention*.h. Shared memory between threads that attention needs (split KV), beside ThreadPool::scratch.
   void (*attention)(const AttentionArgs&, ThreadPool&);

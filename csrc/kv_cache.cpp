@@ -7,16 +7,19 @@
 
 namespace quire {
 
-KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, bool bf16, int num_blocks, int block_size) {
+KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, bool bf16, int num_blocks, int block_size) {
   if (num_layers < 1 || num_kv_heads < 1 || head_dim < 1 || num_blocks < 1 || block_size < 1)
     throw std::invalid_argument("every size of a KV cache must be at least 1");
+  if (value_dim < 0 || value_dim > head_dim) throw std::invalid_argument("values that are part of keys cannot be longer");
   view_.num_layers = num_layers;
   view_.num_kv_heads = num_kv_heads;
   view_.head_dim = head_dim;
+  view_.value_dim = value_dim > 0 ? value_dim : head_dim;
+  view_.shared_values = value_dim > 0;
   view_.num_blocks = num_blocks;
   view_.block_size = block_size;
   view_.bf16 = bf16;
-  memory_ = HugeBuffer(view_.side_bytes() * 2 * size_t(num_layers));
+  memory_ = HugeBuffer(view_.layer_bytes() * size_t(num_layers));
   view_.base = static_cast<char*>(memory_.data());
 }
 
@@ -29,8 +32,9 @@ void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, siz
   for (size_t i = 0; i < count; ++i)
     for (int layer = 0; layer < view_.num_layers; ++layer) {
       std::memmove(view_.key_tile(layer, destination[i], 0), view_.key_tile(layer, source[i], 0), view_.block_bytes());
-      std::memmove(view_.value_tile(layer, destination[i], 0), view_.value_tile(layer, source[i], 0),
-                   view_.block_bytes());
+      if (!view_.shared_values)
+        std::memmove(view_.value_tile(layer, destination[i], 0), view_.value_tile(layer, source[i], 0),
+                     view_.block_bytes());
     }
 }
 

@@ -5,6 +5,7 @@
 //                                              horizontal sums
 //   V [block][kv_head][block_size][head_dim]
 // Elements are float or bfloat16 (uint16_t). Every (block, head) tile is contiguous: head_dim * block_size elements.
+// Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +18,22 @@ namespace quire {
 // Plain view of a cache, safe to use in per-ISA code.
 struct KVView {
   char* base = nullptr;
-  int num_layers = 0, num_kv_heads = 0, head_dim = 0, num_blocks = 0, block_size = 0;
-  bool bf16 = false;
+  int num_layers = 0, num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
+  bool bf16 = false, shared_values = false;
 
   QUIRE_INLINE size_t element_bytes() const { return bf16 ? 2 : 4; }
   QUIRE_INLINE size_t tile_elements() const { return size_t(head_dim) * size_t(block_size); }
   QUIRE_INLINE size_t block_bytes() const { return size_t(num_kv_heads) * tile_elements() * element_bytes(); }
   QUIRE_INLINE size_t side_bytes() const { return size_t(num_blocks) * block_bytes(); }  // all keys, or all values, of one layer
 
+  QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
+
   // First byte of the tile of (layer, block, kv head).
   QUIRE_INLINE char* key_tile(int layer, int block, int head) const {
-    return base + size_t(layer) * 2 * side_bytes() + tile_offset(block, head);
+    return base + size_t(layer) * layer_bytes() + tile_offset(block, head);
   }
   QUIRE_INLINE char* value_tile(int layer, int block, int head) const {
-    return base + (size_t(layer) * 2 + 1) * side_bytes() + tile_offset(block, head);
+    return base + size_t(layer) * layer_bytes() + side_bytes() + tile_offset(block, head);
   }
 
  private:
@@ -41,8 +44,9 @@ struct KVView {
 
 class KVStore {
  public:
+  // `value_dim` 0: values of head_dim beside the keys; else values are the first value_dim elements of the keys.
   // Throws std::invalid_argument where a size is not positive, std::bad_alloc where the address space is short.
-  KVStore(int num_layers, int num_kv_heads, int head_dim, bool bf16, int num_blocks, int block_size);
+  KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, bool bf16, int num_blocks, int block_size);
 
   const KVView& view() const { return view_; }
   size_t nbytes() const { return memory_.size(); }

@@ -119,11 +119,12 @@ inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int f
       const size_t row = size_t(first_row + r);
       V v = load(sums);
       if (a.bias) v = v + load(a.bias + panel * 16);
-      v = activate(a.activation, v);
       if (a.weight.gated) {
         V up = load(sums + 16);
         if (a.bias) up = up + load(a.bias + panel * 16 + 16);
-        v = v * up;
+        v = gate(a.activation, v, up);
+      } else {
+        v = activate(a.activation, v);
       }
       if (a.residual) v = v + load_first(a.residual + row * a.residual_stride + column, n);
       store_first(a.y + row * a.y_stride + column, v, n);

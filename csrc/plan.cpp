@@ -22,15 +22,33 @@ void check_norm(const NormParams& norm, int width) {
               std::to_string(width));
 }
 
+void check_head_norm(const NormParams& norm, int heads, int head_dim) {
+  if (!norm.present()) return;
+  const bool of_one = int(norm.weight.size()) == head_dim && !norm.own_head;
+  check_norm(norm, of_one ? head_dim : heads * head_dim);
+}
+
+std::vector<float> packed_bias(const MatrixView& view, const std::vector<float>& bias) {
+  require(bias.empty() || int(bias.size()) == view.rows, "linear: the bias has " + std::to_string(bias.size()) +
+                                                             " elements, the weight " + std::to_string(view.rows) +
+                                                             " rows");
+  if (bias.empty()) return {};
+  std::vector<float> packed(size_t(view.panels()) * 16, 0.0f);
+  for (int i = 0; i < view.panels() * 16; ++i)
+    if (const int row = source_row(view, i / 16, i % 16); row >= 0) packed[size_t(i)] = bias[size_t(row)];
+  return packed;
+}
+
 }  // namespace
 
 Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
-           StepLimits limits)
+           int value_dim, StepLimits limits)
     : kernels_(kernels),
       pool_(std::move(pool)),
       num_layers_(num_layers),
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
+      value_dim_(value_dim > 0 ? value_dim : head_dim),
       limits_(limits) {
   require(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0,
           "limits of a plan must be at least 1 token, 1 sequence and 1 row of logits");
@@ -44,7 +62,7 @@ int Plan::add_buffer(int width, RowKind rows) {
 
 int Plan::add_op(Op op, int width, RowKind rows) {
   const int now = int(ops_.size());
-  for (const int used : {op.in, op.residual, op.angles})
+  for (const int used : {op.in, op.residual, op.angles, op.other})
     if (used >= 0) buffers_[size_t(used)].last_op = now;
   op.out = add_buffer(width, rows);
   ops_.push_back(std::move(op));
@@ -69,6 +87,33 @@ int Plan::embed(std::shared_ptr<PackedMatrix> table, float scale) {
   return add_op(std::move(op), view.cols, RowKind::tokens);
 }
 
+int Plan::embed_positions(std::shared_ptr<PackedMatrix> table, int offset) {
+  const MatrixView view = table->view();
+  require(!view.gated, "an embedding table cannot be a gated weight");
+  require(offset >= 0 && offset < view.rows, "embed_positions: the offset leaves no position");
+  position_rows_ = position_rows_ == 0 ? view.rows - offset : std::min(position_rows_, view.rows - offset);
+  Op op{.kind = OpKind::embed_positions};
+  op.weight = std::move(table);
+  op.offset = offset;
+  return add_op(std::move(op), view.cols, RowKind::tokens);
+}
+
+int Plan::add(int x, int other, float scale) {
+  const Buffer in = checked(x, "the input of add"), second = checked(other, "the second input of add");
+  require(in.width == second.width && in.rows == second.rows, "add: the inputs have different shapes");
+  Op op{.kind = OpKind::add, .in = x, .other = other};
+  op.scale = scale;
+  return add_op(std::move(op), in.width, in.rows);
+}
+
+int Plan::scale(int x, float scale, float cap) {
+  const Buffer in = checked(x, "the input of scale");
+  Op op{.kind = OpKind::scale, .in = x};
+  op.scale = scale;
+  op.cap = cap;
+  return add_op(std::move(op), in.width, in.rows);
+}
+
 int Plan::norm(int x, NormParams params) {
   const Buffer in = checked(x, "the input of norm");
   check_norm(params, in.width);
@@ -84,20 +129,13 @@ int Plan::linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<
   const int width = view.gated ? view.rows / 2 : view.rows;
   require(in.width == view.cols, "linear: the input has " + std::to_string(in.width) + " columns, the weight " +
                                      std::to_string(view.cols));
-  require(bias.empty() || int(bias.size()) == view.rows, "linear: the bias has " + std::to_string(bias.size()) +
-                                                             " elements, the weight " + std::to_string(view.rows) +
-                                                             " rows");
   if (residual >= 0) {
     const Buffer& r = checked(residual, "the residual of linear");
     require(r.width == width && r.rows == in.rows, "linear: the residual's shape is not the output's");
   }
   Op op{.kind = OpKind::linear, .in = x, .residual = residual};
   op.activation = activation;
-  if (!bias.empty()) {
-    op.vector.assign(size_t(view.panels()) * 16, 0.0f);
-    for (int i = 0; i < view.panels() * 16; ++i)
-      if (const int row = source_row(view, i / 16, i % 16); row >= 0) op.vector[size_t(i)] = bias[size_t(row)];
-  }
+  op.vector = packed_bias(view, bias);
   op.weight = std::move(weight);
   return add_op(std::move(op), width, in.rows);
 }
@@ -117,14 +155,15 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
   require(layer >= 0 && layer < num_layers_, "store_kv: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
   require(in.width == (num_heads + 2 * num_kv_heads_) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
-  require(head_dim_ * 4 <= int(ThreadPool::kScratchBytes), "store_kv: head_dim is too large");
+  require(size_t(num_kv_heads_) * size_t(head_dim_) * 4 <= ThreadPool::kScratchBytes, "store_kv: the keys are too large");
   if (angles >= 0) {
     const Buffer& a = checked(angles, "the angles of store_kv");
     require(a.rows == RowKind::tokens && a.width <= head_dim_ && a.width % 2 == 0,
             "store_kv: angles must be [T, rotary_dim] with an even rotary_dim of at most head_dim");
   }
-  if (q_norm.present()) check_norm(q_norm, head_dim_);
-  if (k_norm.present()) check_norm(k_norm, head_dim_);
+  require(value_dim_ == head_dim_, "store_kv: the cache is for latent attention");
+  check_head_norm(q_norm, num_heads, head_dim_);
+  check_head_norm(k_norm, num_kv_heads_, head_dim_);
   Op op{.kind = OpKind::store_kv, .in = qkv};
   op.angles = angles;
   op.norm = std::move(q_norm);
@@ -134,17 +173,85 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
   return add_op(std::move(op), num_heads * head_dim_, RowKind::tokens);
 }
 
-int Plan::attention(int q, int layer, int num_heads, float scale, int window) {
+int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
   const Buffer in = checked(q, "the input of attention");
   require(in.rows == RowKind::tokens && in.width == num_heads * head_dim_, "attention: the input is not [T, N H]");
   require(layer >= 0 && layer < num_layers_, "attention: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
-  require(window >= 0, "attention: a window must be at least 1 token");
+  require(params.window >= 0 && params.chunk >= 0, "attention: a window or chunk must be at least 1 token");
+  for (const auto* values : {&params.slopes, &params.sinks})
+    require(values->empty() || int(values->size()) == num_heads, "attention: slopes and sinks need one value a head");
   Op op{.kind = OpKind::attention, .in = q};
   op.layer = layer;
   op.num_heads = num_heads;
-  op.scale = scale;
-  op.window = window;
+  op.attention = std::move(params);
+  return add_op(std::move(op), num_heads * value_dim_, RowKind::tokens);
+}
+
+int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm) {
+  const Buffer in = checked(kv, "the input of store_latent"), latent = checked(q_latent, "the latent queries");
+  const Buffer rotated = checked(q_rope, "the queries to rotate"), a = checked(angles, "the angles of store_latent");
+  const int rope_dim = head_dim_ - value_dim_, num_heads = latent.width / value_dim_;
+  for (const Buffer& b : {in, latent, rotated, a})
+    require(b.rows == RowKind::tokens, "store_latent needs one row per token");
+  require(layer >= 0 && layer < num_layers_, "store_latent: layer " + std::to_string(layer) + " is not in the cache");
+  require(num_kv_heads_ == 1 && rope_dim > 0 && in.width == head_dim_ && a.width == rope_dim,
+          "store_latent: the cache is not one of C latent and R rotated elements, or the input not [T, C + R]");
+  require(num_heads > 0 && latent.width == num_heads * value_dim_ && rotated.width == num_heads * rope_dim,
+          "store_latent: queries must be [T, N C] and [T, N R]");
+  require(size_t(head_dim_) * 4 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
+  check_norm(norm, value_dim_);
+  Op op{.kind = OpKind::store_latent, .in = kv, .residual = q_latent, .angles = angles, .other = q_rope};
+  op.norm = std::move(norm);
+  op.layer = layer;
+  op.num_heads = num_heads;
+  return add_op(std::move(op), num_heads * head_dim_, RowKind::tokens);
+}
+
+int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights) {
+  const Buffer in = checked(x, "the input of head_linear");
+  require(!weights.empty(), "head_linear needs a weight for each head");
+  const int rows = weights.front()->view().rows, cols = weights.front()->view().cols;
+  for (const auto& weight : weights) {
+    const MatrixView v = weight->view();
+    require(!v.gated && v.rows == rows && v.cols == cols, "head_linear: the weights have different shapes");
+  }
+  require(in.width == cols * int(weights.size()), "head_linear: the input is not [T, N K]");
+  Op op{.kind = OpKind::head_linear, .in = x};
+  const int width = rows * int(weights.size());
+  op.weights = std::move(weights);
+  return add_op(std::move(op), width, in.rows);
+}
+
+int Plan::route(int scores, RoutingParams params) {
+  const Buffer in = checked(scores, "the input of route");
+  const RoutingParams& p = params;
+  require(p.num_experts > 0 && in.width == p.num_experts + (p.shared && p.shared_gate ? 1 : 0),
+          "route: the scores are not [T, experts]");
+  require(p.num_groups > 0 && p.num_experts % p.num_groups == 0 && p.top_groups > 0 && p.top_groups <= p.num_groups,
+          "route: groups of experts must be equal and some of them chosen");
+  require(p.top_k > 0 && p.top_k <= p.num_experts / p.num_groups * p.top_groups, "route: too many experts a token");
+  require(p.correction.empty() || int(p.correction.size()) == p.num_experts, "route: one correction an expert");
+  const int width = 2 * p.chosen();
+  Op op{.kind = OpKind::route, .in = scores};
+  op.routing = std::move(params);
+  return add_op(std::move(op), width, in.rows);
+}
+
+int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation) {
+  const Buffer in = checked(x, "the input of experts"), chosen = checked(routes, "the routes of experts");
+  require(in.rows == chosen.rows && in.rows == RowKind::tokens, "experts: as many routes as rows, one per token");
+  require(!experts.empty(), "experts: there are none");
+  for (ExpertWeights& e : experts) {
+    const MatrixView up = e.up->view(), down = e.down->view();
+    require(up.cols == in.width && down.rows == in.width && !down.gated, "experts: a weight is not of the input's width");
+    require(down.cols == (up.gated ? up.rows / 2 : up.rows), "experts: the projections do not fit each other");
+    e.up_bias = packed_bias(up, e.up_bias);
+    e.down_bias = packed_bias(down, e.down_bias);
+  }
+  Op op{.kind = OpKind::experts, .in = x, .other = routes};
+  op.experts = std::move(experts);
+  op.activation = activation;
   return add_op(std::move(op), in.width, RowKind::tokens);
 }
 
@@ -235,7 +342,16 @@ size_t Plan::shared_workspace() const {
       bytes = std::max(bytes, kernels_.linear_workspace(op.weight->view(), int(max_rows(buffers_[size_t(op.out)].rows))));
     if (op.kind == OpKind::attention)
       bytes = std::max(bytes, kernels_.attention_workspace({limits_.max_tokens, limits_.max_seqs, op.num_heads,
-                                                            num_kv_heads_, head_dim_, pool_->threads()}));
+                                                            num_kv_heads_, head_dim_, value_dim_, pool_->threads()}));
+    const int rows = int(max_rows(buffers_[size_t(op.out)].rows));
+    for (const auto& weight : op.weights) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), rows));
+    if (op.kind == OpKind::experts) {
+      size_t linear = 0;
+      for (const ExpertWeights& e : op.experts)
+        linear = std::max({linear, kernels_.linear_workspace(e.up->view(), rows),
+                           kernels_.linear_workspace(e.down->view(), rows)});
+      bytes = std::max(bytes, expert_floats(op) * 4 + linear);
+    }
   }
   return bytes;
 }
@@ -243,15 +359,22 @@ size_t Plan::shared_workspace() const {
 void Plan::bind(std::shared_ptr<KVStore> kv) {
   const KVView& view = kv->view();
   require(logits_ >= 0, "the plan is not finished");
-  require(view.num_layers == num_layers_ && view.num_kv_heads == num_kv_heads_ && view.head_dim == head_dim_,
+  require(view.num_layers == num_layers_ && view.num_kv_heads == num_kv_heads_ && view.head_dim == head_dim_ &&
+              view.value_dim == value_dim_,
           "the KV cache has another shape than the plan");
-  for (const Op& op : ops_)
-    require(!op.weight || op.weight->view().data != nullptr, "the plan was made with outlines of weights: load them");
+  auto loaded = [](const std::shared_ptr<PackedMatrix>& weight) { return !weight || weight->view().data != nullptr; };
+  for (const Op& op : ops_) {
+    bool whole = loaded(op.weight);
+    for (const auto& weight : op.weights) whole = whole && loaded(weight);
+    for (const ExpertWeights& e : op.experts) whole = whole && loaded(e.up) && loaded(e.down);
+    require(whole, "the plan was made with outlines of weights: load them");
+  }
   arena_ = HugeBuffer(arena_floats_ * 4);
   workspace_ = HugeBuffer(workspace_bytes_);
   token_block_.resize(size_t(limits_.max_tokens));
   token_offset_.resize(size_t(limits_.max_tokens));
   logit_rows_.resize(size_t(limits_.max_tokens));
+  table_rows_.resize(size_t(limits_.max_tokens));
   kv_ = std::move(kv);
 }
 

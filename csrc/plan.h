@@ -40,25 +40,63 @@ struct NormParams {
   std::vector<float> weight;
   std::vector<float> bias;  // empty: none
   float eps = 0;
+  bool own_head = false;  // of queries or keys: a weight for each head
 
   bool present() const { return !weight.empty(); }
+};
+
+// What scores go through, and which positions a query sees (AttentionArgs).
+struct AttentionParams {
+  float scale = 1;
+  int window = 0, chunk = 0;  // 0: none
+  float cap = 0;
+  std::vector<float> slopes, sinks;  // one a head, or empty
+};
+
+// How tokens choose experts from their scores (Routing in ops/protocol.py).
+struct RoutingParams {
+  int num_experts = 0, top_k = 0;
+  bool sigmoid = false, softmax_after = false, renormalize = false;
+  float scale = 1;
+  int num_groups = 1, top_groups = 1;
+  bool group_sum = false;
+  std::vector<float> correction;
+  bool shared = false, shared_gate = false;
+
+  int chosen() const { return top_k + (shared ? 1 : 0); }
+};
+
+// gate and up [2 I, D] or one matrix [I, D], and down [D, I]; biases in packed order, or empty.
+struct ExpertWeights {
+  std::shared_ptr<PackedMatrix> up, down;
+  std::vector<float> up_bias, down_bias;
 };
 
 // Recording: the methods named as in the Ops protocol append an op and return the number of its output buffer; all
 // throw std::invalid_argument where shapes disagree. Order: ops of hidden, begin_head, ops of the head, finish, bind.
 class Plan {
  public:
+  // value_dim 0: as KVStore.
   Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
-       StepLimits limits);
+       int value_dim, StepLimits limits);
 
   int embed(std::shared_ptr<PackedMatrix> table, float scale);
+  // Rows of the table at each token's position + offset.
+  int embed_positions(std::shared_ptr<PackedMatrix> table, int offset);
   int norm(int x, NormParams params);
+  int add(int x, int other, float scale);
+  int scale(int x, float scale, float cap);
   // `bias` is in source order [O], or empty; residual -1: none.
   int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
              int residual);
   int rope(std::vector<float> inv_freq, float scale);
   int store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm);
-  int attention(int q, int layer, int num_heads, float scale, int window);
+  int store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm);
+  int attention(int q, int layer, int num_heads, AttentionParams params);
+  // Head n of x times weights[n]: [T, N K] -> [T, N O].
+  int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
+  int route(int scores, RoutingParams params);
+  int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation);
   int select_rows(int x);
   // Ends the ops of hidden with its result; returns the head's input.
   int begin_head(int hidden);
@@ -84,17 +122,24 @@ class Plan {
   void poison();
 
  private:
-  enum class OpKind : int { embed, norm, linear, rope, store_kv, attention, select_rows };
+  enum class OpKind : int {
+    embed, embed_positions, norm, linear, rope, store_kv, attention, select_rows, add, scale, store_latent, head_linear,
+    route, experts
+  };
 
   struct Op {
     OpKind kind;
-    int in = -1, out = -1, residual = -1, angles = -1;
+    int in = -1, out = -1, residual = -1, angles = -1, other = -1;
     std::shared_ptr<PackedMatrix> weight{};
     std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq
     Activation activation = Activation::none;
     NormParams norm{}, k_norm{};
-    float scale = 1;
-    int layer = 0, num_heads = 0, window = 0;
+    float scale = 1, cap = 0;
+    int layer = 0, num_heads = 0, offset = 0;
+    AttentionParams attention{};
+    RoutingParams routing{};
+    std::vector<std::shared_ptr<PackedMatrix>> weights{};
+    std::vector<ExpertWeights> experts{};
   };
 
   struct Buffer {
@@ -113,6 +158,7 @@ class Plan {
   void share_residuals();
   void place_buffers();
   size_t shared_workspace() const;
+  size_t expert_floats(const Op& op) const;
 
   void check(const StepInput& input) const;
   void check_sequence(const StepInput& input, int seq) const;
@@ -124,22 +170,30 @@ class Plan {
   void execute_linear(const Op& op);
   void execute_store_kv(const Op& op);
   void execute_attention(const Op& op);
+  void execute_store_latent(const Op& op);
+  void execute_head_linear(const Op& op);
+  void execute_route(const Op& op);
+  void execute_experts(const Op& op);
+  void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);
+  void run_linear(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation, const float* x,
+                  size_t x_stride, int rows, float* y, size_t y_stride, void* workspace);
 
   const Kernels& kernels_;
   std::shared_ptr<ThreadPool> pool_;
-  int num_layers_, num_kv_heads_, head_dim_;
+  int num_layers_, num_kv_heads_, head_dim_, value_dim_;
   StepLimits limits_;
   std::shared_ptr<KVStore> kv_;
 
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
   size_t head_begin_ = 0;
-  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0;
+  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0;
   size_t arena_floats_ = 0, workspace_bytes_ = 0, total_bytes_ = 0;
 
   std::mutex running_;
   HugeBuffer arena_, workspace_;
-  std::vector<int32_t> token_block_, token_offset_, logit_rows_;
+  std::vector<int32_t> token_block_, token_offset_, logit_rows_, table_rows_;
+  std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
   StepInput step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
 };

@@ -35,13 +35,16 @@ using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, n
 using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 // (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
-using NormTuple = std::tuple<bool, Floats, OptionalFloats, float>;
+using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
+using Weight = std::shared_ptr<PackedMatrix>;
+using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
 
 std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
 std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a) : std::vector<float>{}; }
 
 NormParams to_norm(const NormTuple& t) {
-  return {std::get<0>(t), to_vector(std::get<1>(t)), to_vector(std::get<2>(t)), std::get<3>(t)};
+  return {std::get<0>(t), to_vector(std::get<1>(t)), to_vector(std::get<2>(t)), std::get<3>(t),
+          std::get<4>(t)};
 }
 NormParams to_norm(const std::optional<NormTuple>& t) { return t ? to_norm(*t) : NormParams{}; }
 
@@ -85,6 +88,7 @@ Activation activation(const std::string& name) {
   if (name == "gelu") return Activation::gelu;
   if (name == "gelu_tanh") return Activation::gelu_tanh;
   if (name == "relu") return Activation::relu;
+  if (name == "clamped_swiglu") return Activation::clamped_swiglu;
   if (name.empty()) return Activation::none;
   throw std::invalid_argument("the native backend has no activation '" + name + "'");
 }
@@ -151,7 +155,29 @@ void bind_recording(nb::class_<Plan>& c) {
              return p.store_kv(qkv, layer, num_heads, angles, to_norm(q_norm), to_norm(k_norm));
            },
            "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none())
-      .def("attention", &Plan::attention, "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a)
+      .def("attention",
+           [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, float cap,
+              const OptionalFloats& slopes, const OptionalFloats& sinks) {
+             return p.attention(q, layer, num_heads, {scale, window, chunk, cap, to_vector(slopes), to_vector(sinks)});
+           },
+           "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "cap"_a, "slopes"_a.none(),
+           "sinks"_a.none())
+      .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
+      .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
+      .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)
+      .def("store_latent",
+           [](Plan& p, int kv, int q_latent, int q_rope, int layer, int angles, const NormTuple& norm) {
+             return p.store_latent(kv, q_latent, q_rope, layer, angles, to_norm(norm));
+           })
+      .def("head_linear", &Plan::head_linear, "x"_a, "weights"_a)
+      .def("route", &Plan::route, "scores"_a, "routing"_a)
+      .def("experts",
+           [](Plan& p, int x, int routes, const std::vector<ExpertTuple>& tuples, const std::string& name) {
+             std::vector<ExpertWeights> experts;
+             for (const auto& [up, up_bias, down, down_bias] : tuples)
+               experts.push_back({up, down, to_vector(up_bias), to_vector(down_bias)});
+             return p.experts(x, routes, std::move(experts), activation(name));
+           })
       .def("select_rows", &Plan::select_rows, "x"_a)
       .def("begin_head", &Plan::begin_head, "hidden"_a)
       .def("finish", &Plan::finish, "logits"_a)
@@ -185,17 +211,28 @@ void bind_plan(nb::module_& m) {
   m.def("pack", &pack, "parts"_a, "bf16"_a, "gated"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
 
+  nb::class_<RoutingParams>(m, "Routing", "How tokens choose experts.")
+      .def("__init__",
+           [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,
+              float scale, int num_groups, int top_groups, bool group_sum, const OptionalFloats& correction,
+              bool shared, bool shared_gate) {
+             new (self) RoutingParams{num_experts, top_k, sigmoid, softmax_after, renormalize, scale, num_groups,
+                                      top_groups, group_sum, to_vector(correction), shared, shared_gate};
+           },
+           "num_experts"_a, "top_k"_a, "sigmoid"_a, "softmax_after"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
+           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a);
+
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
-      .def(nb::init<int, int, int, bool, int, int>(), "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a,
-           "num_blocks"_a, "block_size"_a)
+      .def(nb::init<int, int, int, int, bool, int, int>(), "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
+           "value_dim"_a, "bf16"_a, "num_blocks"_a, "block_size"_a)
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
   plan.def("__init__",
            [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads,
-              int head_dim, int max_tokens, int max_seqs, int max_logit_rows) {
-             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim,
+              int head_dim, int value_dim, int max_tokens, int max_seqs, int max_logit_rows) {
+             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim, value_dim,
                              {max_tokens, max_seqs, max_logit_rows});
            })
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)

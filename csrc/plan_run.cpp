@@ -22,6 +22,13 @@ HeadNorm head_norm(const NormParams& norm) {
   return {norm.rms, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), norm.eps};
 }
 
+HeadNorm head_norm(const NormParams& norm, int head_dim) {
+  HeadNorm n = head_norm(norm);
+  if (norm.own_head) n.over = HeadNorm::Over::own_head;
+  else if (int(norm.weight.size()) > head_dim) n.over = HeadNorm::Over::all_heads;
+  return n;
+}
+
 void check_range(const int32_t* values, int count, int bound, const char* what) {
   for (int i = 0; i < count; ++i)
     if (values[i] < 0 || values[i] >= bound)
@@ -43,6 +50,7 @@ void Plan::check(const StepInput& in) const {
     require(in.cu_q[b] < in.cu_q[b + 1],
             "cu_q must rise from 0 to the number of tokens, by at least one token a sequence");
   if (vocab_rows_ > 0) check_range(in.tokens, in.num_tokens, vocab_rows_, "token id");
+  if (position_rows_ > 0) check_range(in.positions, in.num_tokens, position_rows_, "position");
   check_range(in.logit_rows, in.num_logit_rows, in.num_tokens, "logit row");
   check_range(in.slots, in.num_seqs, in.num_slots, "slot");
   for (int b = 0; b < in.num_seqs; ++b) check_sequence(in, b);
@@ -142,6 +150,21 @@ void Plan::execute_op(const Op& op) {
       const HeadNorm n = head_norm(op.norm);
       return kernels_.norm({data(op.in), width, rows, int(width), n.rms, n.weight, n.bias, n.eps, out, width}, *pool_);
     }
+    case OpKind::embed_positions:
+      for (int t = 0; t < rows; ++t) table_rows_[size_t(t)] = step_.positions[t] + op.offset;
+      return kernels_.embed({table_rows_.data(), rows, op.weight->view(), 1.0f, out, width}, *pool_);
+    case OpKind::add:
+      return kernels_.add({data(op.in), data(op.other), op.scale, out, size_t(rows), width}, *pool_);
+    case OpKind::scale:
+      return kernels_.scale({data(op.in), op.scale, op.cap, out, size_t(rows), width}, *pool_);
+    case OpKind::store_latent:
+      return execute_store_latent(op);
+    case OpKind::head_linear:
+      return execute_head_linear(op);
+    case OpKind::route:
+      return execute_route(op);
+    case OpKind::experts:
+      return execute_experts(op);
     case OpKind::linear:
       return execute_linear(op);
     case OpKind::rope:
@@ -186,8 +209,8 @@ void Plan::execute_store_kv(const Op& op) {
     args.rotary_dim = buffers_[size_t(op.angles)].width;
     args.angles_stride = size_t(args.rotary_dim);
   }
-  args.q_norm = head_norm(op.norm);
-  args.k_norm = head_norm(op.k_norm);
+  args.q_norm = head_norm(op.norm, head_dim_);
+  args.k_norm = head_norm(op.k_norm, head_dim_);
   args.kv = kv_->view();
   args.layer = op.layer;
   args.block = token_block_.data();
@@ -202,7 +225,7 @@ void Plan::execute_attention(const Op& op) {
   args.q = data(op.in);
   args.q_stride = size_t(buffers_[size_t(op.in)].width);
   args.out = data(op.out);
-  args.out_stride = args.q_stride;
+  args.out_stride = size_t(buffers_[size_t(op.out)].width);
   args.kv = kv_->view();
   args.layer = op.layer;
   args.num_heads = op.num_heads;
@@ -212,10 +235,22 @@ void Plan::execute_attention(const Op& op) {
   args.slots = step_.slots;
   args.block_table = step_.block_table;
   args.block_table_stride = size_t(step_.blocks_per_slot);
-  args.scale = op.scale;
-  args.window = op.window;
+  args.scale = op.attention.scale;
+  args.window = op.attention.window;
+  args.chunk = op.attention.chunk;
+  args.cap = op.attention.cap;
+  args.slopes = op.attention.slopes.empty() ? nullptr : op.attention.slopes.data();
+  args.sinks = op.attention.sinks.empty() ? nullptr : op.attention.sinks.data();
   args.workspace = workspace_.data();
   kernels_.attention(args, *pool_);
+}
+
+void Plan::execute_store_latent(const Op& op) {
+  const int rotary_dim = head_dim_ - value_dim_;
+  kernels_.store_latent({data(op.in), data(op.residual), data(op.other), step_.num_tokens, op.num_heads, rotary_dim,
+                         data(op.angles), head_norm(op.norm), kv_->view(), op.layer, token_block_.data(),
+                         token_offset_.data(), data(op.out)},
+                        *pool_);
 }
 
 }  // namespace quire

@@ -2,6 +2,7 @@
 // Knows the weight packing and the KV layout; knows no plan.
 #pragma once
 
+#include "activation.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -105,23 +106,30 @@ inline void rotate(float* x, const float* angles, int rotary_dim) {
   }
 }
 
-// Head `from` normed and rotated into `to` (which may be `from`).
-inline void prepare_head(const float* from, float* to, int head_dim, const HeadNorm& norm, const float* angles,
-                         int rotary_dim) {
-  if (norm.weight)
-    norm_row(from, head_dim, norm.rms, norm.weight, norm.bias, norm.eps, to);
+// `heads` heads normed and rotated into `to`.
+inline void prepare_heads(const float* from, float* to, int heads, int head_dim, const HeadNorm& norm,
+                          const float* angles, int rotary_dim) {
+  if (!norm.weight)
+    std::memcpy(to, from, size_t(heads) * size_t(head_dim) * 4);
+  else if (norm.over == HeadNorm::Over::all_heads)
+    norm_row(from, heads * head_dim, norm.rms, norm.weight, norm.bias, norm.eps, to);
   else
-    std::memcpy(to, from, size_t(head_dim) * 4);
-  if (angles) rotate(to, angles, rotary_dim);
+    for (int n = 0; n < heads; ++n) {
+      const int own = norm.over == HeadNorm::Over::own_head ? n * head_dim : 0;
+      norm_row(from + n * head_dim, head_dim, norm.rms, norm.weight + own, norm.bias ? norm.bias + own : nullptr,
+               norm.eps, to + n * head_dim);
+    }
+  for (int n = 0; angles && n < heads; ++n) rotate(to + n * head_dim, angles, rotary_dim);
 }
 
-template <class E>
-inline void store_key(const float* k, E* tile, int head_dim, int block_size, int offset) {
-  for (int h = 0; h < head_dim; ++h) {
-    if constexpr (sizeof(E) == 2)
-      tile[h * block_size + offset] = float_to_bf16(k[h]);
+inline void store_key(const float* k, const KVView& kv, int layer, int head, int block, int offset) {
+  char* tile = kv.key_tile(layer, block, head);
+  for (int h = 0; h < kv.head_dim; ++h) {
+    const int at = h * kv.block_size + offset;
+    if (kv.bf16)
+      reinterpret_cast<uint16_t*>(tile)[at] = float_to_bf16(k[h]);
     else
-      tile[h * block_size + offset] = k[h];
+      reinterpret_cast<float*>(tile)[at] = k[h];
   }
 }
 
@@ -142,14 +150,10 @@ inline void store_kv_token(const StoreKVArgs& a, int t, float* scratch) {
   const float* row = a.qkv + size_t(t) * a.qkv_stride;
   const float* angles = a.angles ? a.angles + size_t(t) * a.angles_stride : nullptr;
   float* q = a.q + size_t(t) * a.q_stride;
-  for (int n = 0; n < N; ++n) prepare_head(row + n * H, q + n * H, H, a.q_norm, angles, a.rotary_dim);
+  prepare_heads(row, q, N, H, a.q_norm, angles, a.rotary_dim);
+  prepare_heads(row + N * H, scratch, G, H, a.k_norm, angles, a.rotary_dim);
   for (int g = 0; g < G; ++g) {
-    prepare_head(row + (N + g) * H, scratch, H, a.k_norm, angles, a.rotary_dim);
-    char* keys = kv.key_tile(a.layer, a.block[t], g);
-    if (kv.bf16)
-      store_key(scratch, reinterpret_cast<uint16_t*>(keys), H, kv.block_size, a.offset[t]);
-    else
-      store_key(scratch, reinterpret_cast<float*>(keys), H, kv.block_size, a.offset[t]);
+    store_key(scratch + g * H, kv, a.layer, g, a.block[t], a.offset[t]);
     store_value(row + (N + G + g) * H, kv.value_tile(a.layer, a.block[t], g), kv.bf16, H, a.offset[t]);
   }
 }
@@ -158,6 +162,51 @@ inline void store_kv(const StoreKVArgs& a, ThreadPool& pool) {
   const int width = (a.num_heads + 2 * a.kv.num_kv_heads) * a.kv.head_dim;
   for_row_ranges(pool, a.num_tokens, width, [&](int first, int last, int thread) {
     for (int t = first; t < last; ++t) store_kv_token(a, t, static_cast<float*>(pool.scratch(thread)));
+  });
+}
+
+inline void store_latent(const StoreLatentArgs& a, ThreadPool& pool) {
+  const int C = a.kv_view.value_dim, R = a.rotary_dim, H = C + R, N = a.num_heads;
+  for_row_ranges(pool, a.num_tokens, (N + 1) * H, [&](int first, int last, int thread) {
+    float* key = static_cast<float*>(pool.scratch(thread));
+    for (int t = first; t < last; ++t) {
+      const float *kv = a.kv + size_t(t) * size_t(H), *angles = a.angles + size_t(t) * size_t(R);
+      norm_row(kv, C, a.norm.rms, a.norm.weight, a.norm.bias, a.norm.eps, key);
+      std::memcpy(key + C, kv + C, size_t(R) * 4);
+      rotate(key + C, angles, R);
+      store_key(key, a.kv_view, a.layer, 0, a.block[t], a.offset[t]);
+      for (int n = 0; n < N; ++n) {
+        float* q = a.q + (size_t(t) * size_t(N) + size_t(n)) * size_t(H);
+        std::memcpy(q, a.q_latent + (size_t(t) * size_t(N) + size_t(n)) * size_t(C), size_t(C) * 4);
+        std::memcpy(q + C, a.q_rope + (size_t(t) * size_t(N) + size_t(n)) * size_t(R), size_t(R) * 4);
+        rotate(q + C, angles, R);
+      }
+    }
+  });
+}
+
+// Calls f(first element, lanes) over 16-wide strides of all rows.
+template <class F>
+inline void for_strides(ThreadPool& pool, size_t rows, size_t width, F&& f) {
+  for_row_ranges(pool, int(rows), int(width), [&](int first, int last, int) {
+    const size_t end = size_t(last) * width;
+    for (size_t i = size_t(first) * width; i < end; i += 16) f(i, int(min_of(size_t{16}, end - i)));
+  });
+}
+
+inline void add(const AddArgs& a, ThreadPool& pool) {
+  const V scale = set1(a.scale);
+  for_strides(pool, a.rows, a.width, [&](size_t i, int n) {
+    store_first(a.y + i, fma(scale, load_first(a.other + i, n), load_first(a.x + i, n)), n);
+  });
+}
+
+inline void scale(const ScaleArgs& a, ThreadPool& pool) {
+  const V factor = set1(a.scale), cap = set1(a.cap);
+  for_strides(pool, a.rows, a.width, [&](size_t i, int n) {
+    V v = load_first(a.x + i, n) * factor;
+    if (a.cap > 0) v = cap * tanh(v / cap);
+    store_first(a.y + i, v, n);
   });
 }
 

@@ -144,7 +144,7 @@ def test_windows_of_qwen() -> None:
         ({"num_experts": 8}, "num_experts = 8"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope_scaling: rope_type must be one of .*'dynamic'",
+            "rope_scaling: rope_type must be one of .*'ntk'",
         ),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 3}}, "rope_scaling: extra = 3"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),

@@ -16,7 +16,7 @@ from tests.ops.native_cases import ISAS, KV, apply_rows, int32, native, normal, 
 from quire import _native
 from quire.errors import EngineError
 from quire.ops.native import NativeBackend, _cgroup_cores, usable_threads
-from quire.ops.protocol import Backend, FloatDtype, Graph, KVSpec, Limits, ModelInput, Norm, Rope
+from quire.ops.protocol import Attention, Backend, FloatDtype, Graph, KVSpec, Limits, ModelInput, Norm, Rope
 from quire.ops.reference import ReferenceBackend
 
 D, N, G, H, F, V, LAYERS = 40, 4, 2, 12, 56, 77, 2
@@ -57,7 +57,7 @@ def model(
         for index, layer in enumerate(layers):
             qkv = ops.linear(ops.norm(x, layer["norm"]), layer["qkv"], layer["bias"])
             q = ops.store_kv(qkv, index, N, angles, layer["q_norm"], layer["k_norm"])
-            heads = ops.attention(q, index, N, H**-0.5, 5 if index else None)
+            heads = ops.attention(q, index, N, Attention(H**-0.5, 5 if index else None))
             x = ops.linear(heads, layer["out"], residual=x)
             inner = ops.gated_linear(ops.norm(x, layer["mlp_norm"]), layer["gate_up"], "gelu_tanh")
             x = ops.linear(inner, layer["down"], residual=x)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import EngineError
-from quire.ops.protocol import Graph, KVSpec, Limits, ModelInput, Norm, Rope
+from quire.ops.protocol import Attention, Graph, KVSpec, Limits, ModelInput, Norm, Rope
 from quire.ops.reference import ReferenceBackend, ReferenceKVCache, ReferenceOps
 
 BACKEND = ReferenceBackend()
@@ -140,7 +140,7 @@ def test_rope_store_and_attention_equal_torch(
     def run(inputs: ModelInput, x: Any) -> Any:
         o = ReferenceOps(inputs, kv)
         q = o.store_kv(x, 1, num_heads, o.rope_angles(rope), None, None)
-        return o.attention(q, 1, num_heads, 0.4, window)
+        return o.attention(q, 1, num_heads, Attention(0.4, window))
 
     for b, (_, old) in enumerate(lengths):
         if old:
@@ -195,7 +195,7 @@ def little_graph() -> Graph:
     def hidden(o: Any) -> Any:
         x, angles = o.embed(table), o.rope_angles(Rope(np.array([1.0, 0.1], np.float32)))
         q = o.store_kv(o.linear(o.norm(x, norm), qkv), 0, 4, angles, None, None)
-        x = o.linear(o.attention(q, 0, 4, 0.5, 5), out, residual=x)
+        x = o.linear(o.attention(q, 0, 4, Attention(0.5, 5)), out, residual=x)
         x = o.linear(o.gated_linear(o.norm(x, norm), gated, "gelu_tanh"), down, residual=x)
         return o.norm(o.select_rows(x), norm)
 

@@ -121,7 +121,9 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
     try:
         if config.model_impl != "transformers":
             info = load.inspect_model(directory, config.dtype)
-            return info, lambda backend, real: load.load_model(directory, backend, config.dtype, verify=real)
+            return info, lambda backend, real: (load.load_model if real else load.outline_model)(
+                directory, backend, config.dtype
+            )
     except UnknownArchitectureError:
         if config.model_impl == "quire" or importlib.util.find_spec("transformers") is None:
             raise

@@ -5,32 +5,81 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quire.model.rope import make_rope
-from quire.model.spec import ArchSpec
-from quire.ops.protocol import FloatArray, Graph, Matrix, Norm, Ops
+import numpy as np
+
+from quire.model.rope import alibi_slopes, make_rope
+from quire.model.spec import ArchSpec, LatentSpec, MoESpec, RopeSpec
+from quire.ops.protocol import Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. D hidden size, N and G query and key/value heads, H head_dim, I intermediate size.
+class LatentWeights:
+    """Latent attention. N heads, C = kv_rank, R = rope_dim; `q_down` and `q_norm` are None without a query rank.
 
-    qkv [(N + 2 G) H, D] is q, k and v stacked; gate_up is a gated matrix [2 I, D]; q_norm and k_norm are [H].
+    kv_down [C + R, D]; q_nope [N nope_dim, .] and q_rope [N R, .] of the query's rank or D. By head: `keys` [C,
+    nope_dim] takes a query to the latent, `values` [value_dim, C] takes the latent to a value.
     """
 
-    attention_norm: Norm
-    qkv: Matrix
+    q_down: Matrix | None
+    q_norm: Norm | None
+    q_nope: Matrix
+    q_rope: Matrix
+    kv_down: Matrix
+    kv_norm: Norm
+    keys: tuple[Matrix, ...]
+    values: tuple[Matrix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """N and G query and key/value heads, H head_dim. qkv [(N + 2 G) H, D] is q, k and v stacked (None where latent)."""
+
+    qkv: Matrix | None
     qkv_bias: FloatArray | None
     q_norm: Norm | None
     k_norm: Norm | None
+    sinks: FloatArray | None
+    latent: LatentWeights | None
     out: Matrix
     out_bias: FloatArray | None
-    mlp_norm: Norm
-    gate_up: Matrix
-    gate_up_bias: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class MLPWeights:
+    """I intermediate size. `up` is [I, D], or a gated matrix [2 I, D] of gate and up; down is [D, I]."""
+
+    up: Matrix
+    up_bias: FloatArray | None
     down: Matrix
     down_bias: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoEWeights:
+    """router [E, D], with a shared expert that has a gate [E + 1, D]; the shared expert is the last."""
+
+    router: Matrix
+    router_bias: FloatArray | None
+    correction: FloatArray | None
+    experts: tuple[Expert, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: what its place in the spec asks for; exactly one of `mlp` and `moe`.
+
+    Norms before attention and MLP, and after them (on what they give, or on the sum where the spec says so).
+    """
+
+    attention_norm: Norm | None
+    attention: AttentionWeights
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: MLPWeights | None
+    moe: MoEWeights | None
+    mlp_post_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +87,18 @@ class DecoderWeights:
     """`head` is `embedding` itself where the spec ties them: both [V, D]."""
 
     embedding: Matrix
+    positions: Matrix | None
+    project_in: Matrix | None
+    embedding_norm: Norm | None
     layers: tuple[LayerWeights, ...]
-    norm: Norm
+    norm: Norm | None
+    project_out: Matrix | None
     head: Matrix
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Bytes of the packed matrices, a tied head counted once."""
-        shared = {id(m): m.nbytes for m in (self.embedding, self.head)}
-        layers = sum(w.qkv.nbytes + w.out.nbytes + w.gate_up.nbytes + w.down.nbytes for w in self.layers)
-        return sum(shared.values()) + layers
+    head_bias: FloatArray | None
 
 
 class Decoder:
-    """Embedding, `num_layers` of attention and gated MLP around a residual stream, final norm, head.
+    """Embedding, layers of attention and MLP around a residual stream, final norm, head. The plain case of a layer:
 
     x -> norm -> qkv -> rope, store -> paged attention -> out -> + x
     x -> norm -> gate, up -> activation(gate) * up -> down -> + x
@@ -60,32 +107,120 @@ class Decoder:
     def __init__(self, spec: ArchSpec, weights: DecoderWeights) -> None:
         self.spec = spec
         self.weights = weights
-        self._rope = make_rope(spec.rope)
+        self._slopes: FloatArray | None = None
+        if spec.alibi is not None:
+            scale = spec.attention_scale if spec.alibi == "scaled" else 1.0
+            self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
 
     def graph(self) -> Graph:
-        return Graph(self.hidden, self.head, self.spec.vocab_size, self.spec.hidden_size)
+        return Graph(self.hidden, self.head, self.spec.vocab_size, self.weights.head.shape[1])
 
     def hidden(self, ops: Ops[T]) -> T:
         """Tokens of the step -> final hidden states of the logit rows: [L, D]."""
-        x = ops.embed(self.weights.embedding)
-        angles = ops.rope_angles(self._rope)
-        for index, layer in enumerate(self.weights.layers):
-            x = self._attention(ops, x, angles, index, layer)
-            x = self._mlp(ops, x, layer)
-        return ops.norm(ops.select_rows(x), self.weights.norm)
+        weights, x = self.weights, self._embed(ops)
+        ropes = {self.spec.rope_of(i): None for i in range(self.spec.num_layers)}
+        angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
+        for index, layer in enumerate(weights.layers):
+            x = self._layer(ops, x, angles, index, layer)
+        x = ops.select_rows(x)
+        if weights.norm is not None:
+            x = ops.norm(x, weights.norm)
+        return x if weights.project_out is None else ops.linear(x, weights.project_out)
 
     def head(self, ops: Ops[T], hidden: T) -> T:
         """[L, D] -> logits [L, V]."""
-        return ops.linear(hidden, self.weights.head)
-
-    def _attention(self, ops: Ops[T], x: T, angles: T, index: int, layer: LayerWeights) -> T:
         spec = self.spec
-        qkv = ops.linear(ops.norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
-        q = ops.store_kv(qkv, index, spec.num_heads, angles, layer.q_norm, layer.k_norm)
-        heads = ops.attention(q, index, spec.num_heads, spec.attention_scale, spec.windows[index])
-        return ops.linear(heads, layer.out, layer.out_bias, residual=x)
+        logits = ops.linear(hidden, self.weights.head, self.weights.head_bias)
+        if spec.logit_scale == 1.0 and spec.logit_cap is None:
+            return logits
+        return ops.scale(logits, spec.logit_scale, spec.logit_cap)
 
-    def _mlp(self, ops: Ops[T], x: T, layer: LayerWeights) -> T:
-        normed = ops.norm(x, layer.mlp_norm)
-        inner = ops.gated_linear(normed, layer.gate_up, self.spec.activation, layer.gate_up_bias)
-        return ops.linear(inner, layer.down, layer.down_bias, residual=x)
+    def _embed(self, ops: Ops[T]) -> T:
+        weights = self.weights
+        x = ops.embed(weights.embedding, self.spec.embedding_scale)
+        if weights.project_in is not None:
+            x = ops.linear(x, weights.project_in)
+        if weights.positions is not None:
+            x = ops.add(x, ops.embed_positions(weights.positions, self.spec.position_offset or 0))
+        return x if weights.embedding_norm is None else ops.norm(x, weights.embedding_norm)
+
+    def _layer(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, layer: LayerWeights) -> T:
+        normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
+        heads = self._attend(ops, normed, angles, index, layer.attention)
+        attention = layer.attention
+        after = self._join(ops, x, heads, (attention.out, attention.out_bias), layer.attention_post_norm)
+        source = x if self.spec.parallel else after
+        if layer.mlp_norm is not None:
+            normed = ops.norm(source, layer.mlp_norm)
+        elif not self.spec.parallel:
+            normed = source
+        if layer.moe is not None and self.spec.moe is not None:
+            inner, down = self._route(ops, normed, self.spec.moe, layer.moe), None
+        else:
+            inner, down = self._mlp(ops, normed, layer.mlp)
+        return self._join(ops, after, inner, down, layer.mlp_post_norm)
+
+    def _join(
+        self, ops: Ops[T], x: T, inner: T, output: tuple[Matrix, FloatArray | None] | None, norm: Norm | None
+    ) -> T:
+        """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier; output None: inner as it is."""
+        multiplier, of_sum = self.spec.residual_multiplier, self.spec.placement == "sum"
+        if output is not None and multiplier == 1.0 and (norm is None or of_sum):
+            y = ops.linear(inner, *output, residual=x)
+        else:
+            y = inner if output is None else ops.linear(inner, *output)
+            if norm is not None and not of_sum:
+                y = ops.norm(y, norm)
+            y = ops.add(x, y, multiplier)
+        return ops.norm(y, norm) if norm is not None and of_sum else y
+
+    def _attend(
+        self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, weights: AttentionWeights
+    ) -> T:
+        """Keys and values of x into the cache; what its queries gather there, by head: [T, N H]."""
+        spec, rope = self.spec, self.spec.rope_of(index)
+        attention = Attention(
+            scale=spec.attention_scale,
+            window=spec.windows[index],
+            chunk=None if spec.chunks is None else spec.chunks[index],
+            cap=spec.attention_cap,
+            slopes=self._slopes,
+            sinks=weights.sinks,
+        )
+        if weights.latent is not None and spec.latent is not None and rope is not None:
+            return self._attend_latent(ops, x, angles[rope], index, attention, weights.latent)
+        assert weights.qkv is not None
+        qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
+        turn = None if rope is None else angles[rope]
+        q = ops.store_kv(qkv, index, spec.num_heads, turn, weights.q_norm, weights.k_norm)
+        return ops.attention(q, index, spec.num_heads, attention)
+
+    def _attend_latent(
+        self, ops: Ops[T], x: T, angles: T, index: int, attention: Attention, weights: LatentWeights
+    ) -> T:
+        """Queries go to the latent's space, so that scores and sums are taken over the compressed cache."""
+        q = x
+        if weights.q_down is not None and weights.q_norm is not None:
+            q = ops.norm(ops.linear(x, weights.q_down), weights.q_norm)
+        latent = ops.head_linear(ops.linear(q, weights.q_nope), weights.keys)
+        rotated, kv = ops.linear(q, weights.q_rope), ops.linear(x, weights.kv_down)
+        queries = ops.store_latent(kv, latent, rotated, index, angles, weights.kv_norm)
+        heads = ops.attention(queries, index, self.spec.num_heads, attention)
+        return ops.head_linear(heads, weights.values)
+
+    def _mlp(
+        self, ops: Ops[T], x: T, weights: MLPWeights | None
+    ) -> tuple[T, tuple[Matrix, FloatArray | None]]:
+        """The inner activations and the projection that ends the MLP."""
+        assert weights is not None
+        activation = self.spec.activation
+        if self.spec.gated:
+            inner = ops.gated_linear(x, weights.up, activation, weights.up_bias)
+        else:
+            inner = ops.linear(x, weights.up, weights.up_bias, activation)
+        return inner, (weights.down, weights.down_bias)
+
+    def _route(self, ops: Ops[T], x: T, moe: MoESpec, weights: MoEWeights) -> T:
+        scores = ops.linear(x, weights.router, weights.router_bias)
+        routes = ops.route(scores, moe.routing, weights.correction)
+        return ops.experts(x, routes, weights.experts, self.spec.activation)

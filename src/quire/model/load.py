@@ -8,42 +8,32 @@ one matrix.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
-
-import ml_dtypes
-import numpy as np
 
 from quire.errors import ModelError
 from quire.model import engine_dir
 from quire.model.checkpoint import Checkpoint, open_checkpoint
-from quire.model.decoder import Decoder, DecoderWeights, LayerWeights
+from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.hub import find_model
+from quire.model.pack import check_tensors, choose_dtype, outline_weights, pack_weights, wanted_tensors
 from quire.model.spec import ArchSpec, ModelShape
 from quire.ops.protocol import (
-    Array,
     Backend,
     Executable,
-    FloatArray,
     FloatDtype,
     Graph,
     KVCache,
     KVSpec,
     Limits,
     Matrix,
-    Norm,
 )
 
 MAX_JSON = 16 << 20  # bytes of a config file
-COMPARE = 4 << 20  # elements compared at a time
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 UNLIMITED = engine_dir.Limits()
-WEIGHT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +83,8 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the packed matrices take."""
-        return self.weights.matrix_bytes
+        """What the packed matrices take, a tied head counted once."""
+        return sum(matrix.nbytes for matrix in _matrices(self.weights).values())
 
     def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int:
         return backend.workspace_bytes(self.graph, kv_spec, limits)
@@ -141,7 +131,34 @@ def load_model(
         info = _built(directory, manifest, dtype)
         return LoadedModel(info, manifest.spec, engine_dir.map_weights(directory, manifest, backend, verify))
     info, spec, checkpoint, names = _open(directory, dtype)
-    return LoadedModel(info, spec, _Packer(spec, names, checkpoint, backend, info.dtype).pack())
+    return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, info.dtype))
+
+
+def outline_model(
+    model: str | Path,
+    backend: Backend,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> LoadedModel:
+    """The model as `load_model` gives it, but for the values of its weights; `backend` is one that only plans."""
+    directory = find_model(str(model), revision, download_dir)
+    if engine_dir.is_engine(directory):
+        return load_model(directory, backend, dtype, verify=False)
+    info, spec, _, names = _open(directory, dtype)
+    return LoadedModel(info, spec, outline_weights(spec, names, backend, info.dtype))
+
+
+def outline_config(path: Path, backend: Backend, dtype: str = "auto") -> LoadedModel:
+    """What a config.json alone tells of a model. `dtype` "auto" is the one that the config names, or float32."""
+    config = read_json(path)
+    spec, names = read_config(config, str(path))
+    named = config.get("torch_dtype", config.get("dtype")) if dtype == "auto" else dtype
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
+    kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
+    info = _info(path.parent, spec, names, kept, _eos({}, config, path), {})
+    return LoadedModel(info, spec, outline_weights(spec, names, backend, kept))
 
 
 def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelInfo:
@@ -169,20 +186,44 @@ def _open(directory: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint,
     config = read_json(path)
     spec, names = read_config(config, str(path))
     checkpoint = open_checkpoint(directory)
-    shapes = check_tensors(spec, names, checkpoint, directory)
+    wanted = check_tensors(spec, names, checkpoint, directory)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    kept = _choose_dtype(dtype, shapes, checkpoint)
-    info = ModelInfo(
+    kept = choose_dtype(dtype, wanted, checkpoint)
+    info = _info(directory, spec, names, kept, _eos(generation, config, path), generation)
+    return info, spec, checkpoint, names
+
+
+def _info(
+    directory: Path,
+    spec: ArchSpec,
+    names: TensorNames,
+    dtype: FloatDtype,
+    eos_token_ids: tuple[int, ...],
+    generation: dict[str, Any],
+) -> ModelInfo:
+    wanted = wanted_tensors(spec, names)
+    return ModelInfo(
         directory=directory,
         spec=spec,
-        dtype=kept,
-        num_parameters=sum(prod(shape) for shape in shapes.values()),
-        weight_bytes=sum(prod(s) * (2 if kept == "bfloat16" and len(s) == 2 else 4) for s in shapes.values()),
-        eos_token_ids=_eos(generation, config, path),
+        dtype=dtype,
+        num_parameters=sum(tensor.parameters for tensor in wanted.values()),
+        weight_bytes=sum(
+            tensor.parameters * (2 if dtype == "bfloat16" and len(tensor.shape) > 1 else 4)
+            for tensor in wanted.values()
+        ),
+        eos_token_ids=eos_token_ids,
         generation=generation,
     )
-    return info, spec, checkpoint, names
+
+
+def _matrices(weights: Any) -> dict[int, Matrix]:
+    """Every matrix in a tree of weights, by identity."""
+    if isinstance(weights, tuple):
+        return {key: value for item in weights for key, value in _matrices(item).items()}
+    if is_dataclass(weights):
+        return _matrices(tuple(getattr(weights, field.name) for field in fields(weights)))
+    return {id(weights): weights} if isinstance(weights, Matrix) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -197,50 +238,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_tensors(
-    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, directory: Path
-) -> dict[str, tuple[int, ...]]:
-    """The tensors to load, with shapes. Raises ModelError where one is missing, left over or wrong."""
-    expected = names.expected(spec)
-    present = set(checkpoint.names())
-    missing = [name for name in expected if name not in present]
-    if missing:
-        raise ModelError(f"{directory}: missing {_list(missing)}; the checkpoint does not match config.json")
-    tied = {names.head} if spec.tie_embeddings else set()
-    left = sorted(name for name in present - expected.keys() - tied if not names.is_ignored(name))
-    if left:
-        raise ModelError(f"{directory}: unexpected {_list(left)}; {spec.architecture} has no place for them")
-    wanted = dict(expected)
-    if tied & present:
-        wanted[names.head] = expected[names.embedding]
-    for name, shape in wanted.items():
-        if checkpoint.shape(name) != shape:
-            found = list(checkpoint.shape(name))
-            raise ModelError(
-                f"{checkpoint.path(name)}: tensor {name} is {found}, config.json says {list(shape)}"
-            )
-        if checkpoint.dtype(name) not in WEIGHT_DTYPES:
-            raise ModelError(
-                f"{checkpoint.path(name)}: tensor {name} is {checkpoint.dtype(name)}; "
-                f"supported are {', '.join(map(str, WEIGHT_DTYPES))}"
-            )
-    return expected
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
-
-
-def _choose_dtype(dtype: str, shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> FloatDtype:
-    if dtype == "bfloat16" or dtype == "float32":
-        return "bfloat16" if dtype == "bfloat16" else "float32"
-    if dtype != "auto":
-        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
-    return "bfloat16" if all(checkpoint.dtype(name) == BFLOAT16 for name in matrices) else "float32"
-
-
 def _eos(generation: dict[str, Any], config: dict[str, Any], path: Path) -> tuple[int, ...]:
     """generation_config.json prevails over config.json, as in transformers."""
     value = generation.get("eos_token_id")
@@ -249,75 +246,3 @@ def _eos(generation: dict[str, Any], config: dict[str, Any], path: Path) -> tupl
     if not all(type(token) is int and token >= 0 for token in ids):
         raise ModelError(f"{path.parent}: eos_token_id must be a token id or a list of them, got {value!r}")
     return tuple(ids)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packer:
-    """Reads tensors by role and hands them to the backend."""
-
-    spec: ArchSpec
-    names: TensorNames
-    checkpoint: Checkpoint
-    backend: Backend
-    dtype: FloatDtype
-
-    def pack(self) -> DecoderWeights:
-        names = self.names
-        embedding = self.backend.matrix([self.checkpoint.get(names.embedding)], self.dtype)
-        layers = tuple(self._layer(i) for i in range(self.spec.num_layers))
-        return DecoderWeights(embedding, layers, self._norm(names.norm), self._head(embedding))
-
-    def _layer(self, i: int) -> LayerWeights:
-        names, spec = self.names, self.spec
-
-        def get(role: str) -> Array:
-            return self.checkpoint.get(names.in_layer(i, role))
-
-        def bias(wanted: bool, *roles: str) -> FloatArray | None:
-            parts = [self._vector(names.in_layer(i, role, "bias")) for role in roles] if wanted else []
-            return np.concatenate(parts) if parts else None
-
-        def norm(role: str) -> Norm:
-            return self._norm(names.in_layer(i, role))
-
-        return LayerWeights(
-            attention_norm=norm(names.attention_norm),
-            qkv=self.backend.matrix([get(names.q), get(names.k), get(names.v)], self.dtype),
-            qkv_bias=bias(spec.qkv_bias, names.q, names.k, names.v),
-            q_norm=norm(names.q_norm) if spec.qk_norm else None,
-            k_norm=norm(names.k_norm) if spec.qk_norm else None,
-            out=self.backend.matrix([get(names.out)], self.dtype),
-            out_bias=bias(spec.o_bias, names.out),
-            mlp_norm=norm(names.mlp_norm),
-            gate_up=self.backend.gated_matrix(get(names.gate), get(names.up), self.dtype),
-            gate_up_bias=bias(spec.mlp_bias, names.gate, names.up),
-            down=self.backend.matrix([get(names.down)], self.dtype),
-            down_bias=bias(spec.mlp_bias, names.down),
-        )
-
-    def _head(self, embedding: Matrix) -> Matrix:
-        """A tied head is the embedding; a checkpoint that also stores it must store the same values."""
-        names = self.names
-        if not self.spec.tie_embeddings:
-            return self.backend.matrix([self.checkpoint.get(names.head)], self.dtype)
-        if names.head in set(self.checkpoint.names()) and not self._equal(names.head, names.embedding):
-            raise ModelError(
-                f"{self.checkpoint.path(names.head)}: tie_word_embeddings is true but {names.head} differs "
-                f"from {names.embedding}; set it to false in config.json if the head is meant to be used"
-            )
-        return embedding
-
-    def _equal(self, first: str, second: str) -> bool:
-        """Bit for bit, in pieces; tensors of two types are never equal."""
-        a, b = self.checkpoint.get(first).reshape(-1), self.checkpoint.get(second).reshape(-1)
-        if a.dtype != b.dtype:
-            return False
-        bits = f"u{a.dtype.itemsize}"
-        pieces = (slice(i, i + COMPARE) for i in range(0, len(a), COMPARE))
-        return all(np.array_equal(a[piece].view(bits), b[piece].view(bits)) for piece in pieces)
-
-    def _vector(self, name: str) -> FloatArray:
-        return np.array(self.checkpoint.get(name), np.float32)
-
-    def _norm(self, name: str) -> Norm:
-        return Norm(self.spec.norm, self._vector(name), None, self.spec.norm_eps)

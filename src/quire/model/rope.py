@@ -25,6 +25,8 @@ def make_rope(spec: RopeSpec) -> Rope:
         plain = _llama3(spec, plain)
     elif spec.kind == "yarn":
         plain, scale = _yarn(spec, plain), _yarn_scale(spec)
+    elif spec.kind == "longrope":
+        plain, scale = plain / np.array(spec.factors), _longrope_scale(spec)
     return Rope(plain.astype(np.float32), scale)
 
 
@@ -56,6 +58,26 @@ def _yarn(spec: RopeSpec, plain: Frequencies) -> Frequencies:
     width = high - low or 0.001
     slow = np.clip((np.arange(spec.rotary_dim // 2) - low) / width, 0.0, 1.0)
     return np.asarray(plain / spec.factor * slow + plain * (1 - slow))
+
+
+def _longrope_scale(spec: RopeSpec) -> float:
+    """LongRoPE's attention temperature as a scale of cos and sin, or what the config gives instead."""
+    if spec.attention_factor is not None:
+        return spec.attention_factor
+    if spec.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max_position))
+
+
+def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
+    """A geometric sequence by head; heads beyond a power of two take every other slope of twice as many.
+
+    Press et al. 2022, arXiv:2108.12409, and the paper's released code.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return np.array(slopes, np.float32)
 
 
 def _yarn_scale(spec: RopeSpec) -> float:

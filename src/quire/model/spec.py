@@ -5,17 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from quire.ops.protocol import Activation, FloatDtype, KVSpec, NormKind
+from quire.ops.protocol import Activation, FloatDtype, KVSpec, NormKind, Routing
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+# Where the norms stand around attention and MLP (f), in order of appearance in decoder.py.
+#   pre       x += f(norm(x))
+#   post      x += norm(f(x))
+#   sandwich  x += norm(f(norm(x)))
+#   sum       x = norm(x + f(x))
+#   parallel  x += attention(norm(x)) + mlp(norm(x)); parallel_two: each with a norm of its own
+Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"]
+# Norms of queries and keys: one weight for all heads, one a head, or statistics over all heads together.
+QKNorm = Literal["head", "own_head", "all_heads"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position embedding, half-split pairs.
 
-    Kinds: default; linear (positions divided by factor); llama3 (Llama 3.1's frequency bands); yarn
-    (Peng et al. 2023, arXiv:2309.00071). Fields beyond theta and rotary_dim are for the kinds that need them.
+    Kinds: default; linear (positions divided by factor); dynamic (default, within the trained length that the engine
+    keeps to); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope (frequencies
+    divided by `factors`; Ding et al. 2024, arXiv:2402.13753). Fields beyond theta and rotary_dim are for the kinds
+    that need them.
     """
 
     kind: RopeKind
@@ -31,6 +42,36 @@ class RopeSpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds kv_rank + rope_dim elements a token.
+
+    `q_rank` is None where queries come from the hidden state directly.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoESpec:
+    """Mixture of experts in the layers where `layers` is true; the others have the MLP of ArchSpec.
+
+    `bias`: the router and the experts have biases; `correction`: the choice adds a bias of its own.
+    """
+
+    routing: Routing
+    intermediate_size: int
+    layers: tuple[bool, ...]
+    shared_intermediate_size: int = 0
+    bias: bool = False
+    correction: bool = False
 
 
 class ModelShape(Protocol):
@@ -49,9 +90,12 @@ class ModelShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArchSpec:
-    """Pre-norm decoder: x += attention(norm(x)); x += mlp(norm(x)); logits = head(norm(x)).
+    """A residual stream between an embedding and a head, with attention and an MLP in each layer.
 
-    `windows` has one entry a layer: the sliding window in tokens, or None for full attention.
+    `windows` has one entry a layer: the sliding window in tokens, or None for full attention. `layer_ropes`, where
+    given, has one too (None: no positions in that layer) and stands in for `rope`. `chunks` too
+    has one: the length of the chunks that attention keeps to. `position_offset` is that of a learned position table; `embedding_size` is the table's width where it
+    is projected to hidden_size. A residual branch is multiplied by residual_multiplier, logits by logit_scale.
     """
 
     architecture: str
@@ -66,19 +110,52 @@ class ArchSpec:
     norm: NormKind
     norm_eps: float
     activation: Activation
-    rope: RopeSpec
+    rope: RopeSpec | None
     attention_scale: float
     windows: tuple[int | None, ...]
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QKNorm | None = None
     tie_embeddings: bool = False
+    placement: Placement = "pre"
+    norm_bias: bool = False
+    qk_norm_bias: bool = False
+    final_norm: bool = True
+    gated: bool = True
+    head_bias: bool = False
+    layer_ropes: tuple[RopeSpec | None, ...] | None = None
+    alibi: Literal["scores", "scaled"] | None = None  # "scaled": the slopes too are multiplied by attention_scale
+    position_offset: int | None = None
+    embedding_size: int | None = None
+    embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_cap: float | None = None
+    sinks: bool = False
+    chunks: tuple[int | None, ...] | None = None
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    latent: LatentSpec | None = None
+    moe: MoESpec | None = None
+
+    @property
+    def parallel(self) -> bool:
+        return self.placement in ("parallel", "parallel_two")
+
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        return self.rope if self.layer_ropes is None else self.layer_ropes[layer]
+
+    def is_sparse(self, layer: int) -> bool:
+        return self.moe is not None and self.moe.layers[layer]
 
     @property
     def num_table_parameters(self) -> int:
         """Of the embedding and the head, which a prompt's tokens do not multiply with (but for the last one)."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        return self.vocab_size * (self.embedding_size or self.hidden_size) * (1 if self.tie_embeddings else 2)
 
     def kv_spec(self, dtype: FloatDtype) -> KVSpec:
+        if self.latent is not None:
+            width = self.latent.kv_rank + self.latent.rope_dim
+            return KVSpec(self.num_layers, 1, width, dtype, value_dim=self.latent.kv_rank)
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)

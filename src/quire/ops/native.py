@@ -22,6 +22,8 @@ from quire.errors import EngineError, ModelError
 from quire.ops.protocol import (
     Activation,
     Array,
+    Attention,
+    Expert,
     FloatArray,
     FloatDtype,
     Graph,
@@ -32,6 +34,7 @@ from quire.ops.protocol import (
     ModelInput,
     Norm,
     Rope,
+    Routing,
 )
 
 NONE = -1  # no tensor
@@ -115,6 +118,7 @@ class NativeKVCache:
                 spec.num_layers,
                 spec.num_kv_heads,
                 spec.head_dim,
+                spec.value_dim or 0,
                 spec.dtype == "bfloat16",
                 num_blocks,
                 block_size,
@@ -160,11 +164,13 @@ def _shape(about: dict[str, Any]) -> tuple[int, int, bool, bool]:
         raise ModelError(f"not the description of a packed weight: {about}") from error
 
 
-def _norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float] | None:
+def _norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float, bool] | None:
     if norm is None:
         return None
-    weight = np.ascontiguousarray(norm.weight, np.float32)
-    return norm.kind == "rms", weight, _float_array(norm.bias), float(norm.eps)
+    weight, bias = _float_array(norm.weight.reshape(-1)), norm.bias
+    assert weight is not None
+    bias = None if bias is None else _float_array(bias.reshape(-1))
+    return norm.kind == "rms", weight, bias, float(norm.eps), norm.weight.ndim == 2
 
 
 class _Recorder:
@@ -175,6 +181,15 @@ class _Recorder:
 
     def embed(self, table: Matrix, scale: float = 1.0) -> int:
         return int(self._plan.embed(_packed(table), scale))
+
+    def embed_positions(self, table: Matrix, offset: int) -> int:
+        return int(self._plan.embed_positions(_packed(table), offset))
+
+    def add(self, x: int, other: int, scale: float = 1.0) -> int:
+        return int(self._plan.add(x, other, scale))
+
+    def scale(self, x: int, scale: float, cap: float | None = None) -> int:
+        return int(self._plan.scale(x, scale, cap or 0.0))
 
     def norm(self, x: int, norm: Norm) -> int:
         return int(self._plan.norm(x, _norm_tuple(norm)))
@@ -217,8 +232,52 @@ class _Recorder:
         norms = _norm_tuple(q_norm), _norm_tuple(k_norm)
         return int(self._plan.store_kv(qkv, layer, num_heads, rotation, *norms))
 
-    def attention(self, q: int, layer: int, num_heads: int, scale: float, window: int | None) -> int:
-        return int(self._plan.attention(q, layer, num_heads, scale, window or 0))
+    def store_latent(
+        self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm
+    ) -> int:
+        return int(self._plan.store_latent(kv, q_latent, q_rope, layer, angles, _norm_tuple(norm)))
+
+    def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
+        return int(self._plan.head_linear(x, [_packed(weight) for weight in weights]))
+
+    def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
+        params = _native.Routing(
+            routing.num_experts,
+            routing.top_k,
+            routing.scoring == "sigmoid",
+            routing.softmax_after,
+            routing.renormalize,
+            routing.scale,
+            routing.num_groups,
+            routing.top_groups,
+            routing.group_sum,
+            _float_array(correction),
+            routing.shared,
+            routing.shared_gate,
+        )
+        return int(self._plan.route(scores, params))
+
+    def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
+        weights = [
+            (_packed(e.up), _float_array(e.up_bias), _packed(e.down), _float_array(e.down_bias))
+            for e in experts
+        ]
+        return int(self._plan.experts(x, routes, weights, activation))
+
+    def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
+        return int(
+            self._plan.attention(
+                q,
+                layer,
+                num_heads,
+                attention.scale,
+                attention.window or 0,
+                attention.chunk or 0,
+                attention.cap or 0.0,
+                _float_array(attention.slopes),
+                _float_array(attention.sinks),
+            )
+        )
 
     def select_rows(self, x: int) -> int:
         return int(self._plan.select_rows(x))
@@ -325,6 +384,7 @@ class NativeBackend:
                 kv_spec.num_layers,
                 kv_spec.num_kv_heads,
                 kv_spec.head_dim,
+                kv_spec.value_dim or 0,
                 limits.max_tokens,
                 limits.max_seqs,
                 limits.max_logit_rows,

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 FloatDtype = Literal["float32", "bfloat16"]
 
@@ -42,7 +42,11 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32."""
+    """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32.
+
+    Of queries and keys (`store_kv`) the weight is [H], one for all heads; [N, H], one a head; or [N H], whose
+    statistics are over all heads together.
+    """
 
     kind: NormKind
     weight: FloatArray
@@ -63,18 +67,72 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """Shape of the cache of all layers: per token and layer, G x H keys and G x H values."""
+    """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
+
+    With `value_dim` (latent attention) no values are kept: a value is the first value_dim elements of its key.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: FloatDtype
+    value_dim: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        return (
-            2 * self.num_layers * self.num_kv_heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
-        )
+        sides = 2 if self.value_dim is None else 1
+        elements = sides * self.num_layers * self.num_kv_heads * self.head_dim
+        return elements * (2 if self.dtype == "bfloat16" else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Which positions a query sees, and what its scores go through before the softmax.
+
+    A query at position p sees those up to p from max(p - window + 1, p // chunk * chunk, 0) on. A score is
+    scale * q . k, then cap * tanh(score / cap), then slopes[head] * (position - p) is added (ALiBi, Press et al.
+    2022, arXiv:2108.12409). A sink is one more score of its head that has no value. slopes and sinks are [N].
+    """
+
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    cap: float | None = None
+    slopes: FloatArray | None = None
+    sinks: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token chooses experts from its scores [E]; `correction` [E] counts for the choice, not for the weight.
+
+    Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over those chosen). With
+    `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
+    or with `group_sum` its two best together. A `shared` expert, the last one, always takes part; with
+    `shared_gate` the sigmoid of one more score is its weight, else 1.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    softmax_after: bool = False
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_sum: bool = False
+    shared: bool = False
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """`up` is a gated matrix [2 I, D], `down` is [D, I]."""
+
+    up: Matrix
+    up_bias: FloatArray | None
+    down: Matrix
+    down_bias: FloatArray | None
 
 
 class KVCache(Protocol):
@@ -133,6 +191,15 @@ class Ops(Protocol[T]):
     def embed(self, table: Matrix, scale: float = 1.0) -> T:
         """Rows of `table` [V, D] for the step's tokens, times scale: [T, D]."""
 
+    def embed_positions(self, table: Matrix, offset: int) -> T:
+        """Rows of `table` at each token's position + offset: [T, D]."""
+
+    def add(self, x: T, other: T, scale: float = 1.0) -> T:
+        """x + scale * other, of one shape."""
+
+    def scale(self, x: T, scale: float, cap: float | None = None) -> T:
+        """scale * x, then cap * tanh(that / cap)."""
+
     def norm(self, x: T, norm: Norm) -> T:
         """[rows, D] -> [rows, D]."""
 
@@ -163,10 +230,26 @@ class Ops(Protocol[T]):
         qkv is [T, (N + 2 G) H]: q heads, then k heads, then v heads. Returns q, normed and rotated: [T, N H].
         """
 
-    def attention(self, q: T, layer: int, num_heads: int, scale: float, window: int | None) -> T:
-        """Causal paged attention over `layer`'s cache: [T, N H] -> [T, N H].
+    def store_latent(self, kv: T, q_latent: T, q_rope: T, layer: int, angles: T, norm: Norm) -> T:
+        """Latent attention's store_kv (DeepSeek-V2, arXiv:2405.04434): one key of C + R elements a token.
 
-        Query head i reads key/value head i // (N / G). A query at position p sees positions max(0, p - window + 1)..p.
+        kv is [T, C + R]: the latent, normed here, and what is rotated. Returns q [T, N (C + R)] made of q_latent
+        [T, N C] and the rotated q_rope [T, N R].
+        """
+
+    def head_linear(self, x: T, weights: Sequence[Matrix]) -> T:
+        """Head n of x times weights[n].T: [T, N K] -> [T, N O]."""
+
+    def route(self, scores: T, routing: Routing, correction: FloatArray | None = None) -> T:
+        """Scores [T, E] (and the shared expert's) -> ids of the chosen experts, then their weights: [T, 2 chosen]."""
+
+    def experts(self, x: T, routes: T, experts: Sequence[Expert], activation: Activation) -> T:
+        """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D]."""
+
+    def attention(self, q: T, layer: int, num_heads: int, attention: Attention) -> T:
+        """Causal paged attention over `layer`'s cache: [T, N H] -> [T, N H], of latent attention [T, N value_dim].
+
+        Query head i reads key/value head i // (N / G).
         Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
         """
 

@@ -24,6 +24,8 @@ from quire.errors import EngineError
 from quire.ops.protocol import (
     Activation,
     Array,
+    Attention,
+    Expert,
     FloatArray,
     FloatDtype,
     Graph,
@@ -34,6 +36,7 @@ from quire.ops.protocol import (
     ModelInput,
     Norm,
     Rope,
+    Routing,
 )
 
 Float64Array = NDArray[np.float64]
@@ -66,7 +69,10 @@ class ReferenceKVCache:
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.full(shape, np.nan, DTYPES[spec.dtype])
-        self.values = np.full(shape, np.nan, DTYPES[spec.dtype])
+        if spec.value_dim is None:
+            self.values = np.full(shape, np.nan, DTYPES[spec.dtype])
+        else:
+            self.values = self.keys[..., : spec.value_dim]
         self._spec = spec
 
     @property
@@ -84,7 +90,8 @@ class ReferenceKVCache:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
             self.keys[:, destination] = self.keys[:, source]
-            self.values[:, destination] = self.values[:, source]
+            if self._spec.value_dim is None:
+                self.values[:, destination] = self.values[:, source]
 
 
 def activate(kind: Activation, x: Float64Array) -> Float64Array:
@@ -98,6 +105,26 @@ def activate(kind: Activation, x: Float64Array) -> Float64Array:
     if kind == "gelu_tanh":
         return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
     raise EngineError(f"the reference backend has no activation {kind!r}")
+
+
+def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
+    """activation(gate) * up of one row; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
+    if kind != "clamped_swiglu":
+        return activate(kind, x) * up
+    low = np.minimum(x, 7.0)
+    return np.asarray(low / (1.0 + np.exp(-1.702 * np.maximum(low, -400.0))) * (np.clip(up, -7.0, 7.0) + 1.0))
+
+
+def norm_heads(heads_NH: Float64Array, norm: Norm) -> Float64Array:
+    """Norm of queries or keys: one weight for all heads, one a head, or over all heads together."""
+    size, (count, head_dim) = norm.weight.size, heads_NH.shape
+    if norm.weight.ndim == 1 and size == count * head_dim:
+        return normalize(heads_NH.reshape(-1), norm).reshape(count, head_dim)
+    if norm.weight.ndim == 1:
+        return np.stack([normalize(head, norm) for head in heads_NH])
+    biases = [None] * count if norm.bias is None else list(norm.bias)
+    own = [Norm(norm.kind, w, b, norm.eps) for w, b in zip(norm.weight, biases, strict=True)]
+    return np.stack([normalize(head, n) for head, n in zip(heads_NH, own, strict=True)])
 
 
 def normalize(x: Float64Array, norm: Norm) -> Float64Array:
@@ -114,6 +141,54 @@ def rotate(x_NH: Float64Array, angles: Float64Array) -> Float64Array:
     cos, sin = angles[:half], angles[half:]
     first, second, rest = x_NH[:, :half], x_NH[:, half : 2 * half], x_NH[:, 2 * half :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=1)
+
+
+def first_seen(position: int, attention: Attention) -> int:
+    """The first position that a query at `position` sees."""
+    first = 0 if attention.window is None else max(0, position - attention.window + 1)
+    return first if attention.chunk is None else max(first, position // attention.chunk * attention.chunk)
+
+
+def attention_weights(products_RS: Float64Array, attention: Attention, heads: slice) -> Float64Array:
+    """q . k of some heads with the S positions up to their own -> the weights of those positions."""
+    scores = products_RS * attention.scale
+    if attention.cap is not None:
+        scores = attention.cap * np.tanh(scores / attention.cap)
+    if attention.slopes is not None:
+        scores = scores + attention.slopes[heads, None] * np.arange(1 - scores.shape[1], 1)
+    if attention.sinks is not None:
+        scores = np.concatenate([scores, attention.sinks[heads, None]], axis=1)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights if attention.sinks is None else weights[:, :-1]
+
+
+def route_row(scores: Float64Array, routing: Routing, correction: FloatArray | None) -> Float64Array:
+    """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
+    weights = scores[: routing.num_experts]
+    if routing.scoring == "sigmoid":
+        weights = 1.0 / (1.0 + np.exp(-weights))
+    elif not routing.softmax_after:
+        weights = np.exp(weights - weights.max())
+        weights = weights / weights.sum()
+    ranks = weights if correction is None else weights + correction
+    if routing.num_groups > 1:
+        groups = ranks.reshape(routing.num_groups, -1)
+        best = np.sort(groups, axis=1)[:, -2 if routing.group_sum else -1 :].sum(axis=1)
+        kept = np.argsort(-best, kind="stable")[: routing.top_groups]
+        ranks = np.where(np.isin(np.arange(routing.num_groups), kept)[:, None], groups, -np.inf).reshape(-1)
+    ids = np.argsort(-ranks, kind="stable")[: routing.top_k]
+    weights = weights[ids]
+    if routing.softmax_after:
+        weights = np.exp(weights - weights.max())
+        weights = weights / weights.sum()
+    if routing.renormalize:
+        weights = weights / (weights.sum() + 1e-20)
+    weights = weights * routing.scale
+    if routing.shared:
+        own = 1.0 / (1.0 + np.exp(-scores[-1])) if routing.shared_gate else 1.0
+        ids, weights = np.append(ids, routing.num_experts), np.append(weights, own)
+    return np.concatenate([ids, weights])
 
 
 def by_row(function: Callable[[Float64Array], Float64Array], x: FloatArray, width: int) -> FloatArray:
@@ -142,6 +217,16 @@ class ReferenceOps:
     def embed(self, table: Matrix, scale: float = 1.0) -> FloatArray:
         rows = _values(table)[self.inputs.tokens_T]
         return (rows * scale).astype(np.float32)
+
+    def embed_positions(self, table: Matrix, offset: int) -> FloatArray:
+        return _values(table)[self.inputs.positions_T + offset].astype(np.float32)
+
+    def add(self, x: FloatArray, other: FloatArray, scale: float = 1.0) -> FloatArray:
+        return (x.astype(np.float64) + scale * other.astype(np.float64)).astype(np.float32)
+
+    def scale(self, x: FloatArray, scale: float, cap: float | None = None) -> FloatArray:
+        y = x.astype(np.float64) * scale
+        return (y if cap is None else cap * np.tanh(y / cap)).astype(np.float32)
 
     def norm(self, x: FloatArray, norm: Norm) -> FloatArray:
         return by_row(lambda row: normalize(row, norm), x, x.shape[1])
@@ -173,7 +258,7 @@ class ReferenceOps:
 
         def one(row: Float64Array) -> Float64Array:
             y = values @ row if bias is None else values @ row + bias
-            return activate(activation, y[:half]) * y[half:]
+            return gate(activation, y[:half], y[half:])
 
         return by_row(one, x, half)
 
@@ -201,9 +286,9 @@ class ReferenceOps:
         for t, heads_H in enumerate(heads):
             q, k, v = np.split(heads_H, [num_heads, num_heads + groups])
             if q_norm is not None:
-                q = np.stack([normalize(head, q_norm) for head in q])
+                q = norm_heads(q, q_norm)
             if k_norm is not None:
-                k = np.stack([normalize(head, k_norm) for head in k])
+                k = norm_heads(k, k_norm)
             if angles is not None:
                 row = angles[t].astype(np.float64)
                 q, k = rotate(q, row), rotate(k, row)
@@ -212,27 +297,63 @@ class ReferenceOps:
             self.kv.values[layer, blocks_T[t], offsets_T[t]] = v.astype(np.float32)
         return q_TNH.reshape(len(qkv), num_heads * head_dim)
 
-    def attention(
-        self, q: FloatArray, layer: int, num_heads: int, scale: float, window: int | None
+    def store_latent(
+        self,
+        kv: FloatArray,
+        q_latent: FloatArray,
+        q_rope: FloatArray,
+        layer: int,
+        angles: FloatArray,
+        norm: Norm,
     ) -> FloatArray:
+        latent, rotary = len(norm.weight), angles.shape[1]
+        num_heads = q_latent.shape[1] // latent
+        q_TNH = np.empty((len(kv), num_heads, latent + rotary), np.float32)
+        blocks_T, offsets_T = self._places()
+        for t, row in enumerate(kv.astype(np.float64)):
+            turn = angles[t].astype(np.float64)
+            key = np.concatenate([normalize(row[:latent], norm), rotate(row[None, latent:], turn)[0]])
+            self.kv.keys[layer, blocks_T[t], offsets_T[t], 0] = key.astype(np.float32)
+            q_TNH[t, :, :latent] = q_latent[t].reshape(num_heads, latent)
+            q_TNH[t, :, latent:] = rotate(q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
+        return q_TNH.reshape(len(kv), -1)
+
+    def head_linear(self, x: FloatArray, weights: Sequence[Matrix]) -> FloatArray:
+        heads = np.split(x, len(weights), axis=1)
+        return np.concatenate([self.linear(head, w) for head, w in zip(heads, weights, strict=True)], axis=1)
+
+    def route(self, scores: FloatArray, routing: Routing, correction: FloatArray | None = None) -> FloatArray:
+        chosen = routing.top_k + routing.shared
+        return by_row(lambda row: route_row(row, routing, correction), scores, 2 * chosen)
+
+    def experts(
+        self, x: FloatArray, routes: FloatArray, experts: Sequence[Expert], activation: Activation
+    ) -> FloatArray:
+        out, chosen = np.zeros(x.shape, np.float64), routes.shape[1] // 2
+        for t in range(len(x)):
+            for place in np.argsort(routes[t, :chosen]):
+                expert = experts[int(routes[t, place])]
+                inner = self.gated_linear(x[t : t + 1], expert.up, activation, expert.up_bias)
+                out[t] += routes[t, chosen + place] * self.linear(inner, expert.down, expert.down_bias)[0]
+        return out.astype(np.float32)
+
+    def attention(self, q: FloatArray, layer: int, num_heads: int, attention: Attention) -> FloatArray:
         """Here the softmax is whole, not tiled: the result that the online form must reach."""
         groups, head_dim = self.kv.spec.num_kv_heads, self.kv.spec.head_dim
-        out = np.empty((len(q), num_heads, head_dim), np.float32)
+        out = np.empty((len(q), num_heads, self.kv.spec.value_dim or head_dim), np.float32)
         for b, kv_len in enumerate(self.inputs.kv_len_B):
             keys_GSH = self._gather(self.kv.keys[layer], b)
             values_GSH = self._gather(self.kv.values[layer], b)
             start, stop = self.inputs.cu_q_B1[b], self.inputs.cu_q_B1[b + 1]
             for t in range(start, stop):
                 end = kv_len - (stop - 1 - t)
-                begin = 0 if window is None else max(0, end - window)
+                begin = first_seen(int(end) - 1, attention)
                 q_GRH = q[t].astype(np.float64).reshape(groups, num_heads // groups, head_dim)
                 for g in range(groups):
-                    scores = q_GRH[g] @ keys_GSH[g, begin:end].T * scale
-                    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-                    weights /= weights.sum(axis=1, keepdims=True)
                     heads = slice(g * (num_heads // groups), (g + 1) * (num_heads // groups))
+                    weights = attention_weights(q_GRH[g] @ keys_GSH[g, begin:end].T, attention, heads)
                     out[t, heads] = weights @ values_GSH[g, begin:end]
-        return out.reshape(len(q), num_heads * head_dim)
+        return out.reshape(len(q), -1)
 
     def select_rows(self, x: FloatArray) -> FloatArray:
         return np.ascontiguousarray(x[self.inputs.logit_rows_L])
@@ -330,6 +451,15 @@ class _Widths:
     def embed(self, table: Matrix, scale: float = 1.0) -> int:
         return self._see(table.shape[1])
 
+    def embed_positions(self, table: Matrix, offset: int) -> int:
+        return self._see(table.shape[1])
+
+    def add(self, x: int, other: int, scale: float = 1.0) -> int:
+        return self._see(x)
+
+    def scale(self, x: int, scale: float, cap: float | None = None) -> int:
+        return self._see(x)
+
     def norm(self, x: int, norm: Norm) -> int:
         return self._see(x)
 
@@ -362,8 +492,23 @@ class _Widths:
     ) -> int:
         return self._see(num_heads * self.kv_spec.head_dim)
 
-    def attention(self, q: int, layer: int, num_heads: int, scale: float, window: int | None) -> int:
-        return self._see(q)
+    def store_latent(
+        self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm
+    ) -> int:
+        return self._see(q_latent + q_rope)
+
+    def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
+        return self._see(len(weights) * weights[0].shape[0])
+
+    def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
+        return self._see(2 * (routing.top_k + routing.shared))
+
+    def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
+        self._see(max(expert.up.shape[0] for expert in experts))
+        return self._see(x)
+
+    def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
+        return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.head_dim))
 
     def select_rows(self, x: int) -> int:
         return self._see(x)

@@ -1,73 +1,69 @@
-"""Names and shapes of the tensors that a checkpoint must hold for a spec. Knows no file format."""
+"""Where a family keeps its tensors, as data. Knows no file format and reads nothing (assemble.py does)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-
-from quire.model.spec import ArchSpec
-
-Shapes = dict[str, tuple[int, ...]]
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Where a family keeps its tensors; defaults are those of Llama and its descendants.
+    """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
 
-    `layer` is the prefix of layer {i}. `ignored` are patterns of whole names that hold nothing to load
+    `layer` is the prefix of layer {i}; of what follows there, None means that the family has nothing of the kind.
+    `qkv` names a fused projection: stacked (q, k, v) or grouped (for each kv head its queries, its key, its value);
+    `gate_up` a fused gate and up. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are
+    neighbours. `norm_offset` is added to the weights of norms. `experts` is the prefix of expert {e}, `expert_stack`
+    the prefix of tensors that hold all experts. `ignored` are patterns of whole names that hold nothing to load
     (buffers that are computed from the config).
     """
 
-    embedding: str = "model.embed_tokens.weight"
-    norm: str = "model.norm.weight"
-    head: str = "lm_head.weight"
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    embedding_norm: str = ""
+    project_in: str = ""
+    project_out: str = ""
+    norm: str = "model.norm"
+    head: str = "lm_head"
     layer: str = "model.layers.{i}."
     attention_norm: str = "input_layernorm"
+    attention_post_norm: str = ""
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
+    qkv: str | None = None
+    qkv_layout: Literal["stacked", "grouped"] = "stacked"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    norm_by_head: bool = False  # norms of queries and keys are q_norm.{n} with n a head
+    sinks: str = "self_attn.sinks"
     out: str = "self_attn.o_proj"
+    q_down: str = "self_attn.q_a_proj"
+    q_down_norm: str = "self_attn.q_a_layernorm"
+    q_up: str = "self_attn.q_b_proj"
+    kv_down: str = "self_attn.kv_a_proj_with_mqa"
+    kv_down_norm: str = "self_attn.kv_a_layernorm"
+    kv_up: str = "self_attn.kv_b_proj"
     mlp_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
+    gate_up: str | None = None
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    experts: str = "mlp.experts.{e}."
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
+    expert_stack: Literal["", "plain", "mxfp4"] = ""
+    shared: str = "mlp.shared_expert."
+    shared_gate: str = "mlp.shared_expert_gate"
+    transposed: bool = False
+    interleaved: bool = False
+    norm_offset: float = 0.0
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
-
-    def in_layer(self, i: int, role: str, part: str = "weight") -> str:
-        return f"{self.layer.format(i=i)}{role}.{part}"
-
-    def expected(self, spec: ArchSpec) -> Shapes:
-        """Every tensor that must be there, with its shape. A tied head is not among them."""
-        d = spec.hidden_size
-        shapes: Shapes = {self.embedding: (spec.vocab_size, d), self.norm: (d,)}
-        if not spec.tie_embeddings:
-            shapes[self.head] = (spec.vocab_size, d)
-        for i in range(spec.num_layers):
-            shapes.update(self._layer(spec, i))
-        return shapes
-
-    def _layer(self, spec: ArchSpec, i: int) -> Shapes:
-        d, inner = spec.hidden_size, spec.intermediate_size
-        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        linears = (
-            (self.q, q, d, spec.qkv_bias),
-            (self.k, kv, d, spec.qkv_bias),
-            (self.v, kv, d, spec.qkv_bias),
-            (self.out, d, q, spec.o_bias),
-            (self.gate, inner, d, spec.mlp_bias),
-            (self.up, inner, d, spec.mlp_bias),
-            (self.down, d, inner, spec.mlp_bias),
-        )
-        shapes: Shapes = {self.in_layer(i, role): (d,) for role in (self.attention_norm, self.mlp_norm)}
-        for role, rows, columns, bias in linears:
-            shapes[self.in_layer(i, role)] = (rows, columns)
-            if bias:
-                shapes[self.in_layer(i, role, "bias")] = (rows,)
-        if spec.qk_norm:
-            shapes.update({self.in_layer(i, role): (spec.head_dim,) for role in (self.q_norm, self.k_norm)})
-        return shapes

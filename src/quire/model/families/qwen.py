@@ -32,7 +32,7 @@ def read_qwen3(config: ConfigReader) -> ArchSpec:
         default_head_dim=128,
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
         windows=layer_windows(config),
     )
 

@@ -1,0 +1,169 @@
+"""Weights from a checkpoint to a backend: what must be there, and each part read and packed, one at a time.
+
+Knows checkpoints and backends; assemble.py knows what goes where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from quire.errors import ModelError
+from quire.model.assemble import Assembly
+from quire.model.checkpoint import Checkpoint
+from quire.model.decoder import DecoderWeights
+from quire.model.families.names import TensorNames
+from quire.model.parts import Part
+from quire.model.spec import ArchSpec
+from quire.ops.protocol import Array, Backend, FloatArray, FloatDtype, Matrix
+
+COMPARE = 4 << 20  # elements compared at a time
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a checkpoint must hold. `parameters` may be more than elements, where these are packed."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    parameters: int
+
+
+class _Wanted:
+    """A `Source` that only notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def note(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            for (name, shape), per_element in zip(part.tensors, part.per_element, strict=True):
+                self.tensors[name] = Tensor(shape, part.dtypes, per_element * prod(shape))
+
+    def matrix(self, parts: Sequence[Part], exact: bool = False) -> Any:
+        self.note(parts)
+
+    def gated(self, gate: Part, up: Part) -> Any:
+        self.note((gate, up))
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray:
+        self.note(parts)
+        return np.concatenate([part.outline() for part in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """A `Source` that reads parts and hands them to the backend; without a checkpoint, outlines of parts."""
+
+    checkpoint: Checkpoint | None
+    backend: Backend
+    dtype: FloatDtype
+
+    def matrix(self, parts: Sequence[Part], exact: bool = False) -> Matrix:
+        return self.backend.matrix([self._read(part) for part in parts], "float32" if exact else self.dtype)
+
+    def gated(self, gate: Part, up: Part) -> Matrix:
+        return self.backend.gated_matrix(self._read(gate), self._read(up), self.dtype)
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray:
+        return np.concatenate([np.array(self._read(part), np.float32) for part in parts])
+
+    def _read(self, part: Part) -> Array:
+        return part.outline() if self.checkpoint is None else part.read(self.checkpoint)
+
+
+def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
+    """Every tensor that must be there. A tied head is not among them."""
+    wanted = _Wanted()
+    Assembly(spec, names, wanted).weights()
+    return wanted.tensors
+
+
+def pack_weights(
+    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, backend: Backend, dtype: FloatDtype
+) -> DecoderWeights:
+    """Read and pack all of a checkpoint that `check_tensors` found in order."""
+    _check_tied_head(spec, names, checkpoint)
+    return Assembly(spec, names, _Packer(checkpoint, backend, dtype)).weights()
+
+
+def outline_weights(
+    spec: ArchSpec, names: TensorNames, backend: Backend, dtype: FloatDtype
+) -> DecoderWeights:
+    """The weights without values, for a backend that plans."""
+    return Assembly(spec, names, _Packer(None, backend, dtype)).weights()
+
+
+def check_tensors(
+    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, directory: Path
+) -> dict[str, Tensor]:
+    """The tensors to load. Raises ModelError where one is missing, left over or wrong."""
+    expected = wanted_tensors(spec, names)
+    present = set(checkpoint.names())
+    missing = [name for name in expected if name not in present]
+    if missing:
+        raise ModelError(f"{directory}: missing {_list(missing)}; the checkpoint does not match config.json")
+    tied = {f"{names.head}.weight"} if spec.tie_embeddings else set()
+    left = sorted(name for name in present - expected.keys() - tied if not names.is_ignored(name))
+    if left:
+        raise ModelError(f"{directory}: unexpected {_list(left)}; {spec.architecture} has no place for them")
+    wanted = dict(expected)
+    for name in tied & present:
+        wanted[name] = expected[f"{names.embedding}.weight"]
+    for name, tensor in wanted.items():
+        if checkpoint.shape(name) != tensor.shape:
+            found = list(checkpoint.shape(name))
+            raise ModelError(
+                f"{checkpoint.path(name)}: tensor {name} is {found}, config.json says {list(tensor.shape)}"
+            )
+        if checkpoint.dtype(name) not in tensor.dtypes:
+            raise ModelError(
+                f"{checkpoint.path(name)}: tensor {name} is {checkpoint.dtype(name)}; "
+                f"supported are {', '.join(map(str, tensor.dtypes))}"
+            )
+    return expected
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
+
+
+def choose_dtype(dtype: str, wanted: Mapping[str, Tensor], checkpoint: Checkpoint) -> FloatDtype:
+    """ "auto" is bfloat16 where all matrices are, or are in a form that bfloat16 holds exactly; else float32."""
+    if dtype == "bfloat16" or dtype == "float32":
+        return "bfloat16" if dtype == "bfloat16" else "float32"
+    if dtype != "auto":
+        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
+    matrices = [name for name, tensor in wanted.items() if len(tensor.shape) > 1]
+    exact = (BFLOAT16, np.dtype(np.uint8))
+    return "bfloat16" if all(checkpoint.dtype(name) in exact for name in matrices) else "float32"
+
+
+def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:
+    """A tied head is the embedding; a checkpoint that also stores it must store the same values."""
+    head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
+    if not spec.tie_embeddings or head not in set(checkpoint.names()):
+        return
+    if not _equal(checkpoint.get(head), checkpoint.get(embedding)):
+        raise ModelError(
+            f"{checkpoint.path(head)}: tie_word_embeddings is true but {head} differs "
+            f"from {embedding}; set it to false in config.json if the head is meant to be used"
+        )
+
+
+def _equal(first: Array, second: Array) -> bool:
+    """Bit for bit, in pieces; tensors of two types are never equal."""
+    a, b = first.reshape(-1), second.reshape(-1)
+    if a.dtype != b.dtype:
+        return False
+    bits = f"u{a.dtype.itemsize}"
+    pieces = (slice(i, i + COMPARE) for i in range(0, len(a), COMPARE))
+    return all(np.array_equal(a[piece].view(bits), b[piece].view(bits)) for piece in pieces)
