@@ -143,7 +143,7 @@ def test_windows_of_qwen() -> None:
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
         ({"num_experts": 8}, "num_experts = 8"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            {"rope_scaling": {"type": "ntk", "factor": 2.0}},
             "rope_scaling: rope_type must be one of .*'ntk'",
         ),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 3}}, "rope_scaling: extra = 3"),

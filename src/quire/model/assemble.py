@@ -199,9 +199,7 @@ class Assembly:
 
         def queries(start: int, stop: int, take: Take | None) -> Matrix:
             picked = chain(rows_of_groups(n, start, stop), take)
-            return self.source.matrix(
-                [part(f"{module}.weight", (n * (nope + rope), width), picked)]
-            )
+            return self.source.matrix([part(f"{module}.weight", (n * (nope + rope), width), picked)])
 
         def by_head(head: int, start: int, stop: int, take: Take | None) -> Matrix:
             size = nope + latent.value_dim
@@ -249,7 +247,7 @@ class Assembly:
         )
 
     def _moe(self, layer: str, moe: MoESpec) -> MoEWeights:
-        spec, names, d = self.spec, self.names, self.spec.hidden_size
+        names, d = self.names, self.spec.hidden_size
         count, inner = moe.routing.num_experts, moe.intermediate_size
         router = [part(f"{layer}{names.router}.weight", (count, d))]
         if moe.routing.shared_gate:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from quire.model.rope import alibi_slopes, make_rope
-from quire.model.spec import ArchSpec, LatentSpec, MoESpec, RopeSpec
+from quire.model.spec import ArchSpec, MoESpec, RopeSpec
 from quire.ops.protocol import Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ class Decoder:
     def _join(
         self, ops: Ops[T], x: T, inner: T, output: tuple[Matrix, FloatArray | None] | None, norm: Norm | None
     ) -> T:
-        """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier; output None: inner as it is."""
+        """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier. No output: inner itself."""
         multiplier, of_sum = self.spec.residual_multiplier, self.spec.placement == "sum"
         if output is not None and multiplier == 1.0 and (norm is None or of_sum):
             y = ops.linear(inner, *output, residual=x)

@@ -109,4 +109,4 @@ def read_mxfp4(blocks: Array, scales: Array) -> Array:
     """
     values = np.stack([FP4_VALUES[blocks & 15], FP4_VALUES[blocks >> 4]], axis=-1)
     scaled = np.ldexp(values.reshape(*scales.shape, 32), scales[..., None].astype(np.int32) - 127)
-    return scaled.reshape(len(blocks), -1).astype(ml_dtypes.bfloat16)
+    return np.asarray(scaled.reshape(len(blocks), -1).astype(ml_dtypes.bfloat16))

@@ -92,10 +92,11 @@ class ModelShape(Protocol):
 class ArchSpec:
     """A residual stream between an embedding and a head, with attention and an MLP in each layer.
 
-    `windows` has one entry a layer: the sliding window in tokens, or None for full attention. `layer_ropes`, where
-    given, has one too (None: no positions in that layer) and stands in for `rope`. `chunks` too
-    has one: the length of the chunks that attention keeps to. `position_offset` is that of a learned position table; `embedding_size` is the table's width where it
-    is projected to hidden_size. A residual branch is multiplied by residual_multiplier, logits by logit_scale.
+    `windows` has one entry a layer: the sliding window in tokens, or None for full attention. Where given,
+    `layer_ropes` has one too and stands in for `rope` (None: a layer without positions), and `chunks` the length of
+    the chunks that attention keeps to. `position_offset` is that of a learned position table; `embedding_size` the
+    embedding's width where it is projected to hidden_size. Residual branches are multiplied by residual_multiplier,
+    logits by logit_scale.
     """
 
     architecture: str
@@ -125,7 +126,9 @@ class ArchSpec:
     gated: bool = True
     head_bias: bool = False
     layer_ropes: tuple[RopeSpec | None, ...] | None = None
-    alibi: Literal["scores", "scaled"] | None = None  # "scaled": the slopes too are multiplied by attention_scale
+    alibi: Literal["scores", "scaled"] | None = (
+        None  # "scaled": the slopes too are multiplied by attention_scale
+    )
     position_offset: int | None = None
     embedding_size: int | None = None
     embedding_norm: bool = False

@@ -232,9 +232,7 @@ class _Recorder:
         norms = _norm_tuple(q_norm), _norm_tuple(k_norm)
         return int(self._plan.store_kv(qkv, layer, num_heads, rotation, *norms))
 
-    def store_latent(
-        self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm
-    ) -> int:
+    def store_latent(self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm) -> int:
         return int(self._plan.store_latent(kv, q_latent, q_rope, layer, angles, _norm_tuple(norm)))
 
     def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
