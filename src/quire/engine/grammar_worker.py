@@ -6,6 +6,7 @@ Knows the tokenizer and grammars; no engine, no HTTP.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import sys
@@ -23,6 +24,8 @@ from quire.types import StructuredOutputsParams
 
 if sys.platform != "win32":
     import resource
+
+log = logging.getLogger("quire.grammar")
 
 LENGTH = struct.Struct("<I")
 
@@ -91,6 +94,11 @@ def main() -> int:
             _write(Verdict(compiler.check(params)))
         except RequestError as error:
             _write(Verdict(error=str(error)))
+        except MemoryError:
+            raise  # as where the compiler itself runs out: the process ends
+        except Exception as error:
+            log.exception("a constraint broke its compiler")
+            _write(Verdict(error=f"the constraint cannot be read: {type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

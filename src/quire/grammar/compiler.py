@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits
 from quire.errors import RequestError
 from quire.grammar.constraint import grammar_text
 from quire.grammar.matcher import GrammarError, Matcher, first_line
+from quire.grammar.schema import EFFORTS
 from quire.grammar.vocabulary import Vocabulary
 from quire.types import StructuredOutputsParams
 
@@ -81,9 +82,9 @@ class GrammarCompiler:
         """Make the vocabulary now."""
         _ = self.vocabulary
 
-    def text(self, params: StructuredOutputsParams) -> str:
+    def text(self, params: StructuredOutputsParams, effort: int = 0) -> str:
         """The constraint in llguidance's notation. RequestError where it is malformed."""
-        return grammar_text(params, self.vocabulary.special)
+        return grammar_text(params, self.vocabulary.special, effort)
 
     def find(self, text: str) -> Grammar | None:
         """The grammar if it is compiled already."""
@@ -118,10 +119,25 @@ class GrammarCompiler:
         return self._threads.submit(self.compile, text)
 
     def check(self, params: StructuredOutputsParams) -> str:
-        """The text of a constraint that compiles and can be followed. RequestError says why not."""
-        text = self.text(params)
-        try_out(self.compile(text), len(self.vocabulary.pieces))
-        return text
+        """The text of a constraint that compiles and can be followed. RequestError says why not.
+
+        A schema that does not compile as it is written is tried in other words (`schema.EFFORTS`).
+        """
+        refusal: RequestError | None = None
+        tried: set[str] = set()
+        for effort in EFFORTS:
+            text = self.text(params, effort)
+            if text in tried:
+                continue
+            tried.add(text)
+            try:
+                try_out(self.compile(text), len(self.vocabulary.pieces))
+            except RequestError as error:
+                refusal = refusal or error
+            else:
+                return text
+        assert refusal is not None
+        raise refusal
 
 
 def try_out(grammar: Grammar, vocab_size: int) -> None:

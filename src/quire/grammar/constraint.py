@@ -23,11 +23,12 @@ def refuse(message: str) -> RequestError:
     return RequestError(message, "structured_outputs")
 
 
-def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int]) -> str:
+def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int], effort: int = 0) -> str:
     """The constraint as a Lark grammar or as llguidance's JSON.
 
     `special` maps the names of special tokens, which no free text contains, to their ids: structural tags may name
-    them. Raises RequestError for what is malformed; what only compiling can tell is left to `GrammarCompiler`.
+    them. `effort` is how schemas are made ready (`schema.EFFORTS`). Raises RequestError for what is malformed; what
+    only compiling can tell is left to `GrammarCompiler`.
     """
     if params.regex is not None:
         text: str = LLMatcher.grammar_from_regex(params.regex)
@@ -38,9 +39,11 @@ def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int]) ->
         return _ebnf(params.grammar)
     if params.structural_tag is not None:
         tag = read_json(params.structural_tag, "structural_tag")
-        return TagWriter(special, lambda schema: json_schema(schema, params), _ebnf).write(tag)
+        return TagWriter(special, lambda schema: json_schema(schema, params, effort), _ebnf).write(tag)
     schema = {"type": "object"} if params.json is None else read_json(params.json, "json")
-    return json.dumps({"grammars": [{"json_schema": json_schema(schema, params)}]}, ensure_ascii=False)
+    return json.dumps(
+        {"grammars": [{"json_schema": json_schema(schema, params, effort)}]}, ensure_ascii=False
+    )
 
 
 def read_json(text: object, name: str) -> Any:
@@ -51,9 +54,9 @@ def read_json(text: object, name: str) -> Any:
         raise refuse(f"{name} is not valid JSON: {error}") from error
 
 
-def json_schema(schema: Any, params: StructuredOutputsParams) -> dict[str, Any]:
+def json_schema(schema: Any, params: StructuredOutputsParams, effort: int) -> dict[str, Any]:
     """The schema as llguidance takes it, with its options inside."""
-    prepared = prepare_schema(schema, params.disable_additional_properties)
+    prepared = prepare_schema(schema, params.disable_additional_properties, effort)
     pattern = params.whitespace_pattern
     if pattern is None and params.disable_any_whitespace is False:
         pattern = SOME_WHITESPACE
