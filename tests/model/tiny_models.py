@@ -9,26 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from quire.model.load import LoadedModel
 from quire.ops.protocol import Backend, FloatDtype, Limits, ModelInput
 
-CLASSES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -39,6 +24,24 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 128,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+# epsilons are large enough to be missed where one is forgotten
+RMS = {**SMALL, "rms_norm_eps": 2e-3}
+LAYER = {**SMALL, "layer_norm_eps": 2e-3}
+MOE = {**RMS, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+# Families: what their classes are called, and the options that all variants have.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", RMS),
+    "mistral": ("Mistral", RMS),
+    "ministral": ("Ministral", {**RMS, "head_dim": 12}),
+    "mixtral": ("Mixtral", {**RMS, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2": ("Qwen2", RMS),
+    "qwen2_moe": ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 40}),
+    "qwen3": ("Qwen3", RMS),
+    "qwen3_moe": ("Qwen3Moe", MOE),
+    "granite": ("Granite", RMS),
+    "smollm3": ("SmolLM3", {**RMS, "num_hidden_layers": 4, "pad_token_id": 0}),
+    "stablelm": ("StableLm", {**LAYER, "partial_rotary_factor": 0.5}),
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -89,21 +92,51 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "layer_types": ALTERNATE},
     ),
+    "ministral-layer-types": ("ministral", {"sliding_window": 8, "layer_types": ALTERNATE}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 7, "num_experts_per_tok": 3}),
+    "qwen2-moe": ("qwen2_moe", {"mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen2-moe-plain-weights": ("qwen2_moe", {"decoder_sparse_step": 2, "qkv_bias": False}),
+    "qwen3-moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3-moe-window": (
+        "qwen3_moe",
+        {"use_sliding_window": True, "sliding_window": 9, "mlp_only_layers": [0]},
+    ),
+    "granite": (
+        "granite",
+        {
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.7,
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3-interval": ("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": False}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": (
+        "stablelm",
+        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "llama-rope-dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
 }
 
 
 def make_model(variant: str) -> Any:
     """A transformers model in float32 whose every parameter, norms and biases too, changes the logits."""
     family, options = VARIANTS[variant]
-    config_class, model_class = CLASSES[family]
-    # an epsilon large enough to be missed where it is forgotten
-    model = model_class(config_class(**{**SMALL, "rms_norm_eps": 2e-3, **options})).eval()
+    name, common = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**{**common, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     torch.manual_seed(len(variant))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
-            if parameter.dim() == 2:
-                parameter.copy_(noise if "embed" in name else 1.5 * noise / parameter.shape[1] ** 0.5)
+            if parameter.dim() >= 2:
+                parameter.copy_(noise if "embed" in name else 1.5 * noise / parameter.shape[-1] ** 0.5)
             else:
                 parameter.copy_(0.5 * noise + (1.0 if "norm" in name else 0.0))
     return model

@@ -186,6 +186,7 @@ def _open(directory: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint,
     config = read_json(path)
     spec, names = read_config(config, str(path))
     checkpoint = open_checkpoint(directory)
+    names = names.fitted(checkpoint.names())
     wanted = check_tensors(spec, names, checkpoint, directory)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}

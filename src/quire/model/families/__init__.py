@@ -7,34 +7,43 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import ModelError, UnknownArchitectureError
+from quire.model.families import llama, mistral, qwen
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import read_llama
-from quire.model.families.mistral import read_mistral
 from quire.model.families.names import TensorNames
-from quire.model.families.qwen import read_qwen2, read_qwen3
 from quire.model.spec import ArchSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture: how its config is read and where its tensors are."""
+    """One architecture: how its config is read, where its tensors are, and which models it is that of.
 
+    `names` may depend on the spec.
+    """
+
+    model_type: str
+    models: str
     read: Callable[[ConfigReader], ArchSpec]
-    names: TensorNames = field(default_factory=TensorNames)
+    names: TensorNames | Callable[[ArchSpec], TensorNames] = field(default_factory=TensorNames)
 
 
 FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(read_llama),
-    "MistralForCausalLM": Family(read_mistral),
-    "Qwen2ForCausalLM": Family(read_qwen2),
-    "Qwen3ForCausalLM": Family(read_qwen3),
+    "LlamaForCausalLM": Family(
+        "llama", "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, Yi", llama.read_llama
+    ),
+    "MistralForCausalLM": Family("mistral", "Mistral 7B (all versions), Nemo", mistral.read_mistral),
+    "MinistralForCausalLM": Family("ministral", "Ministral 8B", mistral.read_ministral),
+    "MixtralForCausalLM": Family(
+        "mixtral", "Mixtral 8x7B, 8x22B", mistral.read_mixtral, mistral.MIXTRAL_NAMES
+    ),
+    "Qwen2ForCausalLM": Family("qwen2", "Qwen2, Qwen2.5", qwen.read_qwen2),
+    "Qwen2MoeForCausalLM": Family("qwen2_moe", "Qwen1.5-MoE, Qwen2-57B-A14B", qwen.read_qwen2_moe),
+    "Qwen3ForCausalLM": Family("qwen3", "Qwen3", qwen.read_qwen3),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen3-30B-A3B, Qwen3-235B-A22B", qwen.read_qwen3_moe),
+    "GraniteForCausalLM": Family("granite", "Granite 3", llama.read_granite),
+    "SmolLM3ForCausalLM": Family("smollm3", "SmolLM3", llama.read_smollm3),
+    "StableLmForCausalLM": Family("stablelm", "StableLM 3B, 2", llama.read_stablelm, llama.STABLELM_NAMES),
 }
-MODEL_TYPES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+MODEL_TYPES: Mapping[str, str] = {family.model_type: name for name, family in FAMILIES.items()}
 
 
 def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[ArchSpec, TensorNames]:
@@ -48,7 +57,7 @@ def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[
             )
     spec = family.read(config)
     config.finish()
-    return spec, family.names
+    return spec, family.names(spec) if callable(family.names) else family.names
 
 
 def _architecture(config: ConfigReader) -> str:

@@ -13,10 +13,13 @@ HARMLESS_BY_TOPIC = {
     "bookkeeping": "architectures model_type torch_dtype dtype transformers_version "
     "_name_or_path name_or_path auto_map tokenizer_class is_llama_config "
     "transformers.js_config unsloth_version unsloth_fixed",
-    "training": "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop "
-    "gradient_checkpointing output_router_logits tf_legacy_loss use_bfloat16",
-    "execution": "use_cache pretraining_tp chunk_size_feed_forward torchscript _attn_implementation "
-    "_attn_implementation_autoset _flash_attn_2_enabled attn_implementation _experts_implementation",
+    "training": "embedding_dropout residual_dropout layerdrop init_std attn_pdrop dropout activation_dropout "
+    "hidden_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise "
+    "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop gradient_checkpointing "
+    "output_router_logits tf_legacy_loss use_bfloat16",
+    "execution": "reorder_and_upcast_attn slow_but_exact use_cache pretraining_tp chunk_size_feed_forward torchscript "
+    "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation "
+    "_experts_implementation",
     "outputs": "output_attentions output_hidden_states output_scores return_dict return_dict_in_generate",
     "tokens": "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id "
     "forced_bos_token_id forced_eos_token_id bos_token eos_token pad_token "
@@ -25,7 +28,8 @@ HARMLESS_BY_TOPIC = {
     "temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size bad_words_ids "
     "num_return_sequences encoder_no_repeat_ngram_size remove_invalid_values suppress_tokens "
     "begin_suppress_tokens exponential_decay_length_penalty",
-    "other tasks": "finetuning_task id2label label2id num_labels problem_type prefix task_specific_params",
+    "other tasks": "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout "
+    "finetuning_task id2label label2id num_labels problem_type prefix task_specific_params",
 }
 HARMLESS = frozenset(key for keys in HARMLESS_BY_TOPIC.values() for key in keys.split())
 
@@ -76,6 +80,14 @@ class ConfigReader:
             raise self.wrong(key, value, f"an integer from 1 to {high}")
         return value
 
+    def count(self, key: str, default: int = 0) -> int:
+        """An integer >= 0."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.wrong(key, value, "an integer >= 0")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number >= 0."""
         value = self.optional_number(key)
@@ -101,6 +113,12 @@ class ConfigReader:
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
+
+    def expect(self, key: str, *values: object) -> None:
+        """Refuse any value but these; absent or null is the first."""
+        value = self.get(key)
+        if value is not None and value not in values:
+            raise self.wrong(key, value, " or ".join(repr(v) for v in values))
 
     def finish(
         self, harmless: frozenset[str] = HARMLESS, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL

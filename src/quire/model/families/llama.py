@@ -1,11 +1,13 @@
-"""Llama, and what its descendants share: Mistral, Qwen2 and Qwen3 differ from it in a few fields."""
+"""Llama, what all families share with it, and its nearest kin: Granite, SmolLM3, StableLM."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.rope import context_length, read_rope
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import context_length, read_rope, rotary_dim
 from quire.model.spec import ArchSpec
 from quire.ops.protocol import Activation
 
@@ -14,9 +16,32 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a family calls the fields that all have."""
+
+    hidden: str = "hidden_size"
+    layers: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    kv_heads: str = "num_key_value_heads"
+    inner: str = "intermediate_size"
+    activation: str = "hidden_act"
+    eps: str = "rms_norm_eps"
+    positions: str = "max_position_embeddings"
+
+
+LLAMA = Keys()
+STABLELM_NAMES = TensorNames(
+    q_norm="self_attn.q_layernorm.norms", k_norm="self_attn.k_layernorm.norms", norm_by_head=True
+)
 
 
 def read_llama(config: ConfigReader) -> ArchSpec:
@@ -32,33 +57,135 @@ def read_llama(config: ConfigReader) -> ArchSpec:
     )
 
 
+def read_granite(config: ConfigReader) -> ArchSpec:
+    """Granite 3: Llama with multipliers."""
+    bias, scaling = config.boolean("attention_bias", False), config.number("logits_scaling", 1.0)
+    if scaling == 0:
+        raise config.wrong("logits_scaling", scaling, "greater than 0")
+    return llama_like(
+        config,
+        "GraniteForCausalLM",
+        default_max_position=2048,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.boolean("mlp_bias", False),
+        attention_scale=config.number("attention_multiplier", 1.0),
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        logit_scale=1.0 / scaling,
+    )
+
+
+def read_smollm3(config: ConfigReader) -> ArchSpec:
+    """SmolLM3: no positions in every fourth layer."""
+    layers, bias = config.integer("num_hidden_layers", high=4096), config.boolean("attention_bias", False)
+    interval = config.integer("no_rope_layer_interval", 4)
+    turned = config.get("no_rope_layers")
+    turned = [int((i + 1) % interval != 0) for i in range(layers)] if turned is None else turned
+    if not isinstance(turned, list) or len(turned) != layers or any(t not in (0, 1) for t in turned):
+        raise config.wrong("no_rope_layers", turned, f"{layers} entries, each 0 or 1")
+    spec = llama_like(
+        config,
+        "SmolLM3ForCausalLM",
+        default_max_position=32768,
+        default_kv_heads=4,
+        default_theta=2000000.0,
+        default_tied=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.boolean("mlp_bias", False),
+        windows=windows_of(config, layer_kinds(config, layers, [FULL] * layers), None),
+    )
+    config.expect("use_sliding_window", False)
+    return replace(spec, layer_ropes=tuple(spec.rope if t else None for t in turned))
+
+
+def read_stablelm(config: ConfigReader) -> ArchSpec:
+    """StableLM 2 and 3B: LayerNorm and partly rotated heads."""
+    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return llama_like(
+        config,
+        "StableLmForCausalLM",
+        keys=Keys(eps="layer_norm_eps"),
+        default_max_position=4096,
+        default_kv_heads=32,
+        default_eps=1e-5,
+        rotated=rotary_dim(config, head_dim, 0.25),
+        norm="layer",
+        norm_bias=True,
+        qkv_bias=config.boolean("use_qkv_bias", False),
+        qk_norm="own_head" if config.boolean("qk_layernorm", False) else None,
+        placement="parallel" if config.boolean("use_parallel_residual", False) else "pre",
+    )
+
+
+def layer_kinds(config: ConfigReader, layers: int, default: list[str]) -> list[str]:
+    """layer_types, or the family's own where absent."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return default
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in (FULL, SLIDING) for kind in kinds)
+    ):
+        raise config.wrong("layer_types", kinds, f"{layers} entries, each one of {FULL}, {SLIDING}")
+    return kinds
+
+
+def windows_of(config: ConfigReader, kinds: list[str], default: int | None) -> tuple[int | None, ...]:
+    """The window of each layer by its kind; `default` is the family's where the key is absent."""
+    absent = not config.has("sliding_window")
+    window = config.get("sliding_window")
+    window = default if absent else window
+    if SLIDING in kinds and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise config.wrong("sliding_window", window, f"an integer >= 1 where layer_types has {SLIDING}")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
 def llama_like(
     config: ConfigReader,
     architecture: str,
     *,
-    default_max_position: int,
-    default_kv_heads: int | None = None,
-    default_head_dim: int | None = None,
+    keys: Keys = LLAMA,
+    default_max_position: int | None = None,
     **fields: Any,
 ) -> ArchSpec:
-    """The common shape; `fields` are ArchSpec's own, where the family sets them. Defaults are transformers'.
+    """The common shape; `fields` are ArchSpec's own, where the family sets them, and defaults where these differ.
 
-    `default_kv_heads` is for an absent key; null means as many as query heads.
+    default_kv_heads is for an absent key; null means as many as query heads. `rotated` is how much of a head is (0:
+    none of it, without a rope).
     """
-    layers, heads = config.integer("num_hidden_layers", high=4096), config.integer("num_attention_heads")
-    hidden = config.integer("hidden_size")
-    absent = default_kv_heads if not config.has("num_key_value_heads") else None
-    kv_heads = config.integer("num_key_value_heads", absent or heads)
+    default = {name[8:]: fields.pop(name) for name in list(fields) if name.startswith("default_")}
+    layers, heads = config.integer(keys.layers, high=4096), config.integer(keys.heads)
+    hidden = config.integer(keys.hidden)
+    kv_heads = fields.pop("num_kv_heads", None)
+    if kv_heads is None:
+        absent = default.get("kv_heads") if not config.has(keys.kv_heads) else None
+        kv_heads = config.integer(keys.kv_heads, absent or heads)
     if heads % kv_heads:
-        raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    head_dim = config.integer("head_dim", default_head_dim or max(1, hidden // heads))
-    if head_dim % 2:
+        raise config.wrong(keys.kv_heads, kv_heads, f"a divisor of {keys.heads} ({heads})")
+    head_dim = config.integer("head_dim", default.get("head_dim") or max(1, hidden // heads))
+    rotated = fields.pop("rotated", head_dim)
+    if head_dim % 2 and rotated:
         raise config.wrong("head_dim", head_dim, "even, for rotary embedding")
-    activation = config.get("hidden_act") or "silu"
-    if activation not in ACTIVATIONS:
-        raise config.wrong("hidden_act", activation, f"one of {', '.join(ACTIVATIONS)}")
-    max_position = config.integer("max_position_embeddings", default_max_position)
-    rope = read_rope(config, head_dim, max_position, 10000.0)
+    max_position = config.integer(keys.positions, default_max_position)
+    rope = None
+    if rotated:
+        rope = fields.pop("rope", None) or read_rope(
+            config, rotated, max_position, default.get("theta", 10000.0)
+        )
+    given = {
+        "norm": "rms",
+        "attention_scale": head_dim**-0.5,
+        "windows": (None,) * layers,
+        "tie_embeddings": config.boolean("tie_word_embeddings", default.get("tied", False)),
+        **fields,
+    }
+    if "activation" not in given:
+        given["activation"] = read_activation(config, keys.activation, default.get("activation", "silu"))
+    if "intermediate_size" not in given:
+        given["intermediate_size"] = config.integer(keys.inner, default.get("inner"))
     return ArchSpec(
         architecture=architecture,
         vocab_size=config.integer("vocab_size"),
@@ -67,14 +194,15 @@ def llama_like(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=config.integer("intermediate_size"),
         max_position=context_length(rope, max_position),
-        norm="rms",
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        activation=ACTIVATIONS[activation],
+        norm_eps=config.number(keys.eps, default.get("eps", 1e-6)),
         rope=rope,
-        attention_scale=head_dim**-0.5,
-        windows=fields.pop("windows", (None,) * layers),
-        tie_embeddings=config.boolean("tie_word_embeddings", False),
-        **fields,
+        **given,
     )
+
+
+def read_activation(config: ConfigReader, key: str, default: str) -> Activation:
+    name = config.get(key) or default
+    if name not in ACTIVATIONS:
+        raise config.wrong(key, name, f"one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,11 @@ class TensorNames:
     `gate_up` a fused gate and up. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are
     neighbours. `norm_offset` is added to the weights of norms. `experts` is the prefix of expert {e}, `expert_stack`
     the prefix of tensors that hold all experts. `ignored` are patterns of whole names that hold nothing to load
-    (buffers that are computed from the config).
+    (buffers that are computed from the config). `base` begins the names of all but the head; a checkpoint of the base
+    model alone leaves it out.
     """
+
+    base: str = "model."
 
     embedding: str = "model.embed_tokens"
     positions: str = ""
@@ -64,6 +68,19 @@ class TensorNames:
     interleaved: bool = False
     norm_offset: float = 0.0
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+
+    def fitted(self, present: Iterable[str]) -> TensorNames:
+        """These names, or without `base` where no tensor has it."""
+        if any(name.startswith(self.base) for name in present):
+            return self
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        shorter = {
+            name: value.removeprefix(self.base)
+            for name, value in values.items()
+            if isinstance(value, str) and name != "base"
+        }
+        patterns = tuple(pattern.removeprefix(re.escape(self.base)) for pattern in self.ignored)
+        return replace(self, **{**shorter, "ignored": patterns})
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
