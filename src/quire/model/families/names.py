@@ -73,14 +73,12 @@ class TensorNames:
         """These names, or without `base` where no tensor has it."""
         if any(name.startswith(self.base) for name in present):
             return self
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        shorter = {
-            name: value.removeprefix(self.base)
-            for name, value in values.items()
-            if isinstance(value, str) and name != "base"
+        values = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "base")
+        shorter: dict[str, Any] = {
+            name: value.removeprefix(self.base) for name, value in values if isinstance(value, str)
         }
-        patterns = tuple(pattern.removeprefix(re.escape(self.base)) for pattern in self.ignored)
-        return replace(self, **{**shorter, "ignored": patterns})
+        shorter["ignored"] = tuple(pattern.removeprefix(re.escape(self.base)) for pattern in self.ignored)
+        return replace(self, **shorter)
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
