@@ -42,6 +42,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", RMS),
     "smollm3": ("SmolLM3", {**RMS, "num_hidden_layers": 4, "pad_token_id": 0}),
     "stablelm": ("StableLm", {**LAYER, "partial_rotary_factor": 0.5}),
+    "gemma": ("Gemma", {**RMS, "head_dim": 16, "num_hidden_layers": 2}),
+    "gemma2": ("Gemma2", {**RMS, "head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 20}),
+    "gemma3": ("Gemma3Text", {**RMS, "head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 20}),
+    "phi": ("Phi", {**LAYER, "num_key_value_heads": 4}),
+    "phi3": ("Phi3", {**RMS, "pad_token_id": 0}),
+    "starcoder2": ("Starcoder2", {**SMALL, "norm_epsilon": 2e-3}),
+    "olmo2": ("Olmo2", RMS),
+    "olmo3": ("Olmo3", {**RMS, "sliding_window": 7, "num_hidden_layers": 4}),
+    "exaone4": ("Exaone4", {**RMS, "sliding_window": 7, "num_hidden_layers": 4}),
+    "cohere": ("Cohere", {**LAYER, "logit_scale": 0.6}),
+    "cohere2": ("Cohere2", {**LAYER, "logit_scale": 0.6, "sliding_window": 7, "num_hidden_layers": 4}),
+    "glm": ("Glm", {**RMS, "head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("Glm4", {**RMS, "head_dim": 16, "pad_token_id": 0}),
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -52,6 +65,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN_FULL_ONLY = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "full_attention": YARN,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+    "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
+}
 ALTERNATE = ["sliding_attention", "full_attention", "sliding_attention"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -122,6 +145,43 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
     ),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}),
+    "gemma2-no-caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": ALTERNATE[::-1]},
+    ),
+    "gemma3": ("gemma3", {"layer_types": ALTERNATE, "final_logit_softcapping": 4.0}),
+    "gemma3-rope-linear": (
+        "gemma3",
+        {
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            },
+        },
+    ),
+    "phi": ("phi", {}),
+    "phi-qk-norm": ("phi", {"qk_layernorm": True, "hidden_act": "gelu"}),
+    "phi3": ("phi3", {"sliding_window": 9}),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    "phi3-longrope-short": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
+    "phi3-partial": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    ),
+    "starcoder2": ("starcoder2", {"sliding_window": 9}),
+    "starcoder2-no-bias": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"rope_parameters": YARN_FULL_ONLY}),
+    "exaone4": ("exaone4", {}),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "cohere": ("cohere", {}),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "cohere2": ("cohere2", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
 }
 
 
@@ -132,11 +192,14 @@ def make_model(variant: str) -> Any:
     config = getattr(transformers, f"{name}Config")(**{**common, **options})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     torch.manual_seed(len(variant))
+    tables = 0.5 if config.tie_word_embeddings else 1.0  # logits of a size that float32 can tell apart
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if parameter.dim() >= 2:
-                parameter.copy_(noise if "embed" in name else 1.5 * noise / parameter.shape[-1] ** 0.5)
+                parameter.copy_(
+                    tables * noise if "embed" in name else 1.5 * noise / parameter.shape[-1] ** 0.5
+                )
             else:
                 parameter.copy_(0.5 * noise + (1.0 if "norm" in name else 0.0))
     return model

@@ -210,7 +210,7 @@ def _info(
         dtype=dtype,
         num_parameters=sum(tensor.parameters for tensor in wanted.values()),
         weight_bytes=sum(
-            tensor.parameters * (2 if dtype == "bfloat16" and len(tensor.shape) > 1 else 4)
+            tensor.parameters * (2 if dtype == "bfloat16" and not tensor.exact else 4)
             for tensor in wanted.values()
         ),
         eos_token_ids=eos_token_ids,

@@ -29,11 +29,15 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a checkpoint must hold. `parameters` may be more than elements, where these are packed."""
+    """A tensor that a checkpoint must hold. `parameters` may be more than elements, where these are packed.
+
+    `exact`: kept as float32, whatever the model's type.
+    """
 
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype[Any], ...]
     parameters: int
+    exact: bool
 
 
 class _Wanted:
@@ -42,19 +46,19 @@ class _Wanted:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def note(self, parts: Sequence[Part]) -> None:
+    def note(self, parts: Sequence[Part], exact: bool = False) -> None:
         for part in parts:
             for (name, shape), per_element in zip(part.tensors, part.per_element, strict=True):
-                self.tensors[name] = Tensor(shape, part.dtypes, per_element * prod(shape))
+                self.tensors[name] = Tensor(shape, part.dtypes, per_element * prod(shape), exact)
 
     def matrix(self, parts: Sequence[Part], exact: bool = False) -> Any:
-        self.note(parts)
+        self.note(parts, exact)
 
     def gated(self, gate: Part, up: Part) -> Any:
         self.note((gate, up))
 
     def vector(self, parts: Sequence[Part]) -> FloatArray:
-        self.note(parts)
+        self.note(parts, exact=True)
         return np.concatenate([part.outline() for part in parts])
 
 
@@ -142,7 +146,7 @@ def choose_dtype(dtype: str, wanted: Mapping[str, Tensor], checkpoint: Checkpoin
         return "bfloat16" if dtype == "bfloat16" else "float32"
     if dtype != "auto":
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    matrices = [name for name, tensor in wanted.items() if len(tensor.shape) > 1]
+    matrices = [name for name, tensor in wanted.items() if not tensor.exact]
     exact = (BFLOAT16, np.dtype(np.uint8))
     return "bfloat16" if all(checkpoint.dtype(name) in exact for name in matrices) else "float32"
 

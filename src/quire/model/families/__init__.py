@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import ModelError, UnknownArchitectureError
-from quire.model.families import llama, mistral, qwen
+from quire.model.families import cohere, gemma, glm, llama, mistral, olmo, phi, qwen
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
@@ -42,6 +42,25 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteForCausalLM": Family("granite", "Granite 3", llama.read_granite),
     "SmolLM3ForCausalLM": Family("smollm3", "SmolLM3", llama.read_smollm3),
     "StableLmForCausalLM": Family("stablelm", "StableLM 3B, 2", llama.read_stablelm, llama.STABLELM_NAMES),
+    "GemmaForCausalLM": Family("gemma", "Gemma 1", gemma.read_gemma, gemma.GEMMA_NAMES),
+    "Gemma2ForCausalLM": Family("gemma2", "Gemma 2", gemma.read_gemma2, gemma.SANDWICH_NAMES),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text", "Gemma 3 (text: 270M, 1B)", gemma.read_gemma3, gemma.SANDWICH_NAMES
+    ),
+    "PhiForCausalLM": Family("phi", "Phi-1, 1.5, 2", phi.read_phi, phi.PHI_NAMES),
+    "Phi3ForCausalLM": Family("phi3", "Phi-3, 3.5, 4 (dense, text)", phi.read_phi3, phi.PHI3_NAMES),
+    "Starcoder2ForCausalLM": Family("starcoder2", "StarCoder2", phi.read_starcoder2, phi.STARCODER2_NAMES),
+    "Olmo2ForCausalLM": Family("olmo2", "OLMo 2", olmo.read_olmo2, olmo.POST_NORM_NAMES),
+    "Olmo3ForCausalLM": Family("olmo3", "OLMo 3", olmo.read_olmo3, olmo.POST_NORM_NAMES),
+    "Exaone4ForCausalLM": Family("exaone4", "Exaone 4.0", olmo.read_exaone4, olmo.POST_NORM_NAMES),
+    "CohereForCausalLM": Family(
+        "cohere", "Command R, Command R+, Aya 23", cohere.read_cohere, cohere.COHERE_NAMES
+    ),
+    "Cohere2ForCausalLM": Family(
+        "cohere2", "Command R7B, Command A", cohere.read_cohere2, cohere.COHERE_NAMES
+    ),
+    "GlmForCausalLM": Family("glm", "GLM-4 9B (2024)", glm.read_glm, glm.GLM_NAMES),
+    "Glm4ForCausalLM": Family("glm4", "GLM-4 0414", glm.read_glm4, glm.GLM4_NAMES),
 }
 MODEL_TYPES: Mapping[str, str] = {family.model_type: name for name, family in FAMILIES.items()}
 

@@ -19,7 +19,7 @@ HARMLESS_BY_TOPIC = {
     "output_router_logits tf_legacy_loss use_bfloat16",
     "execution": "reorder_and_upcast_attn slow_but_exact use_cache pretraining_tp chunk_size_feed_forward torchscript "
     "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation "
-    "_experts_implementation",
+    "_experts_implementation cache_implementation",
     "outputs": "output_attentions output_hidden_states output_scores return_dict return_dict_in_generate",
     "tokens": "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id "
     "forced_bos_token_id forced_eos_token_id bos_token eos_token pad_token "

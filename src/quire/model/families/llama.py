@@ -119,6 +119,11 @@ def read_stablelm(config: ConfigReader) -> ArchSpec:
     )
 
 
+def alternate(layers: int, pattern: int) -> list[str]:
+    """Every pattern-th layer sees all, the others slide."""
+    return [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(layers)]
+
+
 def layer_kinds(config: ConfigReader, layers: int, default: list[str]) -> list[str]:
     """layer_types, or the family's own where absent."""
     kinds = config.get("layer_types")
@@ -188,7 +193,7 @@ def llama_like(
         given["intermediate_size"] = config.integer(keys.inner, default.get("inner"))
     return ArchSpec(
         architecture=architecture,
-        vocab_size=config.integer("vocab_size"),
+        vocab_size=config.integer("vocab_size", default.get("vocab")),
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
