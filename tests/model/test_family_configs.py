@@ -169,7 +169,10 @@ def test_windows_of_qwen() -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints are not supported"),
         ({"architectures": ["A", "B"]}, "architectures must be a list of one"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are Llama"),
+        (
+            {"architectures": ["GPTBigCodeForCausalLM"]},
+            "GPTBigCodeForCausalLM is not supported; supported are Llama",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -69,6 +69,17 @@ def test_every_checkpoint_form_gives_the_same_model(variant: str, form: str, tmp
     np.testing.assert_array_equal(Session(plain, backend).feed(PROMPT), Session(other, backend).feed(PROMPT))
 
 
+@pytest.mark.parametrize("variant", ["gpt2", "bloom", "opt", "gemma"])
+def test_names_without_the_prefix_of_the_base_model_are_found(variant: str, tmp_path: Path) -> None:
+    model, backend = make_model(variant), ReferenceBackend()
+    model.save_pretrained(tmp_path / "plain")
+    (tmp_path / "base").mkdir()
+    model.config.save_pretrained(tmp_path / "base")
+    torch.save(model.base_model.state_dict(), tmp_path / "base" / "pytorch_model.bin")
+    plain, base = load_model(tmp_path / "plain", backend), load_model(tmp_path / "base", backend)
+    np.testing.assert_array_equal(Session(plain, backend).feed(PROMPT), Session(base, backend).feed(PROMPT))
+
+
 def rounded(model: Any, dtype: torch.dtype) -> Any:
     """The model in float32 with its matrices rounded to `dtype`."""
     with torch.no_grad():

@@ -29,6 +29,10 @@ SMALL: dict[str, Any] = {
 RMS = {**SMALL, "rms_norm_eps": 2e-3}
 LAYER = {**SMALL, "layer_norm_eps": 2e-3}
 MOE = {**RMS, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2}
+PLAIN = {**TOKENS, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+GPT = {**TOKENS, "hidden_size": 48, "n_layer": 3, "n_head": 4, "layer_norm_epsilon": 2e-3}
+TABLES = ("embed", "wte", "wpe")
 # Families: what their classes are called, and the options that all variants have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", RMS),
@@ -55,6 +59,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {**LAYER, "logit_scale": 0.6, "sliding_window": 7, "num_hidden_layers": 4}),
     "glm": ("Glm", {**RMS, "head_dim": 16, "pad_token_id": 0}),
     "glm4": ("Glm4", {**RMS, "head_dim": 16, "pad_token_id": 0}),
+    "gpt2": ("GPT2", {**GPT, "n_positions": 128, "n_inner": 80}),
+    "gptj": ("GPTJ", {**GPT, "n_positions": 128, "rotary_dim": 6}),
+    "gpt_neox": (
+        "GPTNeoX",
+        {**PLAIN, "layer_norm_eps": 2e-3, "max_position_embeddings": 128, "intermediate_size": 80},
+    ),
+    "opt": ("OPT", {**PLAIN, "ffn_dim": 80, "max_position_embeddings": 128}),
+    "falcon": ("Falcon", {**PLAIN, "layer_norm_epsilon": 2e-3}),
+    "bloom": ("Bloom", GPT),
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -180,6 +193,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
     "cohere2": ("cohere2", {}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False, "n_inner": None, "tie_word_embeddings": False}),
+    "gptj": ("gptj", {}),
+    "gptj-tied": ("gptj", {"tie_word_embeddings": True, "n_inner": 60}),
+    "gpt-neox": ("gpt_neox", {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}}),
+    "gpt-neox-sequential": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "opt": ("opt", {}),
+    "opt-post-norm-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-plain": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),
+    "falcon-7b": ("falcon", {}),
+    "falcon-40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-11b": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-rw": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-alibi": ("falcon", {"alibi": True}),
+    "bloom": ("bloom", {}),
+    "bloom-6-heads": ("bloom", {"n_head": 6}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
 }
@@ -198,10 +237,12 @@ def make_model(variant: str) -> Any:
             noise = torch.randn_like(parameter)
             if parameter.dim() >= 2:
                 parameter.copy_(
-                    tables * noise if "embed" in name else 1.5 * noise / parameter.shape[-1] ** 0.5
+                    tables * noise
+                    if any(part in name for part in TABLES)
+                    else 1.5 * noise / parameter.shape[-1] ** 0.5
                 )
             else:
-                parameter.copy_(0.5 * noise + (1.0 if "norm" in name else 0.0))
+                parameter.copy_(0.5 * noise + (1.0 if "norm" in name or ".ln_" in name else 0.0))
     return model
 
 

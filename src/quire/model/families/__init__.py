@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import ModelError, UnknownArchitectureError
-from quire.model.families import cohere, gemma, glm, llama, mistral, olmo, phi, qwen
+from quire.model.families import cohere, falcon, gemma, glm, gpt, llama, mistral, olmo, phi, qwen
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
@@ -61,6 +61,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "GlmForCausalLM": Family("glm", "GLM-4 9B (2024)", glm.read_glm, glm.GLM_NAMES),
     "Glm4ForCausalLM": Family("glm4", "GLM-4 0414", glm.read_glm4, glm.GLM4_NAMES),
+    "GPT2LMHeadModel": Family("gpt2", "GPT-2, DistilGPT2", gpt.read_gpt2, gpt.GPT2_NAMES),
+    "GPTJForCausalLM": Family("gptj", "GPT-J 6B", gpt.read_gptj, gpt.GPTJ_NAMES),
+    "GPTNeoXForCausalLM": Family("gpt_neox", "GPT-NeoX 20B, Pythia", gpt.read_neox, gpt.NEOX_NAMES),
+    "OPTForCausalLM": Family("opt", "OPT 125M to 66B, the 350M too", gpt.read_opt, gpt.OPT_NAMES),
+    "FalconForCausalLM": Family(
+        "falcon", "Falcon 7B, 40B, 180B, RW", falcon.read_falcon, falcon.falcon_names
+    ),
+    "BloomForCausalLM": Family("bloom", "BLOOM, BLOOMZ", falcon.read_bloom, falcon.BLOOM_NAMES),
 }
 MODEL_TYPES: Mapping[str, str] = {family.model_type: name for name, family in FAMILIES.items()}
 
