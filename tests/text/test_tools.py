@@ -1,0 +1,348 @@
+"""Tool calls and reasoning: a vector or more of each format, every way to split, cut and damage them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import ConfigError, RequestError
+from quire.text.chat import ChatTemplate
+from quire.text.events import Call, CallArguments, CallEnd, CallStart, Content, Parsed, Reasoning
+from quire.text.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    reasoning_format,
+    tool_format,
+)
+from quire.text.tools import OutputParser, parse
+from tests.text.tool_vectors import OFFERED, VECTORS, Vector, function
+
+DATA = Path(__file__).parents[3] / "shared/data"
+
+
+EVERY = pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v.tools}-{VECTORS.index(v)}")
+
+
+def parser_of(vector: Vector) -> OutputParser:
+    from_names = {f["function"]["name"]: f["function"]["parameters"] for f in OFFERED}
+    reasoning = None if vector.thinks is None else reasoning_format(vector.thinks)
+    return OutputParser(tool_format(vector.tools), reasoning, from_names if vector.offered else None)
+
+
+def read(vector: Vector, *parts: str) -> Parsed:
+    parser, parsed = parser_of(vector), Parsed()
+    for part in parts:
+        parsed.add(parser.feed(part))
+    parsed.add(parser.finish())
+    return parsed
+
+
+def said(parsed: Parsed) -> str:
+    """All text that came out, with the escapes of arguments undone."""
+    parts = [parsed.reasoning, parsed.content]
+    for call in parsed.calls:
+        parts += [call.name, call.arguments.replace("\\n", "\n")]
+    return "\n".join(parts)
+
+
+@EVERY
+def test_what_is_found(vector: Vector) -> None:
+    parsed = read(vector, vector.text)
+    assert parsed.content == vector.content
+    assert parsed.reasoning == vector.reasoning
+    assert [(c.name, json.loads(c.arguments)) for c in parsed.calls] == vector.calls
+    assert all(c.complete for c in parsed.calls)
+
+
+@EVERY
+def test_any_split_gives_the_same(vector: Vector) -> None:
+    text = vector.text
+    whole = read(vector, text)
+    assert read(vector, *text) == whole
+    for i in range(len(text)):
+        assert read(vector, text[:i], text[i:]) == whole
+
+
+@EVERY
+def test_cut_off_anywhere(vector: Vector) -> None:
+    """No exception, whole calls kept, and every word that came in comes out."""
+    for i in range(len(vector.text)):
+        text = vector.text[:i]
+        parsed = read(vector, text)
+        assert parsed == read(vector, *text)
+        finished = [c for c in parsed.calls if c.complete]
+        assert finished == read(vector, vector.text).calls[: len(finished)]
+        for name in ("Paris", "Île", "weather", "Rome", "York"):
+            assert said(parsed).count(name) >= min(1, text.count(name)), text
+
+
+@EVERY
+def test_damaged_anywhere(vector: Vector) -> None:
+    """A character too few or too many changes what is found, and loses no argument's text."""
+    for i in range(len(vector.text)):
+        for text in (vector.text[:i] + vector.text[i + 1 :], vector.text[:i] + "~" + vector.text[i:]):
+            parsed = read(vector, text)
+            assert parsed == read(vector, text[: i + 1], text[i + 1 :])
+            for name in ("Paris", "Rome", "York", "Let me"):
+                assert said(parsed).count(name) >= min(1, text.count(name)), text
+
+
+MARKERS = sorted(
+    {m for f in TOOL_FORMATS for m in (*f.markers, *f.bare)} | {"<think>", "</think>", "to=functions."}
+)
+FRAGMENTS = [
+    *MARKERS, "<function=", ">", "<parameter=", "</parameter>", "</function>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>", '{"name": "', '"', '", "arguments": ', '"parameters": {', "{", "}", "[", "]",
+    "}}", '{"name": "f", "arguments": {}}', "weather", "clock(", "f", "a=", ")", ", ", ":", "\n", " ", "\\", "\\u00e",
+    "9", "'", "null", "1", "-", "é🙂", "commentary ", "analysis",
+]  # fmt: skip
+FORMATS = st.sampled_from([f.name for f in TOOL_FORMATS])
+THINKS = st.sampled_from([None, *(f.name for f in REASONING_FORMATS if f.name != "none")])
+
+
+@settings(max_examples=600, deadline=None)
+@given(FORMATS, THINKS, st.booleans(), st.lists(st.sampled_from(FRAGMENTS), max_size=24), st.data())
+def test_streamed_equals_whole(
+    tools: str, thinks: str | None, offered: bool, fragments: list[str], data: st.DataObject
+) -> None:
+    text = "".join(fragments)
+    vector = Vector(tools, text, thinks=thinks, offered=offered)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(vector, text)
+    assert read(vector, *parts) == whole
+    assert read(vector, *text) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    FORMATS.filter(lambda name: name != "openai"),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12),
+    st.data(),
+)
+def test_no_word_is_lost(tools: str, fragments: list[str], data: st.DataObject) -> None:
+    words = ["zebra", "quagga", "okapi"]
+    for word in words:
+        fragments.insert(data.draw(st.integers(0, len(fragments))), f" {word} ")
+    parsed = read(Vector(tools, ""), "".join(fragments))
+    assert all(word in said(parsed) for word in words)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FORMATS, THINKS, st.text(max_size=60))
+def test_text_without_markers_is_left_alone(tools: str, thinks: str | None, text: str) -> None:
+    text = re.sub(r"[<\[{]|functools|to=|Here", "", text)
+    form = None if thinks is None else reasoning_format(thinks)
+    parser, parsed = OutputParser(tool_format(tools), form, opened=False), Parsed()
+    parsed.add(parser.feed(text))
+    parsed.add(parser.finish())
+    assert parsed == Parsed(content=text)
+
+
+def test_events_come_as_soon_as_they_are_known() -> None:
+    parser = OutputParser(tool_format("hermes"), reasoning_format("qwen3"))
+    assert parser.feed("<think>") == []
+    assert parser.feed("Hm") == [Reasoning("Hm")]
+    assert parser.feed(".\n</thi") == [Reasoning(".")]
+    assert parser.feed("nk>\n\nWell <") == [Content("Well")]
+    assert parser.feed("b>") == [Content(" <b>")]
+    assert parser.feed('<tool_call>\n{"name": "f", "argu') == []
+    assert parser.feed('ments": {"a": "x') == [CallStart(0, "f"), CallArguments(0, '{"a": "x')]
+    assert parser.feed("y\\") == [CallArguments(0, "y")]
+    assert parser.feed('n"}') == [CallArguments(0, '\\n"}'), CallEnd(0, True)]
+    assert parser.feed("}\n</tool_call>") == []
+    assert parser.finish() == []
+
+
+def test_what_breaks_off_is_told() -> None:
+    cut = parse('<tool_call>{"name": "f", "arguments": {"a": "half a te', "hermes")
+    assert cut.calls == [Call("f", '{"a": "half a te', complete=False)]
+    broken = parse('<tool_call>{"name": "f", "arguments": {"a": <oops>}}</tool_call>', "hermes")
+    assert broken.calls == [Call("f", '{"a": ', complete=False)]
+    assert broken.content == "<oops>}}</tool_call>"
+    unclosed = parse('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "hermes")
+    assert unclosed == Parsed(calls=[Call("f", '{"a": 1}', complete=True)])
+    nothing = '<tool_call>{"name": "", "arguments": {}}</tool_call>'
+    assert parse(nothing, "hermes") == Parsed(content=nothing)
+
+
+def test_hostile_text_costs_linear_time() -> None:
+    """Would take minutes if anything were read again and again."""
+    for tools in TOOL_FORMATS:
+        for piece in ('{"name": ', "[" * 4, "{[(", "<tool_call>{", '{"parameters":{', "<function=f>", " \n"):
+            text = piece * (12_000 // len(piece))
+            parsed = parse(text, tools)
+            assert len(said(parsed)) >= len(text) // 4
+
+
+def test_deep_values_are_no_call() -> None:
+    text = "[f(a=" + "[" * 500 + "]" * 500 + ")]"
+    assert not any(call.complete for call in parse(text, "pythonic").calls)
+    deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+    assert parse(f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>').calls[0].arguments == deep
+
+
+def test_values_are_of_the_types_of_the_schema() -> None:
+    def arguments(offered: list[dict[str, Any]] | None) -> Any:
+        text = "<function=f><parameter=a>\n12\n</parameter><parameter=b>\n{'x': 1}\n</parameter></function>"
+        return json.loads(parse(text, "qwen3_coder", functions=offered).calls[0].arguments)
+
+    assert arguments(None) == {"a": 12, "b": "{'x': 1}"}
+    assert arguments([function("f", a={"type": "string"})]) == {"a": "12", "b": "{'x': 1}"}
+    assert arguments([function("f", a={"type": "number"}, b={"type": "object"})])["a"] == 12
+    assert arguments([function("f", a={"enum": ["12", "13"]})])["a"] == "12"
+    assert arguments([function("f", a={"const": 12})])["a"] == 12
+
+
+def test_the_prompt_tells_whether_reasoning_has_begun() -> None:
+    qwen, deepseek = reasoning_format("qwen3"), reasoning_format("deepseek_r1")
+    assert qwen is not None
+    assert deepseek is not None
+    assert qwen.opened_by("<|im_start|>assistant\n<think>\n")
+    assert not qwen.opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not qwen.opened_by("<|im_start|>assistant\n")
+    assert deepseek.opened_by("<｜Assistant｜>")
+    assert not deepseek.opened_by("<｜Assistant｜></think>")
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "thinks"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", "hermes", None),
+        ("Qwen-Qwen3-0.6B", "hermes", "qwen3"),
+        ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "hermes", None),
+        ("meta-llama-Llama-3.2-3B-Instruct", "llama3_json", None),
+        ("meta-llama-Llama-3.3-70B-Instruct", "llama3_json", None),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "mistral", None),
+        ("Mistral-Small-3.2-24B-Instruct-2506", "mistral_v11", None),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "mistral_v11", "mistral"),
+        ("llama-cpp-deepseek-r1", "deepseek_v3", "qwen3"),
+        ("ibm-granite-granite-3.3-2B-Instruct", "granite", "qwen3"),
+        ("openai-gpt-oss-120b", "openai", "openai_gptoss"),
+        ("Kimi-K2-Instruct", "kimi_k2", None),
+        ("GLM-4.6", "glm45", "qwen3"),
+        ("ByteDance-Seed-OSS", "seed_oss", "seed_oss"),
+        ("meetkai-functionary-medium-v3.1", "functionary_v31", None),
+        ("Qwen3.5-4B", "qwen3_coder", "qwen3"),
+        ("google-gemma-2-2b-it", "hermes", None),
+    ],
+)
+def test_templates_are_recognised(template: str, tools: str, thinks: str | None) -> None:
+    path = DATA / "templates-llamacpp" / f"{template}.jinja"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    text = path.read_text()
+    assert tool_format("auto", text).name == tools
+    found = reasoning_format("auto", text)
+    assert (None if found is None else found.name) == thinks
+
+
+# What each template writes for an assistant's calls is what the model was taught to write.
+@pytest.mark.parametrize(
+    ("template", "single"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", False),
+        ("Qwen-Qwen3-0.6B", False),
+        ("meta-llama-Llama-3.2-3B-Instruct", True),
+        ("mistralai-Mistral-Nemo-Instruct-2407", False),
+        ("Mistral-Small-3.2-24B-Instruct-2506", False),
+        ("unsloth-mistral-Devstral-Small-2507", False),
+        ("llama-cpp-deepseek-r1", False),
+        ("openai-gpt-oss-120b", True),
+        ("GLM-4.6", False),
+        ("ByteDance-Seed-OSS", False),
+        ("Qwen3.5-4B", False),
+    ],
+)
+def test_what_templates_write_is_read(template: str, single: bool) -> None:
+    path = DATA / "templates-llamacpp" / f"{template}.jinja"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    calls = (
+        [("weather", {"city": "Rome", "days": 3})]
+        if single
+        else [("weather", {"city": "Rome", "days": 3}), ("clock", {})]
+    )
+    tool_calls = [
+        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    user = {"role": "user", "content": "Hello!"}
+    source = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
+    before = source.render([user], add_generation_prompt=True)
+    after = source.render(
+        [user, {"role": "assistant", "content": "", "tool_calls": tool_calls}], add_generation_prompt=False
+    )
+    text = after[len(before) :] if after.startswith(before) else after[after.index("Hello!") + 6 :]
+    parsed = parse(text, tool_format("auto", path.read_text()), functions=OFFERED)
+    assert [(c.name, json.loads(c.arguments)) for c in parsed.calls] == calls
+
+
+def test_names() -> None:
+    for name in (
+        "hermes",
+        "llama3_json",
+        "pythonic",
+        "mistral",
+        "deepseek_v3",
+        "granite",
+        "phi4_mini_json",
+        "openai",
+    ):
+        assert tool_format(name).name in {f.name for f in TOOL_FORMATS}
+    assert reasoning_format("none") is None
+    assert reasoning_format("auto", "no tags") is None
+    with pytest.raises(ConfigError, match=r"'nothing' is not known; choose one of .*hermes"):
+        tool_format("nothing")
+    with pytest.raises(ConfigError, match=r"'nothing' is not known; choose one of .*qwen3"):
+        reasoning_format("nothing")
+    with pytest.raises(RequestError, match=r"tools\[0\] must be a function with a name"):
+        parse("", functions=[{"type": "function"}])
+
+
+def recorded() -> list[Path]:
+    return sorted((DATA / "toolparse-tgi").rglob("*.json"))
+
+
+def test_recorded_streams_survive_their_format() -> None:
+    """Arguments and answers that another server recorded, token by token, written as Llama writes calls."""
+    streams = [json.loads(path.read_text()) for path in recorded()]
+    if not streams:
+        pytest.skip("the recorded streams are not here")
+    num_calls = 0
+    for stream in streams:
+        if not isinstance(stream, list) or not stream or "choices" not in stream[0]:
+            continue
+        name, pieces, content = "", [], []
+        for chunk in stream:
+            for choice in chunk["choices"]:
+                delta = choice.get("delta") or {}
+                content.append(delta.get("content") or "")
+                calls = delta.get("tool_calls") or []
+                for call in [calls] if isinstance(calls, dict) else calls:
+                    name = call["function"]["name"] or name
+                    pieces.append(call["function"]["arguments"])
+        if not name:
+            text = "".join(content)
+            parser, parsed = OutputParser(tool_format("llama3_json")), Parsed()
+            for piece in content:
+                parsed.add(parser.feed(piece))
+            parsed.add(parser.finish())
+            assert parsed == Parsed(content=text)
+            continue
+        num_calls += 1
+        parser, parsed = OutputParser(tool_format("llama3_json")), Parsed()
+        for piece in (f'{{"name": "{name}", "parameters": ', *pieces, "}"):
+            parsed.add(parser.feed(piece))
+        parsed.add(parser.finish())
+        (call,) = parsed.calls
+        assert call.name == name
+        assert json.loads(call.arguments) == json.loads("".join(pieces).replace("<|eot_id|>", ""))
+        assert call.complete
+    assert num_calls
