@@ -83,6 +83,24 @@ def test_plan_counts_bytes(tiny_model: Callable[..., str]) -> None:
     assert "KV per token" in table.stdout
 
 
+def test_plan_needs_only_a_config(tiny_model: Callable[..., str], tmp_path: Path) -> None:
+    model = Path(tiny_model(dtype="bfloat16"))
+    whole = json.loads(quire("plan", str(model), "--json").stdout)
+    result = quire("plan", "--config", str(model / "config.json"), "--json")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    same = ("parameters", "dtype", "kv_dtype", "weight_bytes", "kv_bytes_per_token")
+    assert {key: figures[key] for key in same} == {key: whole[key] for key in same}
+    assert "KV per token" in quire("plan", "--config", str(model / "config.json")).stdout
+    values = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "attn_logit_softcapping": 30.0}))
+    refused = quire("plan", "--config", str(tmp_path / "config.json"))
+    assert refused.returncode == 1
+    assert "attn_logit_softcapping = 30.0 is not understood" in refused.stderr
+    both = quire("plan", str(model), "--config", str(tmp_path / "config.json"))
+    assert "takes the place of a model" in both.stderr
+
+
 def test_bench_latency_and_throughput_report_figures(tiny_model: Callable[..., str], tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     common = ("--model", tiny_model(), "--num-iters", "1", "--output-json", str(out))

@@ -107,7 +107,8 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
         if known.config is not None:
             parser.set_defaults(**command.read_config(known.config))
     values = vars(parser.parse_args(args))
-    values.pop("config", None)
+    if command.read_config is not None:
+        del values["config"]
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
     if command.engine:

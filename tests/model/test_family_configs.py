@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelError
 from quire.model.families import FAMILIES, read_config
+from quire.model.pack import wanted_tensors
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec, RopeSpec
 from tests.model.tiny_models import LLAMA3, SMALL, YARN
@@ -211,21 +212,52 @@ def test_keys_at_rest_are_accepted() -> None:
     assert spec(**at_rest) == plain
 
 
+# Parameters, and bytes of KV cache a token in bfloat16, of published models.
+KNOWN = {
+    "Qwen--Qwen3-0.6B": (596_049_920, 114_688),
+    "Qwen--Qwen3-1.7B": (1_720_574_976, 114_688),
+    "Qwen--Qwen3-8B": (8_190_735_360, 147_456),
+    "Qwen--Qwen3-32B": (32_762_123_264, 262_144),
+    "Qwen--Qwen3-235B-A22B": (235_093_634_560, 192_512),
+    "nvidia--Qwen3-235B-A22B-NVFP4": (235_093_634_560, 192_512),
+    "meta-llama--Meta-Llama-3.1-70B": (70_553_706_496, 327_680),
+    "nvidia--Llama-3.1-70B-Instruct-FP8": (70_553_706_496, 327_680),
+    "meta-llama--Meta-Llama-3.1-405B": (405_853_388_800, 516_096),
+    "mistralai--Mixtral-8x7B-v0.1": (46_702_792_704, 131_072),
+    "mistralai--Mixtral-8x22B-v0.1": (140_620_634_112, 229_376),
+    "openai--gpt-oss-20b": (20_914_757_184, 49_152),
+}
+# Quantized; sizes are of the same config without that.
+QUANTIZED = {
+    "deepseek-ai--DeepSeek-V3": (671_026_419_200, 70_272),
+    "deepseek-ai--DeepSeek-R1": (671_026_419_200, 70_272),
+    "Qwen--Qwen3-30B-A3B-FP8": (30_532_122_624, 98_304),
+    "Qwen--Qwen3-32B-FP8-Static-PerTensor": (32_762_123_264, 262_144),
+}
+
+
+def sizes(values: dict[str, Any]) -> tuple[int, int]:
+    got, names = read_config(values)
+    parameters = sum(tensor.parameters for tensor in wanted_tensors(got, names).values())
+    return parameters, got.kv_spec("bfloat16").bytes_per_token
+
+
 def test_public_configs_resolve_or_are_refused_by_name(data: Path) -> None:
-    read, refused = [], []
+    read, quantized = set(), set()
     for path in sorted((data / "model-configs").glob("*_config.json")):
-        values = json.loads(path.read_text())
-        names = values.get("architectures") or []
-        if path.name.endswith("hf_quant_config.json"):
+        name, values = path.name.removesuffix("_config.json"), json.loads(path.read_text())
+        architecture = (values.get("architectures") or [None])[0]
+        if name in KNOWN:
+            assert sizes(values) == KNOWN[name], name
+            read.add(name)
             continue
-        if set(names) <= FAMILIES.keys() and names and not values.get("quantization_config"):
-            got, _ = read_config(values, path.name)
-            assert got.num_layers == values["num_hidden_layers"] == len(got.windows)
-            read.append(path.name)
-            continue
-        named = "quantization_config" if names and names[0] in FAMILIES else names[0]
+        named = "architectures and model_type are missing" if architecture is None else architecture
+        if architecture in FAMILIES:
+            named = "quantization_config"
         with pytest.raises(ModelError, match=named):
             read_config(values, path.name)
-        refused.append(path.name)
-    assert len(read) >= 6, read
-    assert len(refused) >= 40, refused
+        if name in QUANTIZED:
+            del values["quantization_config"]
+            assert sizes(values) == QUANTIZED[name], name
+            quantized.add(name)
+    assert (read, quantized) == (KNOWN.keys(), QUANTIZED.keys())

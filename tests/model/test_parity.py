@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.model.load import inspect_model, load_model
 from quire.ops.protocol import Backend
@@ -80,6 +82,33 @@ def test_names_without_the_prefix_of_the_base_model_are_found(variant: str, tmp_
     np.testing.assert_array_equal(Session(plain, backend).feed(PROMPT), Session(base, backend).feed(PROMPT))
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_mxfp4_experts_are_read_exactly(stored: torch.dtype, backend: Backend, tmp_path: Path) -> None:
+    """gpt-oss as published: experts in blocks of 32 FP4 with a scale; all else in bfloat16."""
+    model = make_model("gpt-oss", hidden_size=64, intermediate_size=32)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(stored).to(torch.float32)
+    random = torch.Generator().manual_seed(1)
+    state = {name: tensor.to(stored) for name, tensor in model.state_dict().items()}
+    for name in [n for n in state if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, width, out = state.pop(name).shape
+        shape = (experts, out, width // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=random)
+        scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=random)
+        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    model.config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(state, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path, backend)
+    assert loaded.dtype == str(stored).removeprefix("torch.")
+    assert loaded.info.num_parameters == sum(p.numel() for p in model.parameters())
+    expected = torch_logits(model, PROMPT)
+    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+
+
 def rounded(model: Any, dtype: torch.dtype) -> Any:
     """The model in float32 with its matrices rounded to `dtype`."""
     with torch.no_grad():
@@ -119,8 +148,14 @@ def test_kv_cache_in_bfloat16_stays_close(backend: Backend, tmp_path: Path) -> N
 
 def test_sizes_are_known_from_headers_alone(saved: tuple[Any, Path]) -> None:
     model, directory = saved
-    parameters = sum(p.numel() for p in model.parameters())
-    matrices = {n: p.numel() for n, p in model.named_parameters() if p.dim() >= 2 and "norm" not in n}
+    named = dict(model.named_parameters())
+    named |= {name: buffer for name, buffer in model.named_buffers() if "correction" in name}
+    parameters = sum(p.numel() for p in named.values())
+    matrices = {
+        name: p.numel()
+        for name, p in named.items()
+        if p.dim() >= 2 and "norm" not in name and not name.endswith("bias")
+    }
     rounded = sum(size for name, size in matrices.items() if not name.endswith(ROUTERS))
     wide, half = inspect_model(directory), inspect_model(directory, "bfloat16")
     assert wide.num_parameters == half.num_parameters == parameters

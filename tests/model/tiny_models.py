@@ -33,6 +33,19 @@ TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2}
 PLAIN = {**TOKENS, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 GPT = {**TOKENS, "hidden_size": 48, "n_layer": 3, "n_head": 4, "layer_norm_epsilon": 2e-3}
 TABLES = ("embed", "wte", "wpe")
+DEEPSEEK = {
+    **RMS,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+}
 # Families: what their classes are called, and the options that all variants have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", RMS),
@@ -68,6 +81,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {**PLAIN, "ffn_dim": 80, "max_position_embeddings": 128}),
     "falcon": ("Falcon", {**PLAIN, "layer_norm_epsilon": 2e-3}),
     "bloom": ("Bloom", GPT),
+    "gpt_oss": (
+        "GptOss",
+        {**RMS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 7},
+    ),
+    "deepseek_v2": ("DeepseekV2", {**DEEPSEEK, "first_k_dense_replace": 1}),
+    "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}),
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -219,16 +238,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-alibi": ("falcon", {"alibi": True}),
     "bloom": ("bloom", {}),
     "bloom-6-heads": ("bloom", {"n_head": 6}),
+    "gpt-oss": ("gpt_oss", {"rope_parameters": {**YARN, "truncate": False}}),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 0}),
+    "deepseek-v3": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek-v3-one-group": (
+        "deepseek_v3",
+        {"n_group": 1, "topk_group": 1, "n_shared_experts": 2, "norm_topk_prob": False, "q_lora_rank": None},
+    ),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
 }
 
 
-def make_model(variant: str) -> Any:
+def make_model(variant: str, **changes: Any) -> Any:
     """A transformers model in float32 whose every parameter, norms and biases too, changes the logits."""
     family, options = VARIANTS[variant]
     name, common = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**{**common, **options})
+    config = getattr(transformers, f"{name}Config")(**{**common, **options, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     torch.manual_seed(len(variant))
     tables = 0.5 if config.tie_word_embeddings else 1.0  # logits of a size that float32 can tell apart
@@ -243,6 +278,9 @@ def make_model(variant: str) -> Any:
                 )
             else:
                 parameter.copy_(0.5 * noise + (1.0 if "norm" in name or ".ln_" in name else 0.0))
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 

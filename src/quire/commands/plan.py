@@ -1,13 +1,14 @@
 """`quire plan`: what a model takes in memory, how much it can serve at once, and how fast this machine allows.
 
 Reads config and headers only. The speeds are bounds from limits measured now: reading all weights once a step, and
-two operations per parameter and token.
+two operations per parameter and token. Of a config.json alone it tells what does not depend on the machine.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,9 @@ from quire.bench.report import Limits, measure_limits
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.engine.start import Plan, plan_engine
+from quire.errors import ConfigError
+from quire.model.load import outline_config
+from quire.ops.native import NativeBackend
 from quire.runtime.memory import GIB
 
 
@@ -26,6 +30,7 @@ class PlanOptions:
 
     input_len: int = option(1024, "Prompt length to plan for, in tokens.", low=1)
     output_len: int = option(256, "Output length to plan for, in tokens.", low=1)
+    config: str = option("", "A config.json alone, without weights, in the place of a model.")
     json: bool = option(False, "Print JSON instead of tables.")
 
     def __post_init__(self) -> None:
@@ -33,18 +38,57 @@ class PlanOptions:
 
 
 def run(config: EngineConfig, options: PlanOptions) -> None:
-    plan = plan_engine(config)
-    limits = measure_limits(plan.backend.threads)
-    figures = describe(plan, limits, options)
+    if options.config:
+        figures = describe_config(config, Path(options.config))
+        tables = _config_tables(figures, options.config)
+    else:
+        plan = plan_engine(config)
+        figures = describe(plan, measure_limits(plan.backend.threads), options)
+        tables = _tables(figures, plan)
     if options.json:
         print(json.dumps(figures, indent=1))
         return
     console = Console()
-    for title, rows in _tables(figures, plan).items():
+    for title, rows in tables.items():
         table = Table("", "", title=title, title_justify="left", show_header=False)
         for row in rows:
             table.add_row(*row)
         console.print(table)
+
+
+def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
+    """What a config.json tells: sizes in bytes, positions. ModelError names the field that is not understood."""
+    if config.model.model:
+        raise ConfigError(f"--config takes the place of a model; leave {config.model.model} out")
+    outline = NativeBackend(1).outline()
+    model = outline_config(path, outline, config.model.dtype)
+    kv_dtype = config.cache.kv_cache_dtype
+    kv_spec = model.spec.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)
+    longest = config.model.max_model_len or model.spec.max_position
+    return {
+        "architecture": model.spec.architecture,
+        "parameters": model.info.num_parameters,
+        "dtype": model.dtype,
+        "kv_dtype": kv_spec.dtype,
+        "weight_bytes": model.weight_bytes,
+        "kv_bytes_per_token": kv_spec.bytes_per_token,
+        "max_model_len": longest,
+        "sequence_bytes": longest * kv_spec.bytes_per_token,
+    }
+
+
+def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[str, str]]]:
+    return {
+        f"{title}: {figures['architecture']}": [
+            ("parameters", f"{figures['parameters']:,}"),
+            ("weights", f"{figures['weight_bytes'] / GIB:.3f} GiB ({figures['dtype']})"),
+            ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
+            (
+                f"KV of {figures['max_model_len']:,} tokens",
+                f"{figures['sequence_bytes'] / GIB:.3f} GiB",
+            ),
+        ]
+    }
 
 
 def describe(plan: Plan, limits: Limits, options: PlanOptions) -> dict[str, Any]:

@@ -98,12 +98,11 @@ class Assembly:
     def _vector(self, name: str, size: int) -> FloatArray:
         return self.source.vector([part(name, (size,))])
 
-    def _norm(self, name: str, size: int | None = None) -> Norm:
+    def _norm(self, name: str, size: int | None = None, eps: float | None = None) -> Norm:
         spec, size = self.spec, size or self.spec.hidden_size
         weight = self._vector(f"{name}.weight", size) + self.names.norm_offset
-        return Norm(
-            spec.norm, weight, self._vector(f"{name}.bias", size) if spec.norm_bias else None, spec.norm_eps
-        )
+        bias = self._vector(f"{name}.bias", size) if spec.norm_bias else None
+        return Norm(spec.norm, weight, bias, spec.norm_eps if eps is None else eps)
 
     def _linear(self, module: str, out: int, width: int, *takes: Take) -> Part:
         """A matrix [out, width] as stored, then taken from."""
@@ -211,13 +210,13 @@ class Assembly:
             q_down=self.source.matrix([part(f"{layer}{names.q_down}.weight", (width, d))])
             if latent.q_rank
             else None,
-            q_norm=self._norm(layer + names.q_down_norm, width) if latent.q_rank else None,
+            q_norm=self._norm(layer + names.q_down_norm, width, latent.norm_eps) if latent.q_rank else None,
             q_nope=queries(0, nope, None),
             q_rope=queries(nope, nope + rope, turn),
             kv_down=self.source.matrix(
                 [part(*down, rows(0, rank)), part(*down, chain(rows(rank, rank + rope), turn))]
             ),
-            kv_norm=self._norm(layer + names.kv_down_norm, rank),
+            kv_norm=self._norm(layer + names.kv_down_norm, rank, latent.norm_eps),
             keys=tuple(by_head(head, 0, nope, transposed) for head in range(n)),
             values=tuple(by_head(head, nope, nope + latent.value_dim, None) for head in range(n)),
         )

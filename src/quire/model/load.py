@@ -150,10 +150,16 @@ def outline_model(
 
 
 def outline_config(path: Path, backend: Backend, dtype: str = "auto") -> LoadedModel:
-    """What a config.json alone tells of a model. `dtype` "auto" is the one that the config names, or float32."""
+    """What a config.json alone tells of a model.
+
+    `dtype` "auto" is the one that the config names; where it names none, bfloat16 for weights that a quantization
+    packs, else float32.
+    """
     config = read_json(path)
     spec, names = read_config(config, str(path))
-    named = config.get("torch_dtype", config.get("dtype")) if dtype == "auto" else dtype
+    named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
+    if named is None and config.get("quantization_config") is not None:
+        named = "bfloat16"
     if dtype not in ("auto", "float32", "bfloat16"):
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"

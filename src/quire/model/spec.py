@@ -49,7 +49,7 @@ class RopeSpec:
 class LatentSpec:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds kv_rank + rope_dim elements a token.
 
-    `q_rank` is None where queries come from the hidden state directly.
+    `q_rank` is None where queries come from the hidden state directly. `norm_eps` is that of the latents' norms.
     """
 
     q_rank: int | None
@@ -57,6 +57,7 @@ class LatentSpec:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

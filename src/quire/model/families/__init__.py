@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import ModelError, UnknownArchitectureError
-from quire.model.families import cohere, falcon, gemma, glm, gpt, llama, mistral, olmo, phi, qwen
+from quire.model.families import (
+    cohere,
+    deepseek,
+    falcon,
+    gemma,
+    glm,
+    gpt,
+    gpt_oss,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+)
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
@@ -17,13 +30,14 @@ from quire.model.spec import ArchSpec
 class Family:
     """One architecture: how its config is read, where its tensors are, and which models it is that of.
 
-    `names` may depend on the spec.
+    `names` may depend on the spec. `quantized`: methods of quantization that only change where tensors are, and how.
     """
 
     model_type: str
     models: str
     read: Callable[[ConfigReader], ArchSpec]
     names: TensorNames | Callable[[ArchSpec], TensorNames] = field(default_factory=TensorNames)
+    quantized: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -69,6 +83,19 @@ FAMILIES: Mapping[str, Family] = {
         "falcon", "Falcon 7B, 40B, 180B, RW", falcon.read_falcon, falcon.falcon_names
     ),
     "BloomForCausalLM": Family("bloom", "BLOOM, BLOOMZ", falcon.read_bloom, falcon.BLOOM_NAMES),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        "gpt-oss 20B, 120B",
+        gpt_oss.read_gpt_oss,
+        gpt_oss.GPT_OSS_NAMES,
+        {"mxfp4": {"expert_stack": "mxfp4"}},
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek_v2", "DeepSeek-V2, V2-Lite", deepseek.read_deepseek_v2, deepseek.deepseek_names
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek_v3", "DeepSeek-V3, R1, Kimi-K2", deepseek.read_deepseek_v3, deepseek.deepseek_names
+    ),
 }
 MODEL_TYPES: Mapping[str, str] = {family.model_type: name for name, family in FAMILIES.items()}
 
@@ -77,14 +104,27 @@ def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[
     """The spec and tensor names of a config. Raises ModelError for anything not understood in full."""
     config = ConfigReader(values, where)
     family = FAMILIES[_architecture(config)]
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key) is not None:
-            raise ModelError(
-                f"{where}: {key}: quantized checkpoints are not supported yet; use the original weights"
-            )
+    stored = _quantization(config, family)
     spec = family.read(config)
     config.finish()
-    return spec, family.names(spec) if callable(family.names) else family.names
+    names = family.names(spec) if callable(family.names) else family.names
+    return spec, replace(names, **stored)
+
+
+def _quantization(config: ConfigReader, family: Family) -> Mapping[str, Any]:
+    """What the config's quantization changes in the names. ModelError for one that the family does not read."""
+    if config.get("compression_config") is not None:
+        raise ModelError(f"{config.where}: compression_config: quantized checkpoints are not supported yet")
+    value = config.get("quantization_config")
+    if value is None:
+        return {}
+    method = value.get("quant_method") if isinstance(value, dict) else None
+    if not isinstance(method, str) or method not in family.quantized:
+        raise ModelError(
+            f"{config.where}: quantization_config: quantized checkpoints are not supported yet ({method}); "
+            "use the original weights"
+        )
+    return family.quantized[method]
 
 
 def _architecture(config: ConfigReader) -> str:
@@ -92,6 +132,10 @@ def _architecture(config: ConfigReader) -> str:
     names = config.get("architectures")
     if names is None:
         kind = config.get("model_type")
+        if kind is None:
+            raise ModelError(
+                f"{config.where}: architectures and model_type are missing; not a model's config"
+            )
         names = [MODEL_TYPES.get(kind, f"model_type {kind!r}")] if isinstance(kind, str) else []
     if not isinstance(names, list) or len(names) != 1:
         raise config.wrong("architectures", names, "a list of one architecture")

@@ -170,9 +170,11 @@ def llama_like(
         kv_heads = config.integer(keys.kv_heads, absent or heads)
     if heads % kv_heads:
         raise config.wrong(keys.kv_heads, kv_heads, f"a divisor of {keys.heads} ({heads})")
-    head_dim = config.integer("head_dim", default.get("head_dim") or max(1, hidden // heads))
+    head_dim = fields.pop("head_dim", None)
+    if head_dim is None:
+        head_dim = config.integer("head_dim", default.get("head_dim") or max(1, hidden // heads))
     rotated = fields.pop("rotated", head_dim)
-    if head_dim % 2 and rotated:
+    if rotated % 2:
         raise config.wrong("head_dim", head_dim, "even, for rotary embedding")
     max_position = config.integer(keys.positions, default_max_position)
     rope = None
