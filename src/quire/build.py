@@ -17,7 +17,9 @@ from quire.engine.start import make_backend, model_directory
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import MANIFEST, WEIGHTS, Limits, Manifest, Writer
+from quire.model.gguf import is_gguf
 from quire.model.load import LoadedModel, load_model
+from quire.model.source import open_tokenizer
 from quire.ops.protocol import Backend
 
 # What a tokenizer, a chat template and a reader of the directory need; the index of the weights is not among them.
@@ -89,6 +91,11 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits
 
 
 def _copy_companions(source: Path, target: Path) -> None:
+    """What a directory holds beside its weights, or what a GGUF file holds in place of these files."""
+    if is_gguf(source):
+        open_tokenizer(source).save(target)
+        (target / TOKENIZER).write_bytes(_compact_tokenizer((target / TOKENIZER).read_bytes()))
+        return
     dropped = {path for pattern in DROPPED for path in source.glob(pattern)}
     for path in sorted({path for pattern in KEPT for path in source.glob(pattern)} - dropped):
         if path.name == TOKENIZER:

@@ -46,8 +46,12 @@ def check_options(config: object) -> None:
 class ModelConfig:
     """Which model, and how its weights and numbers are held."""
 
-    model: str = option("", "Local directory or Hugging Face id; empty means the model inside the package.")
-    tokenizer: str | None = option(None, "Directory or id of the tokenizer, where it is not the model's.")
+    model: str = option(
+        "", "Local directory, GGUF file or Hugging Face id; empty means the model inside the package."
+    )
+    tokenizer: str | None = option(
+        None, "Directory, GGUF file or id of the tokenizer, where it is not the model's."
+    )
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
     download_dir: str | None = option(None, "Where downloaded models are kept.")
     dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.")

@@ -60,7 +60,7 @@ def test_no_model_is_not_the_working_directory() -> None:
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match="is a file; give the directory"):
+    with pytest.raises(ModelError, match="is a file; give a GGUF file, or the directory"):
         find_model(str(tmp_path / "model.safetensors"))
 
 
@@ -145,3 +145,27 @@ def test_the_real_client_offline_without_a_cache(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="not in the cache and the hub cannot be reached"):
         find_model("owner/name", download_dir=str(tmp_path))
+
+
+def test_a_gguf_file_is_itself_and_found_alone_in_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "model-Q8_0.gguf").touch()
+    assert find_model(str(tmp_path / "model-Q8_0.gguf")) == tmp_path / "model-Q8_0.gguf"
+    assert find_model(str(tmp_path)) == tmp_path / "model-Q8_0.gguf"
+    (tmp_path / "config.json").touch()
+    assert find_model(str(tmp_path)) == tmp_path
+
+
+def test_an_id_with_a_colon_is_one_gguf_file_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts = [f"m-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
+    hub = Hub(tmp_path, ["m-Q8_0.gguf", "m-Q5_0.gguf", "m-Q5_0_L.gguf", *parts, "README.md"])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    assert find_model("owner/name:Q8_0") == tmp_path / "m-Q8_0.gguf"
+    assert fetched(tmp_path) == {"m-Q8_0.gguf"}
+    assert find_model("owner/name:Q4_K_M") == tmp_path / parts[0]
+    assert hub.calls[0]["repo_id"] == "owner/name"
+    with pytest.raises(ModelError, match=r"found m-Q5_0\.gguf, m-Q5_0_L\.gguf; name the file"):
+        find_model("owner/name:Q5_0")
+    with pytest.raises(ModelError, match="found none"):
+        find_model("owner/name:Q2_K")

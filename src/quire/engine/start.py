@@ -22,7 +22,9 @@ from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
+from quire.model.gguf import is_gguf
 from quire.model.hub import find_model
+from quire.model.source import open_tokenizer, read_json
 from quire.model.spec import ArchSpec
 from quire.ops.native import NativeBackend
 from quire.ops.protocol import Backend, FloatDtype, KVSpec, Limits
@@ -88,7 +90,7 @@ class Started:
 
 
 def model_directory(config: ModelConfig) -> Path:
-    """The local directory of the configured model; without one, of the model inside the package."""
+    """The local directory or GGUF file of the configured model; without one, of the model inside the package."""
     if config.model:
         return find_model(config.model, config.revision, config.download_dir)
     shipped = ASSETS / SHIPPED_MODEL
@@ -125,8 +127,16 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
                 directory, backend, config.dtype
             )
     except UnknownArchitectureError:
-        if config.model_impl == "quire" or importlib.util.find_spec("transformers") is None:
+        if (
+            config.model_impl == "quire"
+            or is_gguf(directory)
+            or importlib.util.find_spec("transformers") is None
+        ):
             raise
+    if is_gguf(directory):
+        raise ConfigError(
+            f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
+        )
     foreign: Any = importlib.import_module("quire.model.foreign")  # the one place that brings torch
     info = foreign.inspect_foreign(directory, config.dtype)
 
@@ -244,8 +254,8 @@ def start_front(
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
     """The model's tokenizer, or the one that is configured in its place."""
     if config.tokenizer:
-        return Tokenizer.load(find_model(config.tokenizer, download_dir=config.download_dir, weights=False))
-    return Tokenizer.load(model_directory(config))
+        return open_tokenizer(find_model(config.tokenizer, download_dir=config.download_dir, weights=False))
+    return open_tokenizer(model_directory(config))
 
 
 def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
@@ -279,5 +289,5 @@ def _default_params(config: ModelConfig, found: load.ModelInfo) -> dict[str, Any
         return {}
     generation = found.generation
     if config.generation_config != "auto":
-        generation = load.read_json(Path(config.generation_config) / "generation_config.json")
+        generation = read_json(Path(config.generation_config) / "generation_config.json")
     return {name: generation[name] for name in DEFAULT_PARAMS if generation.get(name) is not None}

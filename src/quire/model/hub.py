@@ -1,4 +1,4 @@
-"""From a model argument to a local directory: a path, or a Hugging Face id that is fetched or found cached.
+"""From a model argument to a local directory or GGUF file: a path, or a hub id that is fetched or found cached.
 
 `import huggingface_hub` is light; its client is imported when `snapshot_download` is first touched, so that
 serving a local directory never pays for it.
@@ -14,6 +14,8 @@ import huggingface_hub
 from quire.errors import ModelError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w-]+)")  # owner/name:Q4_K_M
+LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
 ABOUT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")  # config, tokenizer, chat template
 SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
@@ -23,8 +25,9 @@ SUBFOLDERS = ("*/*",)
 def find_model(
     model: str, revision: str | None = None, download_dir: str | None = None, weights: bool = True
 ) -> Path:
-    """The directory of `model`, fetched to `download_dir` (default: the hub's cache) where it is an id.
+    """The directory or GGUF file of `model`, fetched to `download_dir` (default: the hub's cache) where it is an id.
 
+    An id with a colon (owner/name:Q4_K_M) is the GGUF file whose name has what follows it.
     torch weights are fetched only where there are no safetensors; none at all without `weights`, for a
     tokenizer. Raises ModelError.
     """
@@ -32,9 +35,17 @@ def find_model(
         raise ModelError("no model given; name a local directory or a Hugging Face id")
     path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        return _gguf_inside(path)
     if path.exists():
-        raise ModelError(f"{model} is a file; give the directory that holds config.json and the weights")
+        if path.suffix == ".gguf":
+            return path
+        raise ModelError(
+            f"{model} is a file; give a GGUF file, or the directory that holds config.json and the weights"
+        )
+    quantized = HUB_GGUF.fullmatch(model)
+    if quantized is not None:
+        pattern = f"*{quantized[2]}*.gguf"
+        return _only_gguf(_fetch(quantized[1], (pattern,), revision, download_dir), pattern)
     if not HUB_ID.fullmatch(model):
         raise ModelError(
             f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
@@ -45,6 +56,23 @@ def find_model(
     if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
         directory = _fetch(model, (*ABOUT, *TORCH), revision, download_dir)
     return directory
+
+
+def _gguf_inside(directory: Path) -> Path:
+    """The directory, or the GGUF file that is all of the model in it."""
+    if (directory / "config.json").exists() or not any(directory.glob("*.gguf")):
+        return directory
+    return _only_gguf(directory, "*.gguf")
+
+
+def _only_gguf(directory: Path, pattern: str) -> Path:
+    found = sorted(path for path in directory.glob(pattern) if not LATER_PART.fullmatch(path.name))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise ModelError(
+            f"{directory}: one model must match {pattern}, found {names}; name the file that you mean"
+        )
+    return found[0]
 
 
 def _fetch(model: str, patterns: tuple[str, ...], revision: str | None, download_dir: str | None) -> Path:

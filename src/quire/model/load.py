@@ -1,4 +1,4 @@
-"""From a model directory to a graph of packed weights. Knows files, families and a backend; no sequence.
+"""From a model directory or file to a graph of packed weights. Knows files, families and a backend; no sequence.
 
 `inspect_model` reads headers only: the spec, the number of parameters and the bytes that weights will take.
 `load_model` then maps the tensors and packs them one by one, so that memory peaks at the packed weights plus
@@ -7,19 +7,19 @@ one matrix.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from quire.errors import ModelError
 from quire.model import engine_dir
-from quire.model.checkpoint import Checkpoint, open_checkpoint
+from quire.model.checkpoint import Checkpoint
 from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.hub import find_model
 from quire.model.pack import check_tensors, choose_dtype, outline_weights, pack_weights, wanted_tensors
+from quire.model.source import open_source, read_json
 from quire.model.spec import ArchSpec, ModelShape
 from quire.ops.protocol import (
     Backend,
@@ -32,7 +32,6 @@ from quire.ops.protocol import (
     Matrix,
 )
 
-MAX_JSON = 16 << 20  # bytes of a config file
 UNLIMITED = engine_dir.Limits()
 
 
@@ -41,7 +40,8 @@ class ModelInfo:
     """A model before its weights are read.
 
     `weight_bytes` are those of the values in `dtype` (vectors in float32); packing may add some padding.
-    `generation` is generation_config.json as it is, or empty. `directory` also holds the tokenizer's files.
+    `generation` is generation_config.json as it is, or empty. `directory` (or the
+    GGUF file in its place) also holds the tokenizer.
     `limits` are those that a built engine was made for.
     """
 
@@ -120,8 +120,9 @@ def load_model(
     download_dir: str | None = None,
     verify: bool = True,
 ) -> LoadedModel:
-    """Load a directory or hub id. `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
+    """Load a directory, a GGUF file or a hub id.
 
+    `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
     float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
     A built engine is mapped, and its bytes are compared with their checksums where `verify` is true.
     """
@@ -163,7 +164,7 @@ def outline_config(path: Path, backend: Backend, dtype: str = "auto") -> LoadedM
     if dtype not in ("auto", "float32", "bfloat16"):
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
-    info = _info(path.parent, spec, names, kept, _eos({}, config, path), {})
+    info = _info(path.parent, spec, names, kept, _eos({}, config, str(path)), {})
     return LoadedModel(info, spec, outline_weights(spec, names, backend, kept))
 
 
@@ -185,19 +186,15 @@ def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelI
     )
 
 
-def _open(directory: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
-    path = directory / "config.json"
-    if not path.exists():
-        raise ModelError(f"{directory}: no config.json; give the directory of a Hugging Face model")
-    config = read_json(path)
-    spec, names = read_config(config, str(path))
-    checkpoint = open_checkpoint(directory)
+def _open(path: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
+    source = open_source(path)
+    spec, names = read_config(source.config, source.where)
+    checkpoint = source.tensors()
     names = names.fitted(checkpoint.names())
-    wanted = check_tensors(spec, names, checkpoint, directory)
-    generation_path = directory / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.exists() else {}
+    wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(dtype, wanted, checkpoint)
-    info = _info(directory, spec, names, kept, _eos(generation, config, path), generation)
+    eos = _eos(source.generation, source.config, source.where)
+    info = _info(path, spec, names, kept, eos, source.generation)
     return info, spec, checkpoint, names
 
 
@@ -233,23 +230,11 @@ def _matrices(weights: Any) -> dict[int, Matrix]:
     return {id(weights): weights} if isinstance(weights, Matrix) else {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or ModelError naming it."""
-    try:
-        size = path.stat().st_size
-        value = json.loads(path.read_text("utf-8")) if size <= MAX_JSON else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object of at most {MAX_JSON} bytes")
-    return value
-
-
-def _eos(generation: dict[str, Any], config: dict[str, Any], path: Path) -> tuple[int, ...]:
+def _eos(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
     """generation_config.json prevails over config.json, as in transformers."""
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and token >= 0 for token in ids):
-        raise ModelError(f"{path.parent}: eos_token_id must be a token id or a list of them, got {value!r}")
+        raise ModelError(f"{where}: eos_token_id must be a token id or a list of them, got {value!r}")
     return tuple(ids)

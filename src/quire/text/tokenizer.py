@@ -5,6 +5,7 @@ A directory's tokenizer.json is read as it is; where only older files exist, `vo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from quire.errors import ModelError, RequestError
 from quire.text.pieces import Pieces, VisiblePieces
@@ -86,6 +87,31 @@ class Tokenizer:
         config = _optional(directory / "tokenizer_config.json")
         options = _read_options(directory, config)
         return cls(_read_backend(directory, config, options), options)
+
+    def save(self, directory: Path) -> None:
+        """Write the files that `load` makes the same tokenizer of. Raises ModelError where no file can say it."""
+        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        if self._own_ends:
+            ends = {self.id_to_token(i) or "": i for i in [*self._prefix, *self._suffix]}
+            before, after = (
+                [self.id_to_token(i) or "" for i in part] for part in (self._prefix, self._suffix)
+            )
+            try:
+                copy.post_processor = processors.TemplateProcessing(
+                    single=[*before, "$A", *after], special_tokens=list(ends.items())
+                )
+            except Exception as error:  # the library raises bare Exception
+                raise ModelError(f"the tokenizer's first and last tokens cannot be saved: {error}") from error
+        copy.save(str(directory / "tokenizer.json"))
+        config = dict(self.special_tokens)
+        if isinstance(self.chat_template, dict):
+            named = [{"name": name, "template": text} for name, text in self.chat_template.items()]
+            config["chat_template"] = named
+        elif self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        (directory / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+        generation = {"eos_token_id": list(self.eos_token_ids)} if self.eos_token_ids else {}
+        (directory / "generation_config.json").write_text(json.dumps(generation), "utf-8")
 
     def _known(self, token: str) -> bool:
         return self.backend.token_to_id(token) is not None

@@ -73,9 +73,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _byte_level(
-    vocab: dict[str, int], merges: list[tuple[str, str]], split: str | None, **options: Any
+def byte_level(
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    split: str | tuple[str, ...] | None,
+    **options: Any,
 ) -> Tokenizer:
+    """Byte-level BPE. `split` are patterns that cut text into words, one after the other; None is GPT-2's way.
+
+    `options` are those of the library's BPE. Raises ModelError where vocabulary and merges do not fit together.
+    """
     backend = Tokenizer(_bpe(vocab, merges, **options))
     backend.decoder = decoders.ByteLevel()
     if split is None:
@@ -83,7 +90,10 @@ def _byte_level(
     else:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(split), behavior="isolated", invert=False),
+                *(
+                    pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
+                    for pattern in ((split,) if isinstance(split, str) else split)
+                ),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -116,9 +126,9 @@ def from_merges(vocab_path: Path, merges_path: Path, kind: str | None) -> Tokeni
             raise ModelError(f"{merges_path}, line {number + 1}: must be two tokens, got {line[:80]!r}")
         merges.append((left, right))
     if kind in _GPT2_NAMES:
-        return _byte_level(vocab, merges, None)
+        return byte_level(vocab, merges, None)
     if kind in _QWEN2_NAMES:
-        backend = _byte_level(vocab, merges, QWEN2_SPLIT)
+        backend = byte_level(vocab, merges, QWEN2_SPLIT)
         backend.normalizer = normalizers.NFC()
         return backend
     raise ModelError(
@@ -179,7 +189,7 @@ def from_ranks(path: Path) -> Tokenizer:
     merges.sort()
     vocab = {names[token]: rank for token, rank in ranks.items()}
     # A word that is a token stays whole even where no order of merges leads to it, as tiktoken does.
-    backend = _byte_level(vocab, [m[3:] for m in merges], LLAMA3_SPLIT, ignore_merges=True)
+    backend = byte_level(vocab, [m[3:] for m in merges], LLAMA3_SPLIT, ignore_merges=True)
     backend.add_special_tokens(
         [AddedToken(t, normalized=False, special=True) for t in llama3_special_tokens()]
     )
@@ -314,15 +324,21 @@ def from_sentencepiece(path: Path, *, legacy: bool) -> tuple[Tokenizer, Sentence
         model = parse_sentencepiece(read_bytes(path))
     except ModelError as error:
         raise ModelError(f"{path} is not a readable sentencepiece model: {error}") from error
+    try:
+        return build_sentencepiece(model, legacy=legacy), model
+    except ModelError as error:
+        raise ModelError(f"{path} {error}") from error
+
+
+def build_sentencepiece(model: SentencePiece, *, legacy: bool) -> Tokenizer:
+    """The tokenizer of a model that was read. ModelErrors go on after the name of the file."""
     if model.model_type != _BPE:
-        raise ModelError(
-            f"{path} is not a BPE sentencepiece model; convert it to tokenizer.json with transformers"
-        )
+        raise ModelError("is not a BPE sentencepiece model; convert it to tokenizer.json with transformers")
     if model.remove_extra_whitespaces or not model.escape_whitespaces:
-        raise ModelError(f"{path} normalizes spaces in a way only its tokenizer.json can tell; add that file")
+        raise ModelError("normalizes spaces in a way only its tokenizer.json can tell; add that file")
     vocab = {text: i for i, (text, _, _) in enumerate(model.pieces)}
     if len(vocab) != len(model.pieces) or not 0 <= model.unk_id < len(model.pieces):
-        raise ModelError(f"{path} holds a piece twice or no unknown piece")
+        raise ModelError("holds a piece twice or no unknown piece")
     unk = model.pieces[model.unk_id][0]
     bpe = _bpe(
         vocab, _merges_by_score(model), unk_token=unk, fuse_unk=True, byte_fallback=model.byte_fallback
@@ -345,4 +361,4 @@ def from_sentencepiece(path: Path, *, legacy: bool) -> tuple[Tokenizer, Sentence
         if kind in (_CONTROL, _USER_DEFINED) or i in special:
             control = kind != _USER_DEFINED
             backend.add_tokens([AddedToken(text, normalized=False, special=control)])
-    return backend, model
+    return backend

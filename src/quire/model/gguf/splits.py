@@ -1,0 +1,64 @@
+"""How byte-level tokenizers cut text into words before merging, by the names that GGUF files give (tokenizer.ggml.pre).
+
+Facts are llama.cpp's table (src/llama-vocab.cpp) and the tokenizer.json of each model; patterns are applied in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire.text.vocab import LLAMA3_SPLIT, QWEN2_SPLIT
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """`patterns` None is GPT-2's own way. `whole_words`: a word that is a token stays whole, whatever the merges."""
+
+    patterns: tuple[str, ...] | None
+    whole_words: bool = False
+    add_bos: bool = False  # where the file does not say
+    nfc: bool = False
+
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_HEAD = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"{_HEAD}{_UPPER}*{_LOWER}+{_SUFFIX}|{_HEAD}{_UPPER}+{_LOWER}*{_SUFFIX}|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_END}"
+)
+_TEKKEN = (
+    rf"{_HEAD}{_UPPER}*{_LOWER}+|{_HEAD}{_UPPER}+{_LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_END}"
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥\x{3040}-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    rf"|{_END}",
+)
+_BY_NAMES: tuple[tuple[str, Splitting], ...] = (
+    (
+        "gpt-2 gpt2 phi-2 mpt olmo jina-es jina-de jina-v1-en jina-v2-es jina-v2-de modern-bert",
+        Splitting(None),
+    ),
+    ("llama3 llama-v3 llama-bpe falcon3", Splitting((LLAMA3_SPLIT,), whole_words=True, add_bos=True)),
+    ("dbrx smaug-bpe glm4 chatglm-bpe", Splitting((LLAMA3_SPLIT,))),
+    ("qwen2", Splitting((QWEN2_SPLIT,), nfc=True)),
+    ("deepseek-r1-qwen stablelm2 megrez", Splitting((QWEN2_SPLIT,))),
+    ("starcoder refact command-r smollm codeshell exaone minerva-7b", Splitting((r"\p{N}", _GPT2))),
+    ("falcon", Splitting((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
+    ("default", Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    (
+        "deepseek-coder",
+        Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-\x{d7ff}]+", r"\p{N}")),
+    ),
+    ("deepseek-v3", Splitting(_DEEPSEEK3)),
+    ("gpt-4o llama4", Splitting((_GPT4O,))),
+    ("tekken", Splitting((_TEKKEN,), whole_words=True, add_bos=True)),
+)
+SPLITTINGS: Mapping[str, Splitting] = {
+    name: splitting for names, splitting in _BY_NAMES for name in names.split()
+}
