@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", SMALL),
     "olmo2": ("Olmo2", SMALL),
     "granite": ("Granite", SMALL),
+    "smollm3": ("SmolLM3", SMALL),
     "command-r": ("Cohere", SMALL | {"use_qk_norm": False}),
 }
 

@@ -40,11 +40,18 @@ def _llama(keys: Keys) -> Config:
     window = keys.get("attention.sliding_window")
     if experts:
         more = {"num_local_experts": experts, "num_experts_per_tok": keys.integer("expert_used_count")}
+        more["intermediate_size"] = keys.integer("expert_feed_forward_length", config["intermediate_size"])
         return _named("MixtralForCausalLM", config | more | {"sliding_window": window})
     if window:
         return _named("MistralForCausalLM", config | {"sliding_window": window})
     config |= {"attention_bias": has_bias(keys, "attn_q"), "mlp_bias": has_bias(keys, "ffn_up")}
     return _named("LlamaForCausalLM", config)
+
+
+def _smollm3(keys: Keys) -> Config:
+    """Every fourth layer is without positions; no key says so."""
+    config = llama_like(keys) | {"attention_bias": has_bias(keys, "attn_q"), "no_rope_layer_interval": 4}
+    return _named("SmolLM3ForCausalLM", config)
 
 
 def _qwen2(keys: Keys) -> Config:
@@ -160,6 +167,7 @@ def _gpt_neox(keys: Keys) -> Config:
         "intermediate_size": keys.integer("feed_forward_length"),
         "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
         "hidden_act": "gelu",
+        "attention_bias": has_bias(keys, "attn_qkv"),
         "use_parallel_residual": bool(keys.get("use_parallel_residual")),
         "rotary_pct": turned.pop("partial_rotary_factor", 1.0),
         "rotary_emb_base": turned["rope_theta"],
@@ -232,6 +240,7 @@ class Architecture:
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama, names.TURNED),
+    "smollm3": Architecture(_smollm3, names.TURNED),
     "qwen2": Architecture(_qwen2, names.PLAIN),
     "qwen3": Architecture(_qwen3, names.PLAIN),
     "qwen2moe": Architecture(_qwen2_moe, names.QWEN_MIXTURE),
