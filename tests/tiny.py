@@ -11,6 +11,9 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from quire.model.families import read_config
+from quire.model.pack import wanted_tensors
+
 VOCAB_SIZE = 320
 BOS, EOS = 256, 257
 CHAT_TEMPLATE = (
@@ -41,7 +44,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "qwen2_moe": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 40,
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_key_value_heads": 4,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    },
+    "bloom": {
+        "architectures": ["BloomForCausalLM"],
+        "seq_length": 512,
+        "layer_norm_epsilon": 1e-5,
+        **dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size", "hidden_act")),
+        **dict.fromkeys(("rms_norm_eps", "rope_theta", "max_position_embeddings")),
+    },
 }
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def write_tokenizer(path: Path) -> None:
@@ -63,15 +102,22 @@ def write_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def write_checkpoint(
-    path: Path, family: str = "llama", dtype: str = "float32", seed: int = 0, **config: Any
-) -> Path:
-    """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
-    path.mkdir(parents=True, exist_ok=True)
-    full = {**CONFIG, **FAMILIES[family], "torch_dtype": dtype, **config}
-    (path / "config.json").write_text(json.dumps(full))
-    rng = np.random.default_rng(seed)
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+def _tensors(family: str, full: dict[str, Any], rng: np.random.Generator, kind: Any) -> dict[str, Any]:
+    """Whatever the family's config asks for."""
+    tensors = {}
+    for name, tensor in wanted_tensors(*read_config(full)).items():
+        if "norm" in name or "ln_f" in name:
+            values = rng.standard_normal(tensor.shape) * 0.1 + name.endswith("weight")
+        else:
+            values = rng.standard_normal(tensor.shape) * (
+                1.0 if "embed" in name or "lm_head" in name else 0.25
+            )
+        tensors[name] = values.astype(kind)
+    return tensors
+
+
+def _dense_tensors(family: str, full: dict[str, Any], rng: np.random.Generator, kind: Any) -> dict[str, Any]:
+    """Llama's tensors, with what Qwen2 and Qwen3 add."""
 
     def random(*shape: int, scale: float = 0.25) -> Any:
         return (rng.standard_normal(shape) * scale).astype(kind)
@@ -101,6 +147,19 @@ def write_checkpoint(
     tensors["model.norm.weight"] = 1 + random(hidden, scale=0.1)
     if not full["tie_word_embeddings"]:
         tensors["lm_head.weight"] = random(full["vocab_size"], hidden, scale=1.0)
+    return tensors
+
+
+def write_checkpoint(
+    path: Path, family: str = "llama", dtype: str = "float32", seed: int = 0, **config: Any
+) -> Path:
+    """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
+    path.mkdir(parents=True, exist_ok=True)
+    full = {**CONFIG, **FAMILIES[family], "torch_dtype": dtype, **config}
+    (path / "config.json").write_text(json.dumps(full))
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+    make = _dense_tensors if family in DENSE else _tensors
+    tensors = make(family, full, np.random.default_rng(seed), kind)
     save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path / "model.safetensors")
     write_tokenizer(path)
     return path

@@ -14,6 +14,7 @@ from quire.ops.protocol import FloatArray
 from quire.runtime.sampler import Sampler, Samples, SlotSampling
 from quire.types import TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
+from tests.tiny import FAMILIES
 
 MODELS = {
     "llama-f32": ("llama", "float32", {}),
@@ -21,6 +22,10 @@ MODELS = {
     "llama-f32-kv-bf16": ("llama", "float32", {}),
     "qwen2-bf16-kv-f32": ("qwen2", "bfloat16", {}),
     "qwen3-bf16-tied": ("qwen3", "bfloat16", {"tie_word_embeddings": True}),
+    "qwen2-moe-bf16-shared-expert": ("qwen2_moe", "bfloat16", {}),
+    "gpt-oss-f32-sinks": ("gpt_oss", "float32", {}),
+    "deepseek-v3-f32-latent": ("deepseek_v3", "float32", {}),
+    "bloom-bf16-alibi": ("bloom", "bfloat16", {}),
 }
 KV_DTYPES = {"llama-f32-kv-bf16": "bfloat16", "qwen2-bf16-kv-f32": "float32"}
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -164,7 +169,7 @@ def test_n_samples_equal_separate_requests(model: str, caching: bool, tiny_model
 
 def test_native_equals_reference(tiny_model: Callable[..., str]) -> None:
     """Greedy tokens of both backends agree: the kernels compute what the oracle computes."""
-    for family in ("llama", "mistral", "qwen2", "qwen3"):
+    for family in FAMILIES:
         params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         found = [
             LLM(tiny_model(family), backend=backend, max_model_len=128).generate(
