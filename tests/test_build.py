@@ -39,7 +39,7 @@ def copy(engine: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"isa": "scalar"}, {"backend": "reference"}])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2_moe", "deepseek_v3", "gpt_oss", "bloom"])
 def test_an_engine_writes_what_its_checkpoint_writes(
     family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
