@@ -16,6 +16,7 @@ from quire.model.families import FAMILIES, read_config
 from quire.model.pack import wanted_tensors
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec, RopeSpec
+from tests.model.published import PUBLISHED
 from tests.model.tiny_models import LLAMA3, SMALL, YARN
 
 
@@ -210,6 +211,12 @@ def test_keys_at_rest_are_accepted() -> None:
         "transformers.js_config": {"a": 1},
     }
     assert spec(**at_rest) == plain
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_understood_to_the_last_parameter(name: str) -> None:
+    parameters, values = PUBLISHED[name]
+    assert sizes(values)[0] == parameters
 
 
 # Parameters, and bytes of KV cache a token in bfloat16, of published models.

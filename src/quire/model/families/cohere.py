@@ -15,7 +15,6 @@ COHERE_NAMES = TensorNames(interleaved=True)
 FIXED = (
     ("use_gated_activation", True),
     ("use_parallel_block", True),
-    ("use_parallel_embedding", False),
     ("use_embedding_sharing", True),
     ("position_embedding_type", "rope_gptj"),
     ("order_of_interleaved_layers", "local_attn_first"),
@@ -38,6 +37,7 @@ def read_cohere2(config: ConfigReader) -> ArchSpec:
     for key, value in FIXED:
         config.expect(key, value)
     config.expect("use_qk_norm", False)
+    config.get("use_parallel_embedding")  # how training was spread
     layers = config.integer("num_hidden_layers", high=4096)
     pattern = config.integer("sliding_window_pattern", config.integer("layer_switch", 4))
     kinds = layer_kinds(config, layers, alternate(layers, pattern))

@@ -97,6 +97,7 @@ def read_smollm3(config: ConfigReader) -> ArchSpec:
         windows=windows_of(config, layer_kinds(config, layers, [FULL] * layers), None),
     )
     config.expect("use_sliding_window", False)
+    config.get("max_window_layers")  # of no meaning without a window
     return replace(spec, layer_ropes=tuple(spec.rope if t else None for t in turned))
 
 

@@ -68,6 +68,7 @@ def read_starcoder2(config: ConfigReader) -> ArchSpec:
         config.expect(key, value)
     for key in ("activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
         config.get(key)  # left from an older format; hidden_act prevails and softmax is always exact
+    config.expect("layer_norm_epsilon", config.number("norm_epsilon", 1e-5))
     bias = config.boolean("use_bias", True)
     return llama_like(
         config,
