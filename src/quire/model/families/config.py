@@ -14,11 +14,11 @@ HARMLESS_BY_TOPIC = {
     "_name_or_path name_or_path auto_map tokenizer_class is_llama_config "
     "transformers.js_config unsloth_version unsloth_fixed",
     "training": "embedding_dropout residual_dropout layerdrop init_std attn_pdrop dropout activation_dropout "
-    "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise "
-    "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop gradient_checkpointing "
-    "output_router_logits tf_legacy_loss use_bfloat16",
-    "execution": "reorder_and_upcast_attn slow_but_exact use_cache pretraining_tp chunk_size_feed_forward torchscript "
-    "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation "
+    "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha "
+    "seq_aux router_jitter_noise initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop "
+    "gradient_checkpointing output_router_logits tf_legacy_loss use_bfloat16",
+    "execution": "reorder_and_upcast_attn slow_but_exact use_cache pretraining_tp chunk_size_feed_forward "
+    "torchscript _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation "
     "_experts_implementation cache_implementation",
     "outputs": "output_attentions output_hidden_states output_scores return_dict return_dict_in_generate",
     "tokens": "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id "
