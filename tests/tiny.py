@@ -39,6 +39,28 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": EOS,
     "torch_dtype": "float32",
 }
+LAYER = {"rms_norm_eps": None, "layer_norm_eps": 1e-5}
+SLIDING = {"sliding_window": 24}
+# Without the keys that older families do not have.
+BARE = dict.fromkeys(
+    (
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_theta",
+    )
+)
+GPT = {
+    **BARE,
+    **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")),
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "n_inner": 96,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24},
@@ -73,13 +95,84 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
     "bloom": {
+        **BARE,
         "architectures": ["BloomForCausalLM"],
+        "max_position_embeddings": None,
         "seq_length": 512,
         "layer_norm_epsilon": 1e-5,
-        **dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size", "hidden_act")),
-        **dict.fromkeys(("rms_norm_eps", "rope_theta", "max_position_embeddings")),
     },
 }
+# The rest of the families that run natively.
+OTHERS: dict[str, dict[str, Any]] = {
+    "ministral": {"architectures": ["MinistralForCausalLM"], "sliding_window": 24},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+    },
+    "granite": {
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 0.9,
+    },
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
+    "stablelm": {
+        **LAYER,
+        "architectures": ["StableLmForCausalLM"],
+        "qk_layernorm": True,
+        "partial_rotary_factor": 0.5,
+    },
+    "gemma": {"architectures": ["GemmaForCausalLM"]},
+    "gemma2": {**SLIDING, "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 5.0},
+    "gemma3": {**SLIDING, "architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 2},
+    "phi": {**LAYER, "architectures": ["PhiForCausalLM"], "partial_rotary_factor": 0.5},
+    "phi3": {**SLIDING, "architectures": ["Phi3ForCausalLM"]},
+    "starcoder2": {
+        **SLIDING,
+        "architectures": ["Starcoder2ForCausalLM"],
+        "rms_norm_eps": None,
+        "norm_epsilon": 1e-5,
+    },
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
+    "olmo3": {**SLIDING, "architectures": ["Olmo3ForCausalLM"]},
+    "exaone4": {**SLIDING, "architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": 2},
+    "cohere": {**LAYER, "architectures": ["CohereForCausalLM"], "use_qk_norm": True},
+    "cohere2": {**LAYER, **SLIDING, "architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},
+    "glm": {"architectures": ["GlmForCausalLM"]},
+    "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "gpt2": {**GPT, "architectures": ["GPT2LMHeadModel"]},
+    "gptj": {**GPT, "architectures": ["GPTJForCausalLM"], "rotary_dim": 6},
+    "gpt_neox": {
+        **LAYER,
+        "architectures": ["GPTNeoXForCausalLM"],
+        "num_key_value_heads": None,
+        "rotary_pct": 0.5,
+    },
+    "opt": {**BARE, "architectures": ["OPTForCausalLM"], "ffn_dim": 96, "word_embed_proj_dim": 32},
+    "falcon": {
+        **BARE,
+        "architectures": ["FalconForCausalLM"],
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+    },
+    "falcon_alibi": {**BARE, "architectures": ["FalconForCausalLM"], "alibi": True},
+    "deepseek_v2": {
+        **FAMILIES["deepseek_v3"],
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "topk_method": "group_limited_greedy",
+    },
+}
+TABLES = ("embed", "wte", "wpe", "lm_head")
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -106,11 +199,11 @@ def _tensors(family: str, full: dict[str, Any], rng: np.random.Generator, kind: 
     """Whatever the family's config asks for."""
     tensors = {}
     for name, tensor in wanted_tensors(*read_config(full)).items():
-        if "norm" in name or "ln_f" in name:
+        if any(part in name for part in ("norm", "ln_")):
             values = rng.standard_normal(tensor.shape) * 0.1 + name.endswith("weight")
         else:
             values = rng.standard_normal(tensor.shape) * (
-                1.0 if "embed" in name or "lm_head" in name else 0.25
+                1.0 if any(part in name for part in TABLES) else 0.25
             )
         tensors[name] = values.astype(kind)
     return tensors
@@ -155,7 +248,7 @@ def write_checkpoint(
 ) -> Path:
     """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
     path.mkdir(parents=True, exist_ok=True)
-    full = {**CONFIG, **FAMILIES[family], "torch_dtype": dtype, **config}
+    full = {**CONFIG, **(FAMILIES | OTHERS)[family], "torch_dtype": dtype, **config}
     (path / "config.json").write_text(json.dumps(full))
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
     make = _dense_tensors if family in DENSE else _tensors

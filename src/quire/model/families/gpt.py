@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import Keys, llama_like
+from quire.model.families.llama import Keys, head_size, llama_like
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.spec import ArchSpec, RopeSpec
@@ -135,7 +135,6 @@ def read_gptj(config: ConfigReader) -> ArchSpec:
 
 def read_neox(config: ConfigReader) -> ArchSpec:
     """GPT-NeoX 20B and Pythia. Black et al. 2022, arXiv:2204.06745."""
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
     bias = config.boolean("attention_bias", True)
     return llama_like(
         config,
@@ -146,7 +145,7 @@ def read_neox(config: ConfigReader) -> ArchSpec:
         default_activation="gelu",
         default_eps=1e-5,
         default_theta=config.number("rotary_emb_base", 10000.0),
-        rotated=rotary_dim(config, head_dim, 0.25, "rotary_pct"),
+        rotated=rotary_dim(config, head_size(config), 0.25, "rotary_pct"),
         placement="parallel_two" if config.boolean("use_parallel_residual", True) else "pre",
         norm="layer",
         norm_bias=True,

@@ -103,7 +103,6 @@ def read_smollm3(config: ConfigReader) -> ArchSpec:
 
 def read_stablelm(config: ConfigReader) -> ArchSpec:
     """StableLM 2 and 3B: LayerNorm and partly rotated heads."""
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
     return llama_like(
         config,
         "StableLmForCausalLM",
@@ -111,12 +110,19 @@ def read_stablelm(config: ConfigReader) -> ArchSpec:
         default_max_position=4096,
         default_kv_heads=32,
         default_eps=1e-5,
-        rotated=rotary_dim(config, head_dim, 0.25),
+        rotated=rotary_dim(config, head_size(config), 0.25),
         norm="layer",
         norm_bias=True,
         qkv_bias=config.boolean("use_qkv_bias", False),
         qk_norm="own_head" if config.boolean("qk_layernorm", False) else None,
         placement="parallel" if config.boolean("use_parallel_residual", False) else "pre",
+    )
+
+
+def head_size(config: ConfigReader) -> int:
+    """head_dim, or the hidden size's share of a head."""
+    return config.integer(
+        "head_dim", max(1, config.integer("hidden_size") // config.integer("num_attention_heads"))
     )
 
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import FULL, SLIDING, alternate, layer_kinds, llama_like, windows_of
+from quire.model.families.llama import (
+    FULL,
+    SLIDING,
+    alternate,
+    head_size,
+    layer_kinds,
+    llama_like,
+    windows_of,
+)
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_layer_ropes
 from quire.model.spec import ArchSpec
@@ -25,12 +33,9 @@ def read_olmo3(config: ConfigReader) -> ArchSpec:
     """OLMo 2 with three sliding layers to one that is not; a scaled rope is that one's alone."""
     layers = config.integer("num_hidden_layers", high=4096)
     kinds = layer_kinds(config, layers, alternate(layers, 4))
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
-    theta, max_position = (
-        config.number("rope_theta", 500000.0),
-        config.integer("max_position_embeddings", 2048),
-    )
-    ropes = read_layer_ropes(config, head_dim, max_position, [*kinds, FULL], {FULL: theta, SLIDING: theta})
+    max_position = config.integer("max_position_embeddings", 2048)
+    thetas = dict.fromkeys((FULL, SLIDING), config.number("rope_theta", 500000.0))
+    ropes = read_layer_ropes(config, head_size(config), max_position, [*kinds, FULL], thetas)
     return _olmo(
         config,
         "Olmo3ForCausalLM",

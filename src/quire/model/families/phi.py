@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import Keys, llama_like
+from quire.model.families.llama import Keys, head_size, llama_like
 from quire.model.families.mistral import one_window
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
@@ -23,7 +23,6 @@ STARCODER2_NAMES = TensorNames(up="mlp.c_fc", down="mlp.c_proj")
 
 def read_phi(config: ConfigReader) -> ArchSpec:
     """Phi-1, 1.5 and 2: attention and MLP beside each other behind one LayerNorm, biases everywhere."""
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
     qk_norm = config.boolean("qk_layernorm", False)
     return llama_like(
         config,
@@ -32,7 +31,7 @@ def read_phi(config: ConfigReader) -> ArchSpec:
         default_max_position=2048,
         default_activation="gelu_new",
         default_eps=1e-5,
-        rotated=rotary_dim(config, head_dim, 0.5),
+        rotated=rotary_dim(config, head_size(config), 0.5),
         placement="parallel",
         norm="layer",
         norm_bias=True,
@@ -51,13 +50,12 @@ def read_phi3(config: ConfigReader) -> ArchSpec:
     for key, value in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
         config.expect(key, value)
     config.get("original_max_position_embeddings")  # longrope's, read there
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
     return llama_like(
         config,
         "Phi3ForCausalLM",
         default_max_position=4096,
         default_eps=1e-5,
-        rotated=rotary_dim(config, head_dim),
+        rotated=rotary_dim(config, head_size(config)),
         windows=one_window(config, None),
     )
 
