@@ -2,7 +2,8 @@
 
 The vocabulary is the 256 bytes and four special tokens, so text splits inside characters. Words in the prompt
 cause faults: "!poison-add" (add raises), "!poison" (fails alone at its third token), "!raise" (step
-raises), "!crash" (the process is killed), "!hang" (a step never ends), "!forever" (no end before max_tokens).
+raises), "!crash" (the process is killed), "!hang" (a step never ends), "!forever" (no end before max_tokens),
+"!say TEXT!end" (the output is TEXT).
 Options go in the model's name: `scripted:delay=0.01,start=0.5,fail=1`.
 """
 
@@ -57,15 +58,17 @@ def options_of(model: str) -> dict[str, float]:
 
 def script(request: Request, index: int, length: int) -> list[int]:
     """The first `length` tokens that this sample will make."""
+    prompt = bytes(t for t in request.tokens if t < 256)
+    if b"!say " in prompt:
+        said = prompt.rpartition(b"!say ")[2].partition(b"!end")[0]
+        return [*said, *[EOS] * length][:length]
     seed = request.sample_seed(index) if request.sampling.temperature else 0
     key = f"{seed}:{request.tokens}"
     rng = hashlib.sha256(key.encode()).digest()
     out: list[int] = []
     step = 0
     end = 20 + rng[0] % 40
-    forever = not request.eos_token_ids or "!forever" in bytes(t for t in request.tokens if t < 256).decode(
-        "utf-8", "replace"
-    )
+    forever = not request.eos_token_ids or b"!forever" in prompt
     while len(out) < length:
         if step % 32 == 0:
             rng = hashlib.sha256(rng).digest()

@@ -74,7 +74,7 @@ def test_a_final_assistant_message_is_continued(client: anthropic.Anthropic) -> 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "system", "content": "x"}]}, "role"),

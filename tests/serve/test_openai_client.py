@@ -259,7 +259,7 @@ def test_a_response_goes_on_from_its_own_output(client: openai.OpenAI) -> None:
         ({"stop": ["a"] * 40}, "stop"),
         ({"logit_bias": {"900000": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"extra_body": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),

@@ -383,3 +383,12 @@ def test_json_in_templates_is_python_s(value: Any) -> None:
     template = ChatTemplate("{{ value | tojson }}{{ value | tojson(indent=2) }}")
     text = template.render([{"role": "user", "content": "x"}], value=value)
     assert text == json.dumps(value, ensure_ascii=False) + json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def test_null_content_is_given_as_null_only_where_the_template_asks_for_it() -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    plain = "{% for m in messages %}{{ 'mark' in m.content }}/{{ m.content }}|{% endfor %}"
+    assert ChatTemplate(plain).render(chat) == "False/x|False/|"
+    asks = "{% for m in messages %}{% if m['content'] is none %}none{% endif %}|{% endfor %}"
+    assert ChatTemplate(asks).render(chat) == "|none|"

@@ -8,9 +8,11 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
+from quire.serve.anthropic_input import choice_of, messages_of, partial_object, tools_of
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.chat import render
+from quire.serve.chat import prepare, render
 from quire.serve.errors import HttpError, invalid, unsupported
+from quire.serve.items import Change, Item, Items
 from quire.serve.params import sampling_params
 from quire.serve.protocol import ChatRequest, Int64, LogprobCount, Name
 from quire.serve.service import Service
@@ -52,6 +54,24 @@ class TextBlock(msgspec.Struct, tag="text"):
     citations: None = None
 
 
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """The signature, with which Anthropic's own server knows its thinking again, is empty."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    """`input` of a call that was cut off has the members that are whole."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
 class MessageUsage(msgspec.Struct):
     """What of the prompt was read from the cache is not in `input_tokens`."""
 
@@ -66,7 +86,7 @@ class MessageObject(msgspec.Struct, tag="message"):
 
     id: str
     model: str
-    content: list[TextBlock]
+    content: list[Block]
     usage: MessageUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
@@ -81,8 +101,6 @@ decoder = msgspec.json.Decoder(MessagesRequest)
 count_decoder = msgspec.json.Decoder(CountRequest)
 _encode = msgspec.json.Encoder().encode
 _REFUSED = {
-    "tools": "tool calls come in a later version",
-    "tool_choice": "tool calls come in a later version",
     "output_config": "there is nothing to configure",
 }
 _REFUSED_MESSAGES = {**_REFUSED, "container": "there are none", "mcp_servers": "there are none"}
@@ -96,7 +114,11 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_PARTS = {"type", "text", "cache_control", "citations"}
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
 def error_body(error: HttpError, request_id: str | None = None) -> bytes:
@@ -111,7 +133,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     body = await service.read(http, decoder)
     model = service.check_model(body.model)
     service.refuse(body, _REFUSED_MESSAGES)
-    _check_thinking(body)
+    _check_thinking(service, body)
     if body.service_tier not in (None, "auto", "standard_only"):
         raise unsupported("service_tier", "there is one")
     call_id = service.new_id("msg_", http)
@@ -124,105 +146,95 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, count_decoder)
     service.check_model(body.model)
     service.refuse(body, _REFUSED)
-    _check_thinking(body)
+    _check_thinking(service, body)
     tokens = await service.work(len(str(body.messages)), lambda: _tokens(service, body)[1])
     return _encode(TokenCount(len(tokens)))
 
 
-def _check_thinking(body: CountRequest) -> None:
-    if body.thinking is not None and body.thinking.get("type") != "disabled":
-        raise unsupported("thinking", "it comes in a later version")
-
-
-def _text(content: Any, where: str) -> str:
-    """A text, or blocks of text, as one text."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(f"{where} must be a text or a list of blocks", where, "invalid_type")
-    texts = []
-    for i, part in enumerate(content):
-        place = f"{where}[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or kind != "text":
-            raise unsupported(place, f"blocks of type {str(kind)[:64]!r} are not, only text")
-        if unknown := set(part) - _PARTS:
-            raise invalid(f"Unknown field: {place}.{min(unknown)}", place, "unknown_parameter")
-        if not isinstance(part.get("text"), str):
-            raise invalid(f"{place}.text must be a text", place, "invalid_type")
-        texts.append(part["text"])
-    return "".join(texts)
+def _check_thinking(service: Service, body: CountRequest) -> None:
+    if body.thinking is None:
+        return
+    kind = body.thinking.get("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        message = f"thinking.type must be enabled, adaptive or disabled, not {str(kind)[:64]!r}"
+        raise invalid(message, "thinking", "invalid_value")
+    if kind != "disabled" and service.formats.reasoning is None:
+        raise unsupported("thinking", "this model does not reason apart (--reasoning-parser)")
 
 
 def conversation(body: CountRequest) -> ChatRequest:
     """The same as a chat. A last message of the assistant is to be continued, as in Anthropic's API."""
-    messages: list[dict[str, Any]] = []
-    if body.system is not None:
-        messages.append({"role": "system", "content": _text(body.system, "system")})
-    for i, message in enumerate(body.messages):
-        where = f"messages[{i}]"
-        if unknown := set(message) - {"role", "content"}:
-            raise invalid(f"Unknown field: {where}.{min(unknown)}", where, "unknown_parameter")
-        if message.get("role") not in ("user", "assistant"):
-            raise invalid(f"{where}.role must be user or assistant", f"{where}.role", "invalid_value")
-        content = _text(message.get("content"), f"{where}.content")
-        messages.append({"role": message["role"], "content": content})
+    messages = messages_of(body.messages, body.system)
     continued = messages[-1]["role"] == "assistant"
+    choice, parallel = choice_of(body.tool_choice)
     return ChatRequest(
-        messages=messages, add_generation_prompt=not continued, continue_final_message=continued
+        messages=messages,
+        tools=tools_of(body.tools or ()),
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        chat_template_kwargs=_thinking(body),
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
     )
 
 
+def _thinking(body: CountRequest) -> dict[str, Any] | None:
+    """What chat templates are told; they know it under either name."""
+    if body.thinking is None:
+        return None
+    on = body.thinking["type"] != "disabled"
+    return {"enable_thinking": on, "thinking": on}
+
+
 def _tokens(service: Service, body: CountRequest) -> tuple[str, list[int]]:
-    text = render(service, conversation(body))
+    chat = conversation(body)
+    text = render(service, chat, service.offer(chat))
     return text, service.front.encode(text, add_special_tokens=False)
 
 
 def _make(service: Service, body: MessagesRequest, call_id: str) -> Prompt:
-    text, tokens = _tokens(service, body)
-    fields = ChatRequest(
-        messages=body.messages,
+    chat = msgspec.structs.replace(
+        conversation(body),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
         seed=body.seed,
     )
-    params = sampling_params(service.front, fields, body.max_tokens, None)
-    return Prompt(service.front.request(service.next_request_id(call_id), tokens, params), text)
+    params = sampling_params(service.front, chat, body.max_tokens, None)
+    text, params, field, reading = prepare(service, chat, params)
+    tokens = service.front.encode(text, add_special_tokens=False)
+    return Prompt(
+        service.front.request(service.next_request_id(call_id), tokens, params), text, field, reading
+    )
 
 
 class MessageAnswer:
-    """The call as /v1/messages shows it: one block of text."""
+    """The call as /v1/messages shows it: thinking, texts and uses of tools, each a block."""
 
     def __init__(self, body: MessagesRequest, model: str, call: Call) -> None:
         self.call = call
         self.streaming = bool(body.stream)
         self._stop = tuple(body.stop_sequences or ())
         self._model = model
+        self._items = Items(call.reading)
         self._opened = False
 
     def whole(self) -> bytes:
-        sample = self.call.streams[0].output.outputs[0]
-        reason, sequence = self._end()
-        message = MessageObject(
-            self.call.id,
-            self._model,
-            [TextBlock(sample.text)],
-            self._usage(self.call.usage),
-            reason,
-            sequence,
-        )
-        return _encode(message)
+        items = self._items.whole(self.call.streams[0].output.outputs[0].text)
+        reason, sequence = self._end(items)
+        blocks = [_block(item, item.text) for item in items]
+        usage = self._usage(self.call.usage)
+        return _encode(MessageObject(self.call.id, self._model, blocks, usage, reason, sequence))
 
-    def _end(self) -> tuple[str, str | None]:
+    def _end(self, items: list[Item]) -> tuple[str, str | None]:
         """Why it ended, in Anthropic's words, and at which stop sequence."""
         sample = self.call.streams[0].output.outputs[0]
         if sample.finish_reason == "length":
             return "max_tokens", None
         if isinstance(sample.stop_reason, str) and sample.stop_reason in self._stop:
             return "stop_sequence", sample.stop_reason
-        return "end_turn", None
+        return ("tool_use" if any(item.kind == "call" for item in items) else "end_turn"), None
 
     def _usage(self, usage: Usage) -> MessageUsage:
         return MessageUsage(usage.num_prompt - usage.num_cached, usage.num_output, usage.num_cached)
@@ -231,31 +243,22 @@ class MessageAnswer:
         chunks = []
         if not self._opened:
             self._opened = True
-            chunks += self._opening()
+            usage = self.call.usage
+            start = self._usage(Usage(usage.num_prompt, usage.num_cached, 0))
+            message = MessageObject(self.call.id, self._model, [], start)
+            chunks.append(_event("message_start", message=message))
+            chunks += _changed(self._items.begin())
+            chunks.append(_event("ping"))
         for piece in pieces:
-            if piece.chunk.text:
-                delta = {"type": "text_delta", "text": piece.chunk.text}
-                chunks.append(_event("content_block_delta", index=0, delta=delta))
+            chunks += _changed(self._items.feed(piece.chunk.text))
         return b"".join(chunks)
 
-    def _opening(self) -> list[bytes]:
-        usage = self.call.usage
-        start = self._usage(Usage(usage.num_prompt, usage.num_cached, 0))
-        return [
-            _event("message_start", message=MessageObject(self.call.id, self._model, [], start)),
-            _event("content_block_start", index=0, content_block=TextBlock("")),
-            _event("ping"),
-        ]
-
     def end(self) -> bytes:
-        reason, sequence = self._end()
+        events = _changed(self._items.finish())
+        reason, sequence = self._end(self._items.all)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        stop = _event("content_block_stop", index=0)
-        return (
-            stop
-            + _event("message_delta", delta=delta, usage=self._usage(self.call.usage))
-            + _event("message_stop")
-        )
+        events.append(_event("message_delta", delta=delta, usage=self._usage(self.call.usage)))
+        return b"".join([*events, _event("message_stop")])
 
     def error_event(self, error: HttpError) -> bytes:
         return b"event: error\ndata: " + error_body(error, self.call.id) + b"\n\n"
@@ -263,3 +266,25 @@ class MessageAnswer:
 
 def _event(name: str, **fields: Any) -> bytes:
     return event({"type": name, **fields}, name)
+
+
+def _block(item: Item, text: str) -> Block:
+    if item.kind == "call":
+        return ToolUseBlock(item.call_id, item.name, partial_object(text))
+    return ThinkingBlock(text) if item.kind == "reasoning" else TextBlock(text)
+
+
+def _changed(changes: list[Change]) -> list[bytes]:
+    """The events of changes to the blocks."""
+    events = []
+    for what, item, text in changes:
+        if what == "open":
+            block = _block(item, "")
+            events.append(_event("content_block_start", index=item.index, content_block=block))
+        elif what == "close":
+            events.append(_event("content_block_stop", index=item.index))
+        else:
+            kind, field = _DELTAS[item.kind]
+            delta = {"type": kind, field: text}
+            events.append(_event("content_block_delta", index=item.index, delta=delta))
+    return events

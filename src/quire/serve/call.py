@@ -15,6 +15,7 @@ from quire.engine.outputs import Chunk, OutputStream
 from quire.errors import EngineError
 from quire.serve.errors import timed_out
 from quire.serve.options import ServerConfig
+from quire.serve.tools import Reading
 from quire.types import Delta, Request, Usage
 
 log = logging.getLogger("quire.serve")
@@ -22,11 +23,12 @@ log = logging.getLogger("quire.serve")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request with its prompt's text, where that is known, and the field that constrains it."""
+    """A request, its prompt's text where that is known, the field that constrains it, and how its output is read."""
 
     request: Request
     text: str | None = None
     constrained_by: str | None = None
+    reading: Reading | None = None
 
 
 class Piece(NamedTuple):
@@ -52,6 +54,7 @@ class Call:
     ) -> None:
         self.id = call_id
         self.began = time.time()
+        self.reading = prompts[0].reading
         self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
         self.generation = engine.submit([p.request for p in prompts])
         self._position = {p.request.id: i for i, p in enumerate(prompts)}

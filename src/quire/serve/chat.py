@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.outputs import CompletionOutput
+from quire.engine.outputs import Chunk, CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.completions import usage_info
 from quire.serve.errors import HttpError, invalid, unsupported
@@ -22,6 +22,7 @@ from quire.serve.params import (
 )
 from quire.serve.protocol import (
     AnswerMessage,
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -29,19 +30,26 @@ from quire.serve.protocol import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
 )
 from quire.serve.service import Service
 from quire.serve.sse import DONE, event
 from quire.serve.structured import constrained_by
+from quire.serve.tools import Offer, OutputReader, Reading, reading_of, with_tools
+from quire.text.events import CallArguments, CallEnd, CallStart, Parsed
+from quire.types import SamplingParams
 
 decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
+_NOTHING = ChatDelta()
 
-_TOOLS_LATER = "tool calls come in a later version; leave it out or set tool_choice to none"
+_OLD = "it is out of date: use tools and tool_choice"
 _REFUSED = {
     **REFUSED,
-    "functions": _TOOLS_LATER,
-    "function_call": _TOOLS_LATER,
+    "functions": _OLD,
+    "function_call": _OLD,
     "audio": "this server answers in text",
     "prediction": "predicted outputs are not used",
     "web_search_options": "this server does not search",
@@ -68,10 +76,6 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
 
 def _check(service: Service, body: ChatRequest) -> None:
     service.refuse(body, _REFUSED)
-    if body.tools and body.tool_choice != "none":
-        raise unsupported("tools", _TOOLS_LATER)
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", _TOOLS_LATER)
     for name, values in _NEUTRAL.items():
         value = getattr(body, name)
         if value is not None and value not in values:
@@ -87,8 +91,8 @@ def _check(service: Service, body: ChatRequest) -> None:
         raise invalid("give max_completion_tokens or max_tokens, not both", "max_tokens", "invalid_value")
 
 
-def render(service: Service, body: ChatRequest) -> str:
-    """The conversation as the model's text."""
+def render(service: Service, body: ChatRequest, offer: Offer) -> str:
+    """The conversation as the model's text, with the tools that may be called."""
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -100,7 +104,7 @@ def render(service: Service, body: ChatRequest) -> str:
         raise invalid(f"{name}: this is a field of the body itself", name, "invalid_value")
     return service.front.render(
         body.messages,
-        tools=body.tools,
+        tools=list(offer.tools) if offer.choice != "none" else None,
         documents=body.documents,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -108,17 +112,35 @@ def render(service: Service, body: ChatRequest) -> str:
     )
 
 
+class Prepared(NamedTuple):
+    """A conversation's text, its parameters with what its tools ask, who asks it, and how its answer is read."""
+
+    text: str
+    params: SamplingParams
+    field: str | None
+    reading: Reading | None
+
+
+def prepare(service: Service, body: ChatRequest, params: SamplingParams) -> Prepared:
+    """What the tools, the constraint and the reasoning of a chat come to. Raises HttpError or RequestError."""
+    offer = service.offer(body)
+    text = render(service, body, offer)
+    reading = reading_of(service.formats, offer, text)
+    params, field = with_tools(params, service.formats, offer, reading)
+    return Prepared(text, params, field or constrained_by(body), reading)
+
+
 def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
     front = service.front
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(front, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
-    text = render(service, body)
+    text, params, field, reading = prepare(service, body, params)
     tokens = front.encode(text, add_special_tokens=bool(body.add_special_tokens))
     tokens = truncated(tokens, body.truncate_prompt_tokens, front.info.max_model_len)
     request = front.request(
         service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
     )
-    return Prompt(request, text, constrained_by(body))
+    return Prompt(request, text, field, reading)
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:
@@ -130,6 +152,11 @@ def last_text(messages: list[dict[str, Any]]) -> str:
     return "".join(p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str))
 
 
+def _reason(reason: str | None, calls: bool) -> str | None:
+    """Why a sample ended, where it may have ended in calls."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
 class ChatAnswer:
     """The call as /v1/chat/completions shows it."""
 
@@ -139,6 +166,8 @@ class ChatAnswer:
         self._body = body
         self._model = model
         self._opened = False
+        self._readers: dict[int, OutputReader] = {}
+        self._calling: set[int] = set()
         self._details = service.config.enable_prompt_tokens_details
         same = bool(body.messages) and body.messages[-1].get("role") == service.config.response_role
         self._role = service.config.response_role
@@ -164,17 +193,33 @@ class ChatAnswer:
         return _encode(answer)
 
     def _choice(self, sample: CompletionOutput) -> ChatChoice:
-        message = AnswerMessage(self._role, self._echo + sample.text)
+        message = self._message(sample.text)
         choice = ChatChoice(
             sample.index,
             message,
             self._logprobs(sample.logprobs),
-            sample.finish_reason,
+            _reason(sample.finish_reason, bool(message.tool_calls)),
             sample.stop_reason,
         )
         if self._body.return_token_ids:
             choice.token_ids = sample.token_ids
         return choice
+
+    def _message(self, text: str) -> AnswerMessage:
+        reading = self.call.reading
+        if reading is None:
+            return AnswerMessage(self._role, self._echo + text)
+        parsed = reading.whole(text)
+        message = AnswerMessage(self._role, self._echo + parsed.content)
+        if parsed.reasoning and self._body.include_reasoning:
+            message.reasoning_content = message.reasoning = parsed.reasoning
+        if parsed.calls:
+            message.content = message.content or None
+            message.tool_calls = [
+                ToolCall(reading.call_id(c.name, i), CalledFunction(c.name, c.arguments))
+                for i, c in enumerate(parsed.calls)
+            ]
+        return message
 
     def _logprobs(self, steps: list[Any] | None) -> ChatLogprobs | None:
         if not self._body.logprobs:
@@ -206,14 +251,50 @@ class ChatAnswer:
 
     def _piece(self, piece: Piece) -> bytes:
         chunk = piece.chunk
-        choice = ChatChunkChoice(chunk.index, ChatDelta(content=chunk.text))
+        choice = ChatChunkChoice(chunk.index, self._news(chunk))
         if self._body.logprobs:
             choice.logprobs = self._logprobs(chunk.logprobs)
         if chunk.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = chunk.finish_reason, chunk.stop_reason
+            calls = chunk.index in self._calling
+            choice.finish_reason, choice.stop_reason = _reason(chunk.finish_reason, calls), chunk.stop_reason
         if self._body.return_token_ids:
             choice.token_ids = chunk.token_ids
+        elif choice.delta == _NOTHING and chunk.finish_reason is None and not choice.logprobs:
+            return b""  # held back until it is known what it is
         return event(self._chunk([choice], self._no_usage()))
+
+    def _news(self, chunk: Chunk) -> ChatDelta:
+        """What the chunk's text, read with what came before it, makes known."""
+        reading, index = self.call.reading, chunk.index
+        if reading is None:
+            return ChatDelta(content=chunk.text)
+        if index not in self._readers:
+            self._readers[index] = reading.parser()
+        events = self._readers[index].feed(chunk.text)
+        if chunk.finish_reason is not None:
+            events += self._readers[index].finish()
+        news = Parsed()
+        delta = ChatDelta()
+        calls: list[ToolCallDelta] = []
+        for part in events:
+            if isinstance(part, CallStart):
+                self._calling.add(index)
+                call_id = reading.call_id(part.name, part.index)
+                calls.append(ToolCallDelta(part.index, FunctionDelta("", part.name), call_id, "function"))
+            elif isinstance(part, CallArguments):
+                if calls and calls[-1].index == part.index:
+                    calls[-1].function.arguments += part.text
+                else:
+                    calls.append(ToolCallDelta(part.index, FunctionDelta(part.text)))
+            elif not isinstance(part, CallEnd):
+                news.add([part])
+        if news.content:
+            delta.content = news.content
+        if news.reasoning and self._body.include_reasoning:
+            delta.reasoning_content = delta.reasoning = news.reasoning
+        if calls:
+            delta.tool_calls = calls
+        return delta
 
     def _no_usage(self) -> Any:
         """What a chunk before the end says of usage: the running counts, null, or nothing."""

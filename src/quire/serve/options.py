@@ -11,6 +11,7 @@ import yaml
 from quire.config import SECTIONS, EngineConfig, check_options, option
 from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
+from quire.text.formats import reasoning_format, tool_format
 from quire.types import Pooling
 
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
@@ -62,6 +63,14 @@ class ServerConfig:
     enable_request_id_headers: bool = option(True, "Answer with an X-Request-Id header.")
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as `token_id:N`.")
     response_role: str = option("assistant", "Role of the answers in chats.")
+    tool_call_parser: str = option(
+        "auto",
+        "Format of the model's tool calls: hermes, llama3_json, ...; auto tells it by the chat template.",
+    )
+    reasoning_parser: str = option(
+        "auto", "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto as above."
+    )
+    enable_auto_tool_choice: bool = option(True, "Let the model choose whether to call offered tools.")
     pooling: Pooling = option("last", "How embeddings are made of hidden states.")
     metrics_prefix: str = option(
         "quire", "First part of every metric's name; vllm suits existing dashboards."
@@ -74,6 +83,8 @@ class ServerConfig:
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together: give both or neither")
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"--metrics-prefix must be letters, digits and _, got {self.metrics_prefix!r}")
+        tool_format(self.tool_call_parser)
+        reasoning_format(self.reasoning_parser)
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")

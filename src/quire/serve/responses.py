@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
+from quire.engine.outputs import CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.chat import render
+from quire.serve.chat import prepare
 from quire.serve.errors import HttpError, invalid, unsupported
+from quire.serve.items import Change, Item, Items
 from quire.serve.params import TokenNames, chat_logprobs, sampling_params
 from quire.serve.protocol import ChatRequest, Int64, LogprobCount, Name, Stop, TokenId, TokenLogprob
+from quire.serve.response_input import messages_of, tools_of
 from quire.serve.service import Service
 from quire.serve.sse import event
 from quire.serve.structured import text_format
@@ -75,6 +77,31 @@ class OutputMessage(msgspec.Struct, tag="message"):
     role: str = "assistant"
 
 
+class ReasoningText(msgspec.Struct, tag="reasoning_text"):
+    text: str
+
+
+class OutputReasoning(msgspec.Struct, tag="reasoning"):
+    id: str
+    content: list[ReasoningText]
+    status: str = "completed"
+    summary: list[Any] = []
+    encrypted_content: str | None = None
+
+
+class OutputCall(msgspec.Struct, tag="function_call"):
+    """`arguments` is JSON text, which a call that was cut off leaves unfinished."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str = "completed"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
 class InputDetails(msgspec.Struct):
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -103,7 +130,7 @@ class ResponseObject(msgspec.Struct):
     id: str
     created_at: int
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     status: str
     instructions: str | None
     max_output_tokens: int | None
@@ -116,7 +143,7 @@ class ResponseObject(msgspec.Struct):
     incomplete_details: dict[str, str] | None = None
     object: str = "response"
     parallel_tool_calls: bool = True
-    tool_choice: str = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     tools: list[Any] = []
     previous_response_id: str | None = None
     text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
@@ -125,15 +152,14 @@ class ResponseObject(msgspec.Struct):
     background: bool = False
     top_logprobs: int = 0
     service_tier: str = "default"
+    reasoning: dict[str, Any] | None = None
 
 
 decoder = msgspec.json.Decoder(ResponsesRequest)
 _encode = msgspec.json.Encoder().encode
 _NOT_STORED = "responses are not stored: send the whole conversation as input"
 _REFUSED = {
-    "tools": "tool calls come in a later version",
-    "max_tool_calls": "tool calls come in a later version",
-    "reasoning": "reasoning comes in a later version",
+    "max_tool_calls": "calls are not counted; parallel_tool_calls false allows one",
     "background": _NOT_STORED,
     "store": _NOT_STORED,
     "previous_response_id": _NOT_STORED,
@@ -156,8 +182,11 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
 
 def _check(service: Service, body: ResponsesRequest) -> None:
     service.refuse(body, _REFUSED)
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tool calls come in a later version")
+    reasoning = body.reasoning or {}
+    if set(reasoning) - {"effort", "summary"} or reasoning.get("summary") not in (None, "auto"):
+        raise unsupported("reasoning", "only effort is; reasoning is shown whole, without a summary")
+    if not isinstance(reasoning.get("effort"), str | None):
+        raise invalid("reasoning.effort must be a text", "reasoning.effort", "invalid_type")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "an input that is too long is refused")
     if body.service_tier not in (None, "auto", "default"):
@@ -172,43 +201,16 @@ def _check(service: Service, body: ResponsesRequest) -> None:
         raise invalid("stream_options takes include_obfuscation only", "stream_options", "unknown_parameter")
 
 
-def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The input as chat messages. Raises HttpError naming an item that is no message."""
-    messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    for i, item in enumerate(body.input):
-        where = f"input[{i}]"
-        if item.get("type", "message") != "message":
-            raise unsupported(where, f"items of type {str(item.get('type'))[:64]!r} are not, only messages")
-        if unknown := set(item) - {"type", "role", "content", "id", "status", "phase"}:
-            raise invalid(
-                f"Unknown field: {where}.{min(unknown)}", f"{where}.{min(unknown)}", "unknown_parameter"
-            )
-        messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
-    return messages
-
-
-def _content(content: Any) -> Any:
-    """Parts as the template reads them; what this API adds to its own answers is left out."""
-    if not isinstance(content, list):
-        return content
-    return [
-        {k: v for k, v in part.items() if k not in ("annotations", "logprobs")}
-        if isinstance(part, dict)
-        else part
-        for part in content
-    ]
-
-
 def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
     front = service.front
     names = ("temperature", "top_p", "seed", "stop", "stop_token_ids", "top_k", "min_p", "repetition_penalty")
     wanted = (body.text or {}).get("format")
     conversation = ChatRequest(
-        messages=messages_of(body),
+        messages=messages_of(body.input, body.instructions),
+        tools=tools_of(body.tools or ()),
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=(body.reasoning or {}).get("effort"),
         chat_template_kwargs=body.chat_template_kwargs,
         ignore_eos=body.ignore_eos,
         response_format=text_format(wanted) if wanted is not None else None,
@@ -218,7 +220,7 @@ def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
     params = sampling_params(
         front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if scored else None
     )
-    text = render(service, conversation)
+    text, params, field, reading = prepare(service, conversation, params)
     request = front.request(
         service.next_request_id(call_id),
         front.encode(text, add_special_tokens=False),
@@ -226,11 +228,11 @@ def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
         priority=body.priority,
         salt=body.cache_salt or "",
     )
-    return Prompt(request, text, "text" if wanted is not None else None)
+    return Prompt(request, text, "text" if field == "response_format" else field, reading)
 
 
 class ResponseAnswer:
-    """The call as /v1/responses shows it: one message with one text."""
+    """The call as /v1/responses shows it: reasoning, messages and function calls, each an item of the output."""
 
     def __init__(self, service: Service, body: ResponsesRequest, model: str, call: Call) -> None:
         self.call = call
@@ -238,18 +240,23 @@ class ResponseAnswer:
         self._body = body
         self._model = model
         self._names = TokenNames(service.front.tokenizer, False)
-        self._message_id = f"msg_{uuid.uuid4().hex}"
-        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._front = service.front
+        self._items = Items(call.reading)
+        self._new_logprobs: list[Any] = []
         self._sequence = 0
 
     @property
     def _sampling(self) -> Any:
         return self.call.streams[0].request.sampling
 
-    def whole(self) -> bytes:
-        return _encode(self._finished())
+    @property
+    def _sample(self) -> CompletionOutput:
+        return self.call.streams[0].output.outputs[0]
 
-    def _object(self, status: str, output: list[OutputMessage]) -> ResponseObject:
+    def whole(self) -> bytes:
+        return _encode(self._finished(self._items.whole(self._sample.text)))
+
+    def _object(self, status: str, output: list[OutputItem]) -> ResponseObject:
         body = self._body
         return ResponseObject(
             self.call.id,
@@ -265,36 +272,51 @@ class ResponseAnswer:
             body.user,
             text={"format": (body.text or {}).get("format") or {"type": "text"}},
             top_logprobs=body.top_logprobs or 0,
+            tools=list(body.tools or ()),
+            tool_choice=body.tool_choice or "auto",
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning=body.reasoning,
         )
 
-    def _finished(self) -> ResponseObject:
-        sample = self.call.streams[0].output.outputs[0]
-        cut = sample.finish_reason == "length"
-        answer = self._object("incomplete" if cut else "completed", [self._message()])
+    def _finished(self, items: list[Item]) -> ResponseObject:
+        cut = self._sample.finish_reason == "length"
+        output = [self._item(item, cut and item is items[-1]) for item in items]
+        answer = self._object("incomplete" if cut else "completed", output)
         if cut:
             answer.incomplete_details = {"reason": "max_output_tokens"}
         usage = self.call.usage
+        thoughts = "".join(item.text for item in items if item.kind == "reasoning")
         answer.usage = ResponseUsage(
             usage.num_prompt,
             InputDetails(usage.num_cached),
             usage.num_output,
-            OutputDetails(),
+            OutputDetails(self._num_tokens(thoughts, usage.num_output)),
             usage.num_prompt + usage.num_output,
         )
         return answer
 
-    def _text(self) -> OutputText:
-        sample = self.call.streams[0].output.outputs[0]
-        return OutputText(sample.text, [], self._logprobs(sample.logprobs))
+    def _num_tokens(self, text: str, most: int) -> int:
+        """How many tokens the text is, written anew."""
+        return min(most, len(self._front.encode(text, add_special_tokens=False))) if text else 0
 
-    def _message(self) -> OutputMessage:
-        cut = self.call.streams[0].output.outputs[0].finish_reason == "length"
-        return OutputMessage(self._message_id, [self._text()], "incomplete" if cut else "completed")
+    def _item(self, item: Item, cut: bool) -> OutputItem:
+        status = "incomplete" if cut else "completed"
+        if item.kind == "call":
+            return OutputCall(f"fc_{item.id}", item.call_id, item.name, item.text, status)
+        if item.kind == "reasoning":
+            return OutputReasoning(f"rs_{item.id}", [ReasoningText(item.text)], status)
+        return OutputMessage(f"msg_{item.id}", [self._text(item)], status)
+
+    def _text(self, item: Item) -> OutputText:
+        """The scores of all tokens, those of reasoning and calls too, are with the last text there is."""
+        last = [i for i in self._items.all if i.kind == "text"][-1:]
+        steps = self._sample.logprobs if item in last else None
+        return OutputText(item.text, [], self._logprobs(steps))
 
     def _logprobs(self, steps: Any) -> list[TokenLogprob]:
         return chat_logprobs(steps or [], self._body.top_logprobs or 0, self._names)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         data = {"type": name, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return event(data, name)
@@ -302,32 +324,67 @@ class ResponseAnswer:
     def step(self, pieces: list[Piece]) -> bytes:
         chunks = []
         if not self._sequence:
-            chunks += self._opening()
+            started = self._object("in_progress", [])
+            chunks.append(self._event("response.created", response=started))
+            chunks.append(self._event("response.in_progress", response=started))
+            chunks += self._changed(self._items.begin())
         for piece in pieces:
-            if piece.chunk.text or piece.chunk.logprobs:
-                delta = {"delta": piece.chunk.text, "logprobs": self._logprobs(piece.chunk.logprobs)}
-                chunks.append(self._event("response.output_text.delta", **self._place, **delta))
+            self._new_logprobs += piece.chunk.logprobs or []
+            changes = self._items.feed(piece.chunk.text)
+            if not changes and self._new_logprobs and self.call.reading is None:
+                changes = [Change("grow", self._items.all[-1])]
+            chunks += self._changed(changes)
         return b"".join(chunks)
 
-    def _opening(self) -> list[bytes]:
-        started = self._object("in_progress", [])
-        message = OutputMessage(self._message_id, [], "in_progress")
-        return [
-            self._event("response.created", response=started),
-            self._event("response.in_progress", response=started),
-            self._event("response.output_item.added", output_index=0, item=message),
-            self._event("response.content_part.added", **self._place, part=OutputText("")),
-        ]
+    def _changed(self, changes: list[Change]) -> list[bytes]:
+        makers = {"open": self._opened, "grow": self._grown, "close": self._closed}
+        return [data for change in changes for data in makers[change.what](change.item, change.text)]
+
+    def _place(self, item: Item) -> dict[str, Any]:
+        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[item.kind]
+        place = {"item_id": f"{prefix}_{item.id}", "output_index": item.index}
+        return place if item.kind == "call" else {**place, "content_index": 0}
+
+    def _opened(self, item: Item, text: str) -> list[bytes]:
+        shown = self._item(Item(item.kind, item.index, item.name, item.call_id, id=item.id), False)
+        shown.status = "in_progress"
+        part = None if isinstance(shown, OutputCall) else shown.content.pop()
+        events = [self._event("response.output_item.added", output_index=item.index, item=shown)]
+        if part is not None:
+            if isinstance(part, OutputText):
+                part.logprobs = []
+            events.append(self._event("response.content_part.added", **self._place(item), part=part))
+        return events
+
+    def _grown(self, item: Item, text: str) -> list[bytes]:
+        if item.kind != "text":
+            name = "function_call_arguments" if item.kind == "call" else "reasoning_text"
+            return [self._event(f"response.{name}.delta", **self._place(item), delta=text)]
+        logprobs, self._new_logprobs = self._logprobs(self._new_logprobs), []
+        fields = {**self._place(item), "delta": text, "logprobs": logprobs}
+        return [self._event("response.output_text.delta", **fields)]
+
+    def _closed(self, item: Item, text: str) -> list[bytes]:
+        place, cut = self._place(item), self._sample.finish_reason == "length"
+        shown = self._item(item, cut)
+        done = self._event
+        if isinstance(shown, OutputCall):
+            called = {"name": item.name, "arguments": item.text}
+            events = [done("response.function_call_arguments.done", **place, **called)]
+        elif isinstance(shown, OutputReasoning):
+            events = [done("response.reasoning_text.done", **place, text=item.text)]
+            events.append(done("response.content_part.done", **place, part=shown.content[0]))
+        else:
+            part = shown.content[0]
+            fields: dict[str, Any] = {"text": part.text, "logprobs": part.logprobs}
+            events = [done("response.output_text.done", **place, **fields)]
+            events.append(done("response.content_part.done", **place, part=part))
+        return [*events, done("response.output_item.done", output_index=item.index, item=shown)]
 
     def end(self) -> bytes:
-        text, answer, place = self._text(), self._finished(), self._place
-        events = [
-            self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs),
-            self._event("response.content_part.done", **place, part=text),
-            self._event("response.output_item.done", output_index=0, item=self._message()),
-            self._event(f"response.{answer.status}", response=answer),
-        ]
-        return b"".join(events)
+        events = self._changed(self._items.finish())
+        answer = self._finished(self._items.all)
+        return b"".join([*events, self._event(f"response.{answer.status}", response=answer)])
 
     def error_event(self, error: HttpError) -> bytes:
         failed = self._object("failed", [])

@@ -20,7 +20,9 @@ from quire.errors import RequestError
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.options import ServerConfig
+from quire.serve.protocol import ChatRequest
 from quire.serve.structured import at_field
+from quire.serve.tools import Formats, Offer, offer_of
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ class Service:
         self.front = front
         self.config = config
         self.created = int(time.time())
+        self.formats = Formats.of(front, config)
         self.draining = False
         self._numbers = itertools.count()
 
@@ -70,6 +73,13 @@ class Service:
             "model",
             "model_not_found",
         )
+
+    def offer(self, body: ChatRequest) -> Offer:
+        """The tools that a chat offers. 400 where they are malformed, or the choice is one that is switched off."""
+        offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+        if offer.choice == "auto" and not self.config.enable_auto_tool_choice:
+            raise unsupported("tool_choice", "auto is switched off (--no-enable-auto-tool-choice)")
+        return offer
 
     def new_id(self, prefix: str, http: HttpRequest, given: str | None = None) -> str:
         """The call's public id: from the body, from X-Request-Id, or a new one."""

@@ -73,7 +73,9 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
             chat_template_kwargs=body.chat_template_kwargs,
             tools=body.tools,
         )
-        tokens = front.encode(render(service, conversation), bool(body.add_special_tokens))
+        tokens = front.encode(
+            render(service, conversation, service.offer(conversation)), bool(body.add_special_tokens)
+        )
     names = None
     if body.return_token_strs and front.tokenizer is not None:
         names = [front.tokenizer.id_to_token(token) or "" for token in tokens]

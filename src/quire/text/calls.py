@@ -31,6 +31,8 @@ _NAME = re.compile(r"[\w.\-/]+")
 _NUMBERED_NAME = re.compile(r"[\w.\-/:]+")
 _KEY = re.compile(r"[^<>\n]+")
 _ARGUMENT_KEYS = ("arguments", "parameters")
+# What a schema says for people.
+_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
 _OTHER_KEYS = ("id", "type", "index")
 
 
@@ -255,13 +257,12 @@ class CallReader:
                 yield from reader.expect(tag)
             self.argue(f'{opening}"{escaped(key.strip())}": ')
             opening = ", "
-            yield from self._value(body, _kind_of((self._functions or {}).get(name), key.strip()))
-        at = reader.at
+            yield from self._value(body, kind_of((self._functions or {}).get(name), key.strip()))
         found = yield from reader.match(tuple(text for text in (body.after, end) if text))
         if found is None:
             raise Unreadable
         if found != body.after:
-            reader.at = at
+            reader.at -= len(found)
         self.argue("{}" if opening == "{" else "}")
         self.end()
 
@@ -291,7 +292,7 @@ class CallReader:
             raise Unreadable
         if not marker.endswith(body.value_end):
             reader.at -= len(marker)
-        self.argue('"' if kind == "string" else _json_of(text))
+        self.argue('"' if kind == "string" else _json_of(text, kind))
 
 
 def _choose(bodies: tuple[Body, ...], c: str) -> Body:
@@ -308,32 +309,40 @@ def _choose(bodies: tuple[Body, ...], c: str) -> Body:
     raise Unreadable
 
 
-def _kind_of(parameters: Mapping[str, Any] | None, key: str) -> str:
-    """ "string" where the schema lets the argument be nothing but a text, else "json"."""
+def kind_of(parameters: Mapping[str, Any] | None, key: str) -> str:
+    """How an argument between tags is written.
+
+    "string": a text as it is. "quoted": a text as it is or as a JSON string. "json": anything, as JSON.
+    """
     properties = (parameters or {}).get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):
-        return "json" if parameters is None else "string"
+        return "json" if parameters is None or schema is not None else "string"
     kind = schema.get("type")
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if kind is None and isinstance(values, list) and values:
-        return "string" if all(isinstance(value, str) for value in values) else "json"
-    return "string" if kind in ("string", ["string"]) else "json"
+    if isinstance(values, list) and values and kind in (None, "string", ["string"]):
+        texts = all(isinstance(value, str) and value for value in values)
+        return "string" if texts and set(schema) <= _NOTES | {"type", "enum", "const"} else "json"
+    if kind not in ("string", ["string"]):
+        return "json"
+    plain = set(schema) - _NOTES <= {"type", "minLength", "maxLength"}
+    return "string" if plain else "quoted"
 
 
-def _json_of(text: str) -> str:
-    """A value that need not be a text, as JSON: what it is in JSON or Python, else a text."""
+def _json_of(text: str, kind: str) -> str:
+    """A value that is no plain text, as JSON: what it is in JSON or Python, else a text."""
     stripped = text.strip()
     try:
-        json.loads(stripped, parse_constant=_refuse_constant)
+        value = json.loads(stripped, parse_constant=_refuse_constant)
+        found = stripped
     except (ValueError, RecursionError):
-        pass
-    else:
-        return stripped
-    try:
-        return as_json(stripped)
-    except Unreadable:
+        try:
+            value = found = as_json(stripped)
+        except Unreadable:
+            return '"' + escaped(text) + '"'
+    if kind == "quoted" and not (isinstance(value, str) and found.startswith('"')):
         return '"' + escaped(text) + '"'
+    return found
 
 
 def _refuse_constant(name: str) -> None:

@@ -45,6 +45,7 @@ class ChatTemplate:
         self._environment = SandboxedTemplates(now)
         self._templates = {name: _Compiled(self._environment, name, text) for name, text in named.items()}
         self._special_tokens = dict(special_tokens or {})
+        self.source = "\n".join(named.values())
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, chosen: str | None = None) -> ChatTemplate:
@@ -85,6 +86,10 @@ class ChatTemplate:
         template = self._choose(tools)
         chat = parse_messages(messages, template.reads_parts, template.needs_parts)
         final = _mark_end(chat) if continue_final_message else None
+        if not template.asks_for_none:
+            for message in chat:
+                if message.get("content", 0) is None:
+                    message["content"] = ""
         seen = {
             **self._special_tokens,
             **_plain(variables, "chat_template_kwargs"),
@@ -109,7 +114,7 @@ class _Compiled:
     """One template with what its source tells about the content it expects.
 
     `reads_parts`: it goes through a message's content as a list of parts. `needs_parts`: and it never asks
-    whether that content is a string.
+    whether that content is a string. `asks_for_none`: it asks whether content is null, so null is not given as "".
     """
 
     def __init__(self, environment: SandboxedTemplates, name: str, source: str) -> None:
@@ -125,6 +130,9 @@ class _Compiled:
         except (RecursionError, SyntaxError, ValueError, jinja2.TemplateError) as error:
             raise ModelError(f"chat template {name!r} cannot be compiled: {error}") from error
         self.reads_parts = _loops_over_content(tree)
+        self.asks_for_none = any(
+            t.name == "none" and _is_content(t.node, set()) for t in tree.find_all(nodes.Test)
+        )
         tests = {test.name for test in tree.find_all(nodes.Test)}
         self.needs_parts = self.reads_parts and not tests & {"string", "iterable", "sequence", "mapping"}
 

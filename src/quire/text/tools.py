@@ -205,7 +205,6 @@ class OutputParser:
             return False
         if (yield from reader.match(tuple(form.separators))):
             yield from reader.skip_space()
-        at = reader.at
         found = yield from reader.match(form.bare)
-        reader.at = at
+        reader.at -= len(found or "")
         return found is not None

@@ -1,0 +1,190 @@
+"""The conversation and the tools of /v1/messages in the shapes of a chat. Knows bodies, no answers."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.serve.errors import invalid, unsupported
+from quire.text.reader import CLOSING
+
+_FIELDS = {
+    "text": {"text", "citations"},
+    "thinking": {"thinking", "signature"},
+    "tool_use": {"id", "name", "input"},
+    "tool_result": {"tool_use_id", "content", "is_error"},
+}
+_TOOL_FIELDS = {"type", "name", "description", "input_schema", "cache_control", "strict"}
+
+
+def text_of(content: Any, where: str) -> str:
+    """A text, or blocks of text, as one text."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in _blocks(content, where, {"text"}))
+
+
+def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict[str, Any]]:
+    """The conversation as a chat. Raises HttpError naming what is malformed."""
+    chat: list[dict[str, Any]] = []
+    if system is not None:
+        chat.append({"role": "system", "content": text_of(system, "system")})
+    names: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if unknown := set(message) - {"role", "content"}:
+            raise invalid(f"Unknown field: {where}.{min(unknown)}", where, "unknown_parameter")
+        if message.get("role") not in ("user", "assistant"):
+            raise invalid(f"{where}.role must be user or assistant", f"{where}.role", "invalid_value")
+        content, place = message.get("content"), f"{where}.content"
+        if isinstance(content, str):
+            chat.append({"role": message["role"], "content": content})
+        elif message["role"] == "assistant":
+            chat.append(_answer(_blocks(content, place, {"text", "thinking", "tool_use"}), names))
+        else:
+            chat += _turn(_blocks(content, place, {"text", "tool_result"}), place, names)
+    return chat
+
+
+def _blocks(content: Any, where: str, kinds: set[str]) -> list[dict[str, Any]]:
+    """The blocks of a message, which are of these kinds and have what they must have."""
+    if not isinstance(content, list):
+        raise invalid(f"{where} must be a text or a list of blocks", where, "invalid_type")
+    for i, part in enumerate(content):
+        place = f"{where}[{i}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or kind not in kinds:
+            known = ", ".join(sorted(kinds))
+            raise unsupported(place, f"blocks of type {str(kind)[:64]!r} are not here, only {known}")
+        if unknown := set(part) - {"type", "cache_control"} - _FIELDS[str(kind)]:
+            name = f"{place}.{min(unknown)}"
+            raise invalid(f"Unknown field: {name}", name, "unknown_parameter")
+        for name in {"text": ("text",), "thinking": ("thinking",), "tool_use": ("id", "name")}.get(
+            str(kind), ("tool_use_id",)
+        ):
+            if not isinstance(part.get(name), str):
+                raise invalid(f"{place}.{name} must be a text", f"{place}.{name}", "invalid_type")
+        if kind == "tool_use" and not isinstance(part.get("input"), dict):
+            raise invalid(f"{place}.input must be an object", f"{place}.input", "invalid_type")
+    return content
+
+
+def _answer(blocks: list[dict[str, Any]], names: dict[str, str]) -> dict[str, Any]:
+    """An assistant's message of text, thinking and calls."""
+    texts = [part["text"] for part in blocks if part["type"] == "text"]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    thoughts = [part["thinking"] for part in blocks if part["type"] == "thinking"]
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    calls = [part for part in blocks if part["type"] == "tool_use"]
+    if calls:
+        names.update({part["id"]: part["name"] for part in calls})
+        message["tool_calls"] = [
+            {
+                "id": part["id"],
+                "type": "function",
+                "function": {
+                    "name": part["name"],
+                    "arguments": json.dumps(part["input"], ensure_ascii=False),
+                },
+            }
+            for part in calls
+        ]
+    elif message["content"] is None:
+        message["content"] = ""
+    return message
+
+
+def _turn(blocks: list[dict[str, Any]], where: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A user's message: the tools' results, each a message, then the text."""
+    messages: list[dict[str, Any]] = []
+    for i, part in enumerate(blocks):
+        if part["type"] == "tool_result":
+            text = text_of(part.get("content") or "", f"{where}[{i}].content")
+            call_id = part["tool_use_id"]
+            result = {"role": "tool", "tool_call_id": call_id, "content": text}
+            messages.append({**result, "name": names[call_id]} if call_id in names else result)
+    texts = [part["text"] for part in blocks if part["type"] == "text"]
+    if texts or not messages:
+        messages.append({"role": "user", "content": "".join(texts)})
+    return messages
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as chats have them. 400 for Anthropic's own (web search, ...), which a server of theirs would run."""
+    found = []
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        if tool.get("type") not in (None, "custom"):
+            raise unsupported(f"{where}.type", f"{str(tool.get('type'))[:64]!r} is not, only custom is")
+        if unknown := set(tool) - _TOOL_FIELDS:
+            name = f"{where}.{min(unknown)}"
+            raise invalid(f"Unknown field: {name}", name, "unknown_parameter")
+        if not isinstance(tool.get("input_schema"), dict):
+            name = f"{where}.input_schema"
+            raise invalid(f"{name} must be a JSON schema (an object)", name, "invalid_type")
+        function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
+        function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def choice_of(choice: Mapping[str, Any] | None) -> tuple[str | dict[str, Any] | None, bool | None]:
+    """(tool_choice, parallel_tool_calls) of a chat."""
+    if choice is None:
+        return None, None
+    kind = choice.get("type")
+    if unknown := set(choice) - {"type", "name", "disable_parallel_tool_use"}:
+        name = f"tool_choice.{min(unknown)}"
+        raise invalid(f"Unknown field: {name}", name, "unknown_parameter")
+    parallel = not choice.get("disable_parallel_tool_use", False)
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}, parallel
+    if kind not in ("auto", "any", "none"):
+        message = f"tool_choice.type must be auto, any, none or tool, not {str(kind)[:64]!r}"
+        raise invalid(message, "tool_choice", "invalid_value")
+    return ("required" if kind == "any" else str(kind)), parallel
+
+
+def partial_object(text: str) -> dict[str, Any]:
+    """A call's arguments as an object: of one that was cut off, the members that are whole."""
+    whole = _object(text)
+    if whole is not None:
+        return whole
+    for end, closing in reversed(_cuts(text)):
+        found = _object(text[:end] + closing)
+        if found is not None:
+            return found
+    return {}
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _cuts(text: str) -> list[tuple[int, str]]:
+    """Places where JSON can be cut off, the last ones, with the brackets that close what is open there."""
+    stack: list[str] = []
+    cuts: deque[tuple[int, str]] = deque(maxlen=64)
+    quoted = escape = False
+    for i, c in enumerate(text):
+        if quoted:
+            quoted = escape or c != '"'
+            escape = c == "\\" and not escape
+        elif c == '"':
+            quoted = True
+        elif c in "{[":
+            stack.append(CLOSING[c])
+            cuts.append((i + 1, "".join(reversed(stack))))
+        elif c == ",":
+            cuts.append((i, "".join(reversed(stack))))
+        elif c in "}]" and stack:
+            stack.pop()
+            cuts.append((i + 1, "".join(reversed(stack))))
+    return list(cuts)

@@ -1,0 +1,99 @@
+"""An output as a sequence of items (reasoning, texts, calls) in the order in which they came. Knows no API's shapes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from quire.serve.tools import OutputReader, Reading
+from quire.text.events import CallArguments, CallStart, Content, Event, Reasoning
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True)
+class Item:
+    """One item; `text` of a call is its arguments. `call_id` is what the call's result will name."""
+
+    kind: Kind
+    index: int
+    name: str = ""
+    call_id: str = ""
+    text: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+class Change(NamedTuple):
+    """An item begins, grows by `text`, or ends."""
+
+    what: Literal["open", "grow", "close"]
+    item: Item
+    text: str = ""
+
+
+class Items:
+    """Makes items of an output's text. Without a reading all is one text, which is there from the beginning."""
+
+    def __init__(self, reading: Reading | None) -> None:
+        self._reading = reading
+        self._reader: OutputReader | None = None if reading is None else reading.parser()
+        self._open: Item | None = None
+        self.all: list[Item] = []
+
+    def whole(self, text: str) -> list[Item]:
+        """All items of a whole output, by the same machine that reads streams."""
+        self.feed(text)
+        self.finish()
+        return self.all
+
+    def begin(self) -> list[Change]:
+        return self._switch("text") if self._reading is None and not self.all else []
+
+    def feed(self, text: str) -> list[Change]:
+        """What `text`, which comes next, changes."""
+        if self._reader is None:
+            return self.begin() + self._grow(text)
+        return self._apply(self._reader.feed(text))
+
+    def finish(self) -> list[Change]:
+        """The last changes. There is at least one item then."""
+        changes = [] if self._reader is None else self._apply(self._reader.finish())
+        if not self.all:
+            changes += self._switch("text")
+        return changes + self._close()
+
+    def _apply(self, events: Sequence[Event]) -> list[Change]:
+        changes: list[Change] = []
+        for event in events:
+            if isinstance(event, CallStart):
+                assert self._reading is not None
+                call_id = self._reading.call_id(event.name, event.index)
+                changes += self._switch("call", event.name, call_id)
+            elif isinstance(event, CallArguments):
+                changes += self._grow(event.text)
+            elif isinstance(event, Content | Reasoning):
+                kind: Kind = "text" if isinstance(event, Content) else "reasoning"
+                if self._open is None or self._open.kind != kind:
+                    changes += self._switch(kind)
+                changes += self._grow(event.text)
+            else:
+                changes += self._close()
+        return changes
+
+    def _switch(self, kind: Kind, name: str = "", call_id: str = "") -> list[Change]:
+        changes = self._close()
+        self._open = Item(kind, len(self.all), name, call_id)
+        self.all.append(self._open)
+        return [*changes, Change("open", self._open)]
+
+    def _grow(self, text: str) -> list[Change]:
+        if self._open is None or not text:
+            return []
+        self._open.text += text
+        return [Change("grow", self._open, text)]
+
+    def _close(self) -> list[Change]:
+        item, self._open = self._open, None
+        return [] if item is None else [Change("close", item)]

@@ -1,0 +1,271 @@
+"""What a call offers of tools, how its answer is constrained by that, and how it is read. Knows bodies, no engine."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.engine.front import Front
+from quire.errors import RequestError
+from quire.serve.errors import invalid, unsupported
+from quire.serve.options import ServerConfig
+from quire.text import tool_tags
+from quire.text.events import Event, Parsed
+from quire.text.formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
+from quire.text.tools import OutputParser
+from quire.types import SamplingParams, StructuredOutputsParams
+
+MAX_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+
+Tool = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How the served model writes tool calls and reasoning, and whether it uses special tokens for that."""
+
+    tools: ToolFormat
+    reasoning: ReasoningFormat | None
+    special: bool
+
+    @classmethod
+    def of(cls, front: Front, config: ServerConfig) -> Formats:
+        """As the options name them, or as the chat template tells."""
+        template = "" if front.template is None else front.template.source
+        tools = tool_format(config.tool_call_parser, template)
+        reasoning = reasoning_format(config.reasoning_parser, template)
+        tokenizer, special = front.tokenizer, False
+        if tokenizer is not None:
+            for marker in (*tools.markers, *(reasoning.markers if reasoning else ())):
+                token = tokenizer.token_to_id(marker)
+                special = special or (token is not None and tokenizer.is_special(token))
+        return cls(tools, reasoning, special)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The functions that a call offers (OpenAI's shape) and what it wants of them.
+
+    `choice` is "auto", "none", "required", or "named" for the functions of `forced`.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "none"
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+
+    @property
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """Names with the JSON Schemas of their parameters."""
+        return {t["function"]["name"]: t["function"].get("parameters") or {} for t in self.tools}
+
+    @property
+    def strict(self) -> bool:
+        """Whether some function's calls must be valid whenever they are made."""
+        return any(tool["function"].get("strict") for tool in self.tools)
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """Tools in the shape of chats. 400 that names what is wrong with them."""
+    if len(tools) > MAX_TOOLS:
+        raise invalid(f"tools must be at most {MAX_TOOLS}", "tools", "invalid_value")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        if tool.get("type", "function") != "function":
+            raise unsupported(f"{where}.type", f"{str(tool.get('type'))[:64]!r} is not, only function is")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise invalid(
+                f"{where}.function must be an object with a name", f"{where}.function", "invalid_type"
+            )
+        _check_function(function, f"{where}.function")
+        if function["name"] in names:
+            message = f"{where}.function.name: {function['name']!r} is there twice"
+            raise invalid(message, f"{where}.function.name", "invalid_value")
+        names.add(function["name"])
+    return tuple({**tool, "type": "function"} for tool in tools)
+
+
+def _check_function(function: Mapping[str, Any], where: str) -> None:
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        message = f"{where}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
+        raise invalid(message, f"{where}.name", "invalid_value")
+    if parameters is not None:
+        kind = parameters.get("type", "object") if isinstance(parameters, Mapping) else None
+        if kind != "object":
+            message = f"{where}.parameters must be a JSON schema of an object"
+            raise invalid(message, f"{where}.parameters", "invalid_value")
+    for key, kind, what in (("description", str, "a text"), ("strict", bool, "true or false")):
+        if function.get(key) is not None and not isinstance(function[key], kind):
+            raise invalid(f"{where}.{key} must be {what}", f"{where}.{key}", "invalid_type")
+
+
+def offer_of(
+    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
+) -> Offer:
+    """The offer as a chat's body makes it. 400 where it is malformed."""
+    offered = check_tools(tools or ())
+    if choice is None:
+        choice = "auto" if offered else "none"
+    names = {tool["function"]["name"] for tool in offered}
+    forced: tuple[str, ...] = ()
+    if isinstance(choice, Mapping):
+        choice, forced = _named(choice, names)
+    if choice not in ("auto", "none", "required", "named"):
+        message = f"tool_choice must be auto, none, required or a function, not {choice[:64]!r}"
+        raise invalid(message, "tool_choice", "invalid_value")
+    if choice in ("required", "named") and not offered:
+        raise invalid("tool_choice needs tools to choose from: give tools", "tool_choice", "invalid_value")
+    return Offer(offered, choice if offered else "none", forced, parallel is not False)
+
+
+def _named(choice: Mapping[str, Any], names: set[str]) -> tuple[str, tuple[str, ...]]:
+    """The choice and its functions, from {"type": "function", "function": {"name": ...}} and its like."""
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        mode, listed = (
+            (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else ("", [])
+        )
+        if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+            message = "tool_choice: allowed_tools needs a mode (auto or required) and tools"
+            raise invalid(message, "tool_choice", "invalid_value")
+        forced = tuple(_name_of(part, names) for part in listed)
+        return ("named" if mode == "required" else "auto"), forced
+    if kind != "function":
+        message = f"tool_choice.type must be function or allowed_tools, not {str(kind)[:64]!r}"
+        raise invalid(message, "tool_choice", "invalid_value")
+    return "named", (_name_of(choice, names),)
+
+
+def _name_of(part: Any, names: set[str]) -> str:
+    function = part.get("function", part) if isinstance(part, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice must name a function", "tool_choice", "invalid_type")
+    if name not in names:
+        known = ", ".join(sorted(names)) or "none"
+        message = f"tool_choice: there is no function {name[:64]!r} among tools ({known})"
+        raise invalid(message, "tool_choice", "invalid_value")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one call's output is read."""
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    functions: Mapping[str, Mapping[str, Any]]
+    opened: bool
+    parallel: bool = True
+
+    def parser(self) -> OutputReader:
+        return OutputReader(
+            OutputParser(self.tools, self.reasoning, self.functions or None, self.opened), self.parallel
+        )
+
+    def whole(self, text: str) -> Parsed:
+        """A whole output, by the same machine that reads streams."""
+        parser, parsed = self.parser(), Parsed()
+        parsed.add(parser.feed(text))
+        parsed.add(parser.finish())
+        return parsed
+
+    def call_id(self, name: str, index: int) -> str:
+        """A new id for a call, of the form that the model knows."""
+        random = uuid.uuid4().hex
+        template = "call_{hex}" if self.tools is None else self.tools.call_id
+        return template.format(hex=random[:24], hex9=random[:9], name=name, index=index)
+
+
+class OutputReader:
+    """An OutputParser that leaves out calls after the first where they are not `parallel`."""
+
+    def __init__(self, parser: OutputParser, parallel: bool) -> None:
+        self._parser = parser
+        self._parallel = parallel
+
+    def feed(self, text: str) -> list[Event]:
+        return self._wanted(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        return self._wanted(self._parser.finish())
+
+    def _wanted(self, events: list[Event]) -> list[Event]:
+        return events if self._parallel else [e for e in events if not getattr(e, "index", 0)]
+
+
+def reading_of(formats: Formats, offer: Offer, prompt: str) -> Reading | None:
+    """How to read an answer to `prompt`; None where there is nothing to look for."""
+    tools = None if offer.choice == "none" else formats.tools
+    if tools is None and formats.reasoning is None:
+        return None
+    opened = formats.reasoning is not None and formats.reasoning.opened_by(prompt)
+    return Reading(tools, formats.reasoning, offer.functions, opened, offer.parallel)
+
+
+def with_tools(
+    params: SamplingParams, formats: Formats, offer: Offer, reading: Reading | None
+) -> tuple[SamplingParams, str | None]:
+    """The parameters with what the offer asks of the answer, and the field that asks it, if one does.
+
+    A constraint that the body has already holds for what follows the reasoning; with tools to choose from, for
+    answers that are no calls. 400 where both cannot be.
+    """
+    if reading is None:
+        return params, None
+    changed: dict[str, Any] = {"skip_special_tokens": False} if formats.special else {}
+    own = params.structured_outputs
+    if own is not None and own.select:
+        return msgspec.structs.replace(params, **changed), None
+    form, field = _form(formats, offer, own)
+    if form is not None:
+        form = tool_tags.after_reasoning(form, reading.reasoning, reading.opened)
+        given = {} if own is None else {name: getattr(own, name) for name in _KEPT}
+        changed["structured_outputs"] = StructuredOutputsParams(
+            structural_tag={"type": "structural_tag", "format": form}, **given
+        )
+    return msgspec.structs.replace(params, **changed), field
+
+
+_KEPT = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+def _form(
+    formats: Formats, offer: Offer, own: StructuredOutputsParams | None
+) -> tuple[tool_tags.Form | None, str | None]:
+    """What the answer must look like after the reasoning, and the field that says so."""
+    functions = offer.functions
+    chosen = {name: functions[name] for name in offer.forced} if offer.forced else functions
+    if offer.choice in ("required", "named"):
+        if own is not None:
+            raise invalid(
+                "tool_choice and a response format both constrain the answer: give one",
+                "tool_choice",
+                "invalid_value",
+            )
+        single = offer.choice == "named" and len(chosen) == 1
+        return tool_tags.required_calls(formats.tools, chosen, offer.parallel and not single), "tools"
+    if own is None:
+        if offer.choice == "auto" and (offer.strict or offer.forced):
+            return tool_tags.free_with_calls(formats.tools, chosen, offer.parallel), "tools"
+        return None, None
+    try:
+        answer = tool_tags.form_of(own)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"the structural tag is malformed: {error}", "structured_outputs") from error
+    reasoning = formats.reasoning
+    answer = tool_tags.as_answer(answer, None if reasoning is None else reasoning.channels)
+    if offer.choice == "auto":
+        calls = tool_tags.required_calls(formats.tools, chosen, offer.parallel)
+        return {"type": "or", "elements": [calls, answer]}, None
+    return (answer, None) if reasoning is not None else (None, None)
