@@ -19,7 +19,10 @@ POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2, 3)}
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences with `computed` tokens in the cache and `new` tokens to compute; heads = kv_heads * group."""
+    """Sequences with `computed` tokens in the cache and `new` tokens to compute; heads = kv_heads * group.
+
+    window, chunk and cap are 0 where there is none; `slopes` and `sinks` are drawn from the seed.
+    """
 
     kv_heads: int
     group: int
@@ -30,6 +33,19 @@ class Case:
     new: tuple[int, ...]
     bf16: bool = False
     seed: int = 0
+    chunk: int = 0
+    cap: float = 0.0
+    slopes: bool = False
+    sinks: bool = False
+
+    def first(self, position: int) -> int:
+        """The first position that a query at `position` sees."""
+        windowed = max(0, position - self.window + 1) if self.window else 0
+        return max(windowed, position // self.chunk * self.chunk) if self.chunk else windowed
+
+    def by_head(self, wanted: bool, salt: int) -> np.ndarray | None:
+        values = np.random.default_rng(self.seed + salt).standard_normal(self.kv_heads * self.group)
+        return np.abs(values).astype(np.float32) if wanted else None
 
 
 @dataclass
@@ -58,17 +74,24 @@ def make(case: Case) -> Data:
 def expected(case: Case, data: Data) -> list[np.ndarray]:
     """Softmax over all visible positions at once, for the new tokens of each sequence."""
     scale, out = 1 / np.sqrt(case.head_dim), []
+    slopes, sinks = case.by_head(case.slopes, 2), case.by_head(case.sinks, 3)
     for b, (computed, new) in enumerate(zip(case.computed, case.new, strict=True)):
         rows = np.empty((new, case.kv_heads * case.group, case.head_dim))
         for i in range(new):
             last = computed + i
-            first = max(0, last - case.window + 1) if case.window else 0
+            first = case.first(last)
             for head in range(case.kv_heads * case.group):
                 k = data.k[b][first : last + 1, head // case.group].astype(np.float64)
                 v = data.v[b][first : last + 1, head // case.group].astype(np.float64)
                 s = k @ data.q[b][last, head].astype(np.float64) * scale
-                w = np.exp(s - s.max())
-                rows[i, head] = (w / w.sum()) @ v
+                if case.cap:
+                    s = case.cap * np.tanh(s / case.cap)
+                if slopes is not None:
+                    s = s + slopes[head] * np.arange(first - last, 1)
+                sink = -np.inf if sinks is None else float(sinks[head])
+                top = max(s.max(), sink)
+                w = np.exp(s - top)
+                rows[i, head] = (w / (w.sum() + np.exp(sink - top))) @ v
         out.append(rows)
     return out
 
@@ -88,11 +111,11 @@ def attend(case: Case, data: Data, isa: str, threads: int) -> list[np.ndarray]:
     for b, length in enumerate(lengths):
         blocks, ids = ids[: needed[b]], ids[needed[b] :]
         table[slots[b], : needed[b]] = blocks
-        first = max(0, case.computed[b] - case.window + 1) if case.window else 0
-        for p in range(first, length):
+        for p in range(case.first(case.computed[b]), length):
             keys[blocks[p // size], :, :, p % size] = data.k[b][p]
             values[blocks[p // size], :, p % size] = data.v[b][p]
-        table[slots[b], : first // size] = -(2**31)
+        windowed = max(0, case.computed[b] - case.window + 1) if case.window else 0
+        table[slots[b], : windowed // size] = -(2**31)
     q = np.concatenate([x[c:] for x, c in zip(data.q, case.computed, strict=True)])
     out = np.full_like(q, np.nan)
     bits: Any = (lambda x: x.view(np.uint16)) if case.bf16 else (lambda x: x)
@@ -100,7 +123,8 @@ def attend(case: Case, data: Data, isa: str, threads: int) -> list[np.ndarray]:
     cu_q = np.concatenate([[0], np.cumsum(case.new)]).astype(np.int32)
     scale = float(np.float32(1 / np.sqrt(case.head_dim)))
     kv_len = np.array(lengths, np.int32)
-    _native.attention(isa, POOLS[threads], cache, q, out, cu_q, kv_len, slots, table, scale, case.window)
+    options = case.window, case.chunk, case.cap, case.by_head(case.slopes, 2), case.by_head(case.sinks, 3)
+    _native.attention(isa, POOLS[threads], cache, q, out, cu_q, kv_len, slots, table, scale, *options)
     return np.split(out, cu_q[1:-1])
 
 
@@ -124,6 +148,10 @@ def cases(draw: st.DrawFn) -> Case:
         new=tuple(n for _, n in pairs),
         bf16=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
+        chunk=draw(st.sampled_from([0, 0, 1, 7, 16, 50])),
+        cap=draw(st.sampled_from([0.0, 0.0, 1.5, 30.0])),
+        slopes=draw(st.booleans()),
+        sinks=draw(st.booleans()),
     )
 
 
