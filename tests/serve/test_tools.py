@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -485,3 +489,18 @@ def test_auto_can_be_switched_off() -> None:
         assert "--no-enable-auto-tool-choice" in answer.json()["error"]["message"]
     finally:
         assert running.stop() == 0
+
+
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```",
+    (Path(__file__).parents[2] / "docs/tools.md").read_text(),
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("code", [code for code in EXAMPLES if "base_url" in code])
+def test_examples_of_the_docs_run(real: Server, code: str) -> None:
+    code = code.replace("http://127.0.0.1:8000", real.url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "{" in done.stdout

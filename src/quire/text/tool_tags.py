@@ -19,13 +19,27 @@ from quire.text.formats import (
     PythonCall,
     ReasoningFormat,
     ToolFormat,
+    tool_format,
 )
+from quire.text.tools import schemas
 from quire.types import StructuredOutputsParams
 
 Form = dict[str, Any]
 
 _TEXT: Form = {"type": "any_text"}
 _SPACE: Form = {"type": "regex", "pattern": r"[ \n]{0,4}"}
+
+
+def call_constraint(
+    tools: Sequence[Mapping[str, Any]], form: str | ToolFormat = "hermes", parallel: bool = False
+) -> StructuredOutputsParams:
+    """For `SamplingParams(structured_outputs=...)`: the output is calls of these tools (OpenAI's shape) alone.
+
+    Raises ConfigError for a format that is not known, RequestError for what is no function.
+    """
+    form = tool_format(form) if isinstance(form, str) else form
+    calls = required_calls(form, schemas(tools), parallel)
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": calls})
 
 
 def required_calls(form: ToolFormat, functions: Functions, parallel: bool) -> Form:
