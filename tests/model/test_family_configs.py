@@ -197,6 +197,78 @@ def test_what_qwen_does_not_understand_is_refused(changes: dict[str, Any], messa
         read_config(config("Qwen2ForCausalLM", **changes))
 
 
+BARE = {
+    "architectures": None,
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 48, "n_layer": 2, "n_head": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8, got 9"),
+        ("qwen2_moe", {"num_experts": 3}, "num_experts_per_tok must be .* from 1 to 3"),
+        ("qwen2_moe", {"mlp_only_layers": ["1"]}, "mlp_only_layers must be a list of layers"),
+        ("qwen2_moe", {"use_sliding_window": True}, "layer_types must be given"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling must be greater than 0"),
+        ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers must be 4 entries"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window must be False"),
+        ("stablelm", {"partial_rotary_factor": 0.25}, "such that an even part of head_dim"),
+        ("ministral", {"layer_types": ["sliding"] * 4}, "layer_types must be 4 entries"),
+        ("gemma", {"hidden_activation": "silu"}, "hidden_activation must be gelu_pytorch_tanh"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping must be greater than 0"),
+        ("gemma2", {"sliding_window": None}, "sliding_window must be an integer >= 1"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be False"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be None"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {}, "chunked_attention": {}}},
+            "chunked_attention is not understood",
+        ),
+        ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "full_attention must be an object"),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod must be 1"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor must be 6 numbers above 0",
+        ),
+        ("starcoder2", {"norm_type": "rms"}, "norm_type must be 'layer_norm'"),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be an integer"),
+        ("cohere2", {"position_embedding_type": "none"}, "position_embedding_type must be 'rope_gptj'"),
+        ("gpt_neox", {"rotary_pct": 0.0}, "rotary_pct must be such that an even part"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine must be True"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn must be 1, or 2 with"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn must be true"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit must be 7.0"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ("deepseek_v2", {"num_experts_per_tok": 65}, "n_group must be equal groups of 64 experts"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave must be True"),
+        ("deepseek_v3", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers must be 0 or 1"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq must be 1"),
+    ],
+)
+def test_what_a_family_does_not_understand_is_refused(
+    kind: str, changes: dict[str, Any], message: str
+) -> None:
+    base = {**BARE, "model_type": kind, "intermediate_size": 80, "num_key_value_heads": 4}
+    if kind in ("opt", "falcon", "bloom", "gpt_neox"):
+        del base["num_key_value_heads"]
+    with pytest.raises(ModelError, match=message):
+        read_config({**base, **changes}, "dir/config.json")
+
+
+def test_gpt2_refuses_what_its_attention_does_not_do() -> None:
+    assert read_config(GPT2)[0].intermediate_size == 192
+    with pytest.raises(ModelError, match="scale_attn_by_inverse_layer_idx must be False"):
+        read_config({**GPT2, "scale_attn_by_inverse_layer_idx": True})
+
+
 def test_keys_at_rest_are_accepted() -> None:
     plain = spec()
     at_rest = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quire.errors import ModelError
 from quire.model.decoder import (
     AttentionWeights,
     DecoderWeights,
@@ -281,6 +282,10 @@ class Assembly:
             if names.expert_stack == "plain":
                 shape = (count, width, out)
                 return part(whole, shape, lambda array: array[e].T[first::step])
+            if width % 32:
+                raise ModelError(
+                    f"{whole}: MXFP4 needs rows of a multiple of 32 elements, and these have {width}"
+                )
             blocks, scales = (count, out, width // 32, 16), (count, out, width // 32)
             tensors = ((f"{whole}_blocks", blocks), (f"{whole}_scales", scales))
 

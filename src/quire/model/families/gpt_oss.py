@@ -25,9 +25,8 @@ def read_gpt_oss(config: ConfigReader) -> ArchSpec:
         config.get(key)  # what num_experts_per_tok and the rope say
     layers, bias = config.integer("num_hidden_layers", high=4096), config.boolean("attention_bias", True)
     inner = config.integer("intermediate_size", 2880)
-    routing = Routing(
-        config.integer("num_local_experts", 128), config.integer("num_experts_per_tok", 4), softmax_after=True
-    )
+    experts = config.integer("num_local_experts", 128)
+    routing = Routing(experts, config.integer("num_experts_per_tok", 4, high=experts), softmax_after=True)
     return llama_like(
         config,
         "GptOssForCausalLM",

@@ -45,9 +45,8 @@ def read_ministral(config: ConfigReader) -> ArchSpec:
 def read_mixtral(config: ConfigReader) -> ArchSpec:
     """Jiang et al. 2024, arXiv:2401.04088."""
     layers, inner = config.integer("num_hidden_layers", high=4096), config.integer("intermediate_size", 14336)
-    routing = Routing(
-        config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2), renormalize=True
-    )
+    experts = config.integer("num_local_experts", 8)
+    routing = Routing(experts, config.integer("num_experts_per_tok", 2, high=experts), renormalize=True)
     return llama_like(
         config,
         "MixtralForCausalLM",

@@ -40,9 +40,10 @@ def read_qwen3(config: ConfigReader) -> ArchSpec:
 
 def read_qwen2_moe(config: ConfigReader) -> ArchSpec:
     """Qwen1.5-MoE and Qwen2-MoE: a shared expert beside the routed ones, with a gate."""
+    experts = config.integer("num_experts", 60)
     routing = Routing(
-        config.integer("num_experts", 60),
-        config.integer("num_experts_per_tok", 4),
+        experts,
+        config.integer("num_experts_per_tok", 4, high=experts),
         renormalize=config.boolean("norm_topk_prob", False),
         shared=True,
         shared_gate=True,
@@ -78,7 +79,7 @@ def read_qwen3_moe(config: ConfigReader) -> ArchSpec:
     experts = config.integer("num_local_experts", config.integer("num_experts", 128))
     routing = Routing(
         experts,
-        config.integer("num_experts_per_tok", 8),
+        config.integer("num_experts_per_tok", 8, high=experts),
         renormalize=config.boolean("norm_topk_prob", False),
     )
     return llama_like(
