@@ -87,7 +87,7 @@ class Attention {
     j.rows = min_of(kJobRows, q_len * group_ - j.row);
     j.start = a_.kv_len[low] - q_len;
     j.low = first_seen(j.start + j.row / group_);
-    j.high = j.start + (j.row + j.rows - 1) / group_ + 1;
+    j.high = last_seen(j, j.start + (j.row + j.rows - 1) / group_) + 1;
     return j;
   }
 
@@ -117,6 +117,7 @@ class Attention {
     const int first = a_.window > 0 ? max_of(0, position - a_.window + 1) : 0;
     return a_.chunk > 0 ? max_of(first, position / a_.chunk * a_.chunk) : first;
   }
+  int last_seen(const AttentionJob& j, int position) const { return min_of(position + a_.ahead, a_.kv_len[j.seq] - 1); }
   int position_of(const AttentionJob& j, int row) const { return j.start + (j.row + row) / group_; }
   int head_of(const AttentionJob& j, int row) const { return j.head * group_ + (j.row + row) % group_; }
 
@@ -172,7 +173,7 @@ class Attention {
     for (int i = 0; i < j.rows; ++i) {
       const int position = position_of(j, i);
       first[i] = max_of(first_seen(position) - at, 0);
-      last[i] = min_of(position - at, kTile - 1);
+      last[i] = min_of(last_seen(j, position) - at, kTile - 1);
       if (first[i] <= last[i]) begin = min_of(begin, i), end = i + 1;
     }
     const int H = a_.kv.head_dim;

@@ -55,6 +55,7 @@ void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t bloc
   check(a.num_heads > 0 && a.num_heads % a.kv.num_kv_heads == 0, "heads must be a multiple of kv heads");
   check(a.cu_q[0] == 0 && size_t(a.cu_q[a.num_seqs]) == tokens, "cu_q must run from 0 to the number of tokens");
   check(a.window >= 0 && a.chunk >= 0, "window and chunk must be 0 (none) or more");
+  check(a.ahead >= 0 && a.ahead <= 1 << 28, "ahead must be 0 or more");
   for (int b = 0; b < a.num_seqs; ++b) {
     const int q_len = a.cu_q[b + 1] - a.cu_q[b];
     check(q_len >= 0 && a.kv_len[b] >= q_len, "each kv_len must be at least the sequence's new tokens");
@@ -73,7 +74,7 @@ void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t bloc
 void run_attention(const std::string& isa, ThreadPool& pool, const AttentionCache& cache, const Array<const float, 3>& q,
                    const Array<float, 3>& out, const Array<const int32_t, 1>& cu_q,
                    const Array<const int32_t, 1>& kv_len, const Array<const int32_t, 1>& slots,
-                   const Array<const int32_t, 2>& table, float scale, int window, int chunk, float cap,
+                   const Array<const int32_t, 2>& table, float scale, int window, int chunk, int ahead, float cap,
                    const std::optional<Array<const float, 1>>& slopes, const std::optional<Array<const float, 1>>& sinks) {
   const Kernels& kernels = kernels_for(resolve_isa(isa));
   const int seqs = int(kv_len.shape(0)), heads = int(q.shape(1)), tokens = int(q.shape(0));
@@ -84,7 +85,7 @@ void run_attention(const std::string& isa, ThreadPool& pool, const AttentionCach
     check(!values || int(values->shape(0)) == heads, "slopes and sinks need one value a head");
   const size_t stride = size_t(heads) * q.shape(2);
   AttentionArgs args{q.data(), stride, out.data(), stride, cache.view(), 0, heads, seqs, cu_q.data(), kv_len.data(),
-                     slots.data(), table.data(), table.shape(1), scale, window, chunk, cap,
+                     slots.data(), table.data(), table.shape(1), scale, window, chunk, ahead, cap,
                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
   const AttentionLimits limits{tokens, seqs, heads, cache.view().num_kv_heads, cache.view().head_dim, cache.view().value_dim,
@@ -104,8 +105,8 @@ void bind_attention(nb::module_& m) {
            nb::arg("keys"), nb::arg("values"));
   m.def("attention", &run_attention, nb::arg("isa"), nb::arg("pool"), nb::arg("cache"), nb::arg("q"), nb::arg("out"),
         nb::arg("cu_q"), nb::arg("kv_len"), nb::arg("slots"), nb::arg("block_table"), nb::arg("scale"),
-        nb::arg("window"), nb::arg("chunk") = 0, nb::arg("cap") = 0.0f, nb::arg("slopes") = nb::none(),
-        nb::arg("sinks") = nb::none(), "Causal paged attention of one step, for tests and benchmarks.");
+        nb::arg("window"), nb::arg("chunk") = 0, nb::arg("ahead") = 0, nb::arg("cap") = 0.0f, nb::arg("slopes") = nb::none(),
+        nb::arg("sinks") = nb::none(), "Paged attention of one step, for tests and benchmarks.");
 }
 
 }  // namespace quire

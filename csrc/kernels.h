@@ -138,10 +138,10 @@ struct StoreLatentArgs {
   float* q;  // [T, N (C + R)]
 };
 
-// Causal attention of a ragged step over the paged cache. Sequence b owns rows cu_q[b]..cu_q[b+1]-1 of q and out, at
+// Attention of a ragged step over the paged cache. Sequence b owns rows cu_q[b]..cu_q[b+1]-1 of q and out, at
 // positions kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its
 // block table is row slots[b]. All ids are checked by the plan. A query at p sees the positions from p - window + 1 and
-// from the last multiple of chunk on (0: no such bound). A score is scale * q . k, then cap * tanh(score / cap) where
+// from the last multiple of chunk on (0: no such bound), up to p + ahead. A score is scale * q . k, then cap * tanh(score / cap) where
 // cap > 0, then slope * (position - p) is added; a sink is one more score that has no value.
 struct AttentionArgs {
   const float* q;
@@ -157,6 +157,7 @@ struct AttentionArgs {
   size_t block_table_stride;
   float scale;
   int window, chunk;
+  int ahead;  // positions after its own that a query sees too: 0 where attention is causal
   float cap;
   const float* slopes;  // [N], or null
   const float* sinks;   // [N], or null

@@ -179,6 +179,7 @@ int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
   require(layer >= 0 && layer < num_layers_, "attention: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
   require(params.window >= 0 && params.chunk >= 0, "attention: a window or chunk must be at least 1 token");
+  require(params.ahead >= 0 && params.ahead <= 1 << 28, "attention: a query cannot see that many positions ahead");
   for (const auto* values : {&params.slopes, &params.sinks})
     require(values->empty() || int(values->size()) == num_heads, "attention: slopes and sinks need one value a head");
   Op op{.kind = OpKind::attention, .in = q};

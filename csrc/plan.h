@@ -49,6 +49,7 @@ struct NormParams {
 struct AttentionParams {
   float scale = 1;
   int window = 0, chunk = 0;  // 0: none
+  int ahead = 0;
   float cap = 0;
   std::vector<float> slopes, sinks;  // one a head, or empty
 };

@@ -156,11 +156,11 @@ void bind_recording(nb::class_<Plan>& c) {
            },
            "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none())
       .def("attention",
-           [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, float cap,
+           [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
               const OptionalFloats& slopes, const OptionalFloats& sinks) {
-             return p.attention(q, layer, num_heads, {scale, window, chunk, cap, to_vector(slopes), to_vector(sinks)});
+             return p.attention(q, layer, num_heads, {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks)});
            },
-           "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "cap"_a, "slopes"_a.none(),
+           "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "ahead"_a, "cap"_a, "slopes"_a.none(),
            "sinks"_a.none())
       .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
       .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)

@@ -238,6 +238,7 @@ void Plan::execute_attention(const Op& op) {
   args.scale = op.attention.scale;
   args.window = op.attention.window;
   args.chunk = op.attention.chunk;
+  args.ahead = op.attention.ahead;
   args.cap = op.attention.cap;
   args.slopes = op.attention.slopes.empty() ? nullptr : op.attention.slopes.data();
   args.sinks = op.attention.sinks.empty() ? nullptr : op.attention.sinks.data();

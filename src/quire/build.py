@@ -42,6 +42,8 @@ def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest
         )
     backend = make_backend(config.device)
     model = load_model(source, backend, config.model.dtype)
+    if model.info.pooling is not None:
+        raise ConfigError(f"{source} makes vectors: such a model is served as it is, not built")
     _check(limits, model.spec.max_position)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:

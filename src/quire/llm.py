@@ -10,9 +10,20 @@ from rich.progress import Progress, TextColumn
 from quire.config import EngineConfig
 from quire.engine.outputs import OutputStream, RequestOutput
 from quire.engine.start import start_core, start_front
+from quire.engine.vectors import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingOutput,
+    ScoringOutput,
+    VectorRequestOutput,
+    compute,
+    cosine,
+    probabilities,
+    shortened,
+)
 from quire.errors import QuireError, RequestError
 from quire.text.tokenizer import Tokenizer
-from quire.types import Delta, EngineStats, SamplingParams
+from quire.types import Delta, EngineStats, Pooling, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
@@ -74,6 +85,102 @@ class LLM:
         """
         items = _as_list(prompts)
         return self._run(list(self._streams(items, sampling_params, priority)), use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[VectorRequestOutput[EmbeddingOutput]]:
+        """A vector for each text, made in the model's own way or by `pooling` (last, mean, cls)."""
+        if self._front.info.scores is not None:
+            raise RequestError(f"{self.name} is a classifier: use classify or score")
+        rows = self._vectors(self._texts(prompts, truncate_prompt_tokens), pooling)
+        if dimensions is not None and rows and not 1 <= dimensions <= len(rows[0].outputs.data):
+            raise RequestError(f"dimensions must be from 1 to {len(rows[0].outputs.data)}", "dimensions")
+        return [
+            VectorRequestOutput(
+                row.request_id, EmbeddingOutput(shortened(row.outputs.data, dimensions)), row.prompt_token_ids
+            )
+            for row in rows
+        ]
+
+    def encode(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None
+    ) -> list[VectorRequestOutput[PoolingOutput]]:
+        """What the model ends each text with: an embedding, or a classifier's outputs before its softmax."""
+        return self._vectors(self._texts(prompts, None), pooling)
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, truncate_prompt_tokens: int | None = None
+    ) -> list[VectorRequestOutput[ClassificationOutput]]:
+        """Probabilities of a classifier's labels for each text."""
+        info = self._front.info
+        if info.scores is None:
+            raise RequestError(f"{self.name} is no classifier: it has no labels")
+        found = []
+        for row in self._vectors(self._texts(prompts, truncate_prompt_tokens), None):
+            probs = probabilities(row.outputs.data, info.scores)
+            label = info.labels[probs.index(max(probs))]
+            found.append(
+                VectorRequestOutput(row.request_id, ClassificationOutput(probs, label), row.prompt_token_ids)
+            )
+        return found
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str]
+    ) -> list[VectorRequestOutput[ScoringOutput]]:
+        """How well the second texts suit the first: by a classifier of pairs with one output, or by the cosine of
+        embeddings. One text goes with each of the others, or as many on both sides go pair by pair.
+        """
+        seconds = [text_2] if isinstance(text_2, str) else list(text_2)
+        firsts = [text_1] if isinstance(text_1, str) else list(text_1)
+        firsts = firsts * len(seconds) if len(firsts) == 1 else firsts
+        if len(firsts) != len(seconds):
+            raise RequestError(f"{len(firsts)} texts cannot be paired with {len(seconds)}", "text_1")
+        info, front = self._front.info, self._front
+        if info.scores is None:
+            rows = self._vectors([front.encode(text) for text in [*firsts, *seconds]], None)
+            pairs = zip(rows[: len(firsts)], rows[len(firsts) :], strict=True)
+            return [
+                VectorRequestOutput(
+                    a.request_id,
+                    ScoringOutput(cosine(a.outputs.data, b.outputs.data)),
+                    a.prompt_token_ids + b.prompt_token_ids,
+                )
+                for a, b in pairs
+            ]
+        if len(info.labels) != 1:
+            raise RequestError(f"{self.name} has {len(info.labels)} labels: a score needs one")
+        rows = self._vectors([front.pair(a, b) for a, b in zip(firsts, seconds, strict=True)], None)
+        return [
+            VectorRequestOutput(
+                row.request_id,
+                ScoringOutput(probabilities(row.outputs.data, info.scores)[0]),
+                row.prompt_token_ids,
+            )
+            for row in rows
+        ]
+
+    def _texts(self, prompts: Prompt | Sequence[Prompt], limit: int | None) -> list[list[int]]:
+        read = [_read_prompt(prompt) for prompt in _as_list(prompts)]
+        tokens = [self._front.encode(text or "") if ids is None else ids for text, ids in read]
+        return [self._front.truncated(ids, limit) for ids in tokens]
+
+    def _vectors(
+        self, texts: Sequence[list[int]], pooling: Pooling | None
+    ) -> list[VectorRequestOutput[PoolingOutput]]:
+        requests = []
+        for tokens in texts:
+            requests.append(self._front.pooled(str(self._num_requests), tokens, pooling))
+            self._num_requests += 1
+        vectors = compute(self._core, requests)
+        return [
+            VectorRequestOutput(request.id, PoolingOutput(vector), request.tokens)
+            for request, vector in zip(requests, vectors, strict=True)
+        ]
 
     def chat(
         self,

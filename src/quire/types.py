@@ -18,7 +18,7 @@ MAX_CONSTRAINT_BYTES = 1 << 20
 SEED_MASK = (1 << 64) - 1
 
 
-Pooling = Literal["mean", "last"]
+Pooling = Literal["mean", "last", "cls"]
 
 
 class OutputKind(str, enum.Enum):
@@ -217,7 +217,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `seed` is resolved (64 bits) by whoever made the request. `max_tokens` is resolved against the model's
     length. `eos_token_ids` is empty where the request ignores them. `salt` separates prefix caches. With `pooling`
-    the request makes no token: it ends with one vector, the mean or the last of the final hidden states.
+    the request makes no token: it ends with one vector, the mean, the last or the first of the final hidden states, and
+    what the model does to it.
     `grammar` is what the output must match, in llguidance's notation: resolved from `sampling.structured_outputs`
     by whoever made the request.
     """
@@ -243,7 +244,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     @property
     def reads_every_position(self) -> bool:
         """Whether results are needed at each prompt position, so that a cached prefix is of no use."""
-        return self.sampling.prompt_logprobs is not None or self.pooling == "mean"
+        return self.sampling.prompt_logprobs is not None or self.pooling in ("mean", "cls")
 
 
 class SequenceStatus(enum.Enum):

@@ -37,6 +37,7 @@ class Case:
     cap: float = 0.0
     slopes: bool = False
     sinks: bool = False
+    ahead: int = 0
 
     def first(self, position: int) -> int:
         """The first position that a query at `position` sees."""
@@ -81,13 +82,14 @@ def expected(case: Case, data: Data) -> list[np.ndarray]:
             last = computed + i
             first = case.first(last)
             for head in range(case.kv_heads * case.group):
-                k = data.k[b][first : last + 1, head // case.group].astype(np.float64)
-                v = data.v[b][first : last + 1, head // case.group].astype(np.float64)
+                end = min(last + case.ahead, computed + new - 1) + 1
+                k = data.k[b][first:end, head // case.group].astype(np.float64)
+                v = data.v[b][first:end, head // case.group].astype(np.float64)
                 s = k @ data.q[b][last, head].astype(np.float64) * scale
                 if case.cap:
                     s = case.cap * np.tanh(s / case.cap)
                 if slopes is not None:
-                    s = s + slopes[head] * np.arange(first - last, 1)
+                    s = s + slopes[head] * np.arange(first - last, end - last)
                 sink = -np.inf if sinks is None else float(sinks[head])
                 top = max(s.max(), sink)
                 w = np.exp(s - top)
@@ -123,7 +125,8 @@ def attend(case: Case, data: Data, isa: str, threads: int) -> list[np.ndarray]:
     cu_q = np.concatenate([[0], np.cumsum(case.new)]).astype(np.int32)
     scale = float(np.float32(1 / np.sqrt(case.head_dim)))
     kv_len = np.array(lengths, np.int32)
-    options = case.window, case.chunk, case.cap, case.by_head(case.slopes, 2), case.by_head(case.sinks, 3)
+    slopes, sinks = case.by_head(case.slopes, 2), case.by_head(case.sinks, 3)
+    options = case.window, case.chunk, case.ahead, case.cap, slopes, sinks
     _native.attention(isa, POOLS[threads], cache, q, out, cu_q, kv_len, slots, table, scale, *options)
     return np.split(out, cu_q[1:-1])
 
@@ -159,6 +162,14 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases(), st.sampled_from(ISAS), st.sampled_from([1, 2, 3]))
 def test_equals_plain_softmax(case: Case, isa: str, threads: int) -> None:
     check(case, isa, threads)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.sampled_from([1, 7, 64, 1 << 20]), st.sampled_from(ISAS), st.sampled_from([1, 2, 3]))
+def test_positions_ahead_are_seen_as_far_as_the_sequence_goes(
+    case: Case, ahead: int, isa: str, threads: int
+) -> None:
+    check(replace(case, ahead=ahead), isa, threads)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -15,12 +15,16 @@ from quire.engine.outputs import OutputStream
 from quire.errors import RequestError
 from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from quire.types import SEED_MASK, Request, SamplingParams, StructuredOutputsParams
+from quire.types import SEED_MASK, Pooling, Request, SamplingParams, StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a front needs to know about the model that runs. `defaults` are its own sampling parameters."""
+    """What a front needs to know about the model that runs. `defaults` are its own sampling parameters.
+
+    `generates` is false for encoders. `pooling` is how the model's own vectors are made, `scores` and `labels` are
+    those of a classifier (model/pooling.py). Tokens of a second text are `segment_size` higher, where that is not 0.
+    """
 
     name: str
     max_model_len: int
@@ -29,6 +33,11 @@ class ModelInfo:
     max_logprobs: int = 20
     max_input_len: int | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
+    generates: bool = True
+    pooling: Pooling | None = None
+    scores: str | None = None
+    labels: tuple[str, ...] = ()
+    segment_size: int = 0
 
 
 class Front:
@@ -78,6 +87,8 @@ class Front:
 
         A max_tokens that does not fit beside the prompt is refused, or with `clamp` cut to what fits.
         """
+        if not self.info.generates:
+            raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
         tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(tokens)
         self._check_params(params)
@@ -122,6 +133,46 @@ class Front:
             arrival=time.time(),
             grammar=grammar,
         )
+
+    def pooled(
+        self, request_id: str, tokens: list[int], pooling: Pooling | None = None, priority: int = 0
+    ) -> Request:
+        """A request that ends with one vector; `pooling` None is the model's own way, or the last hidden state."""
+        self._check_tokens(tokens)
+        longest = min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
+        if len(tokens) > longest:
+            raise RequestError(
+                f"the text has {len(tokens)} tokens, and this model takes at most {longest}: shorten it, or set "
+                "truncate_prompt_tokens",
+                "prompt",
+            )
+        return Request(
+            id=request_id,
+            tokens=tokens,
+            sampling=SamplingParams(max_tokens=1),
+            seed=0,
+            max_tokens=1,
+            priority=priority,
+            arrival=time.time(),
+            pooling=pooling or self.info.pooling or "last",
+        )
+
+    def pair(self, first: str, second: str) -> list[int]:
+        """Two texts as a classifier reads them together, the second one's tokens in its segment."""
+        tokens, kinds = self._need_tokenizer().encode_pair(first, second)
+        size = self.info.segment_size
+        return [token + size * kind for token, kind in zip(tokens, kinds, strict=True)]
+
+    def truncated(self, tokens: list[int], limit: int | None) -> list[int]:
+        """At most `limit` tokens (-1: what the model takes): the last ones; of an encoder the first, and the end."""
+        if limit is None:
+            return tokens
+        keep = self.info.max_model_len if limit == -1 else limit
+        if keep < 1:
+            raise RequestError("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+        if len(tokens) <= keep:
+            return tokens
+        return tokens[-keep:] if self.info.generates else tokens[: keep - 1] + tokens[-1:]
 
     def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
         return OutputStream(request, prompt, self.tokenizer)

@@ -158,6 +158,7 @@ class Plan:
     kv_spec: KVSpec
     limits: Limits
     memory: MemoryPlan
+    config: EngineConfig
 
     @property
     def layer_parameters(self) -> int:
@@ -168,6 +169,8 @@ class Plan:
 def plan_engine(config: EngineConfig) -> Plan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
     model, loader = find_source(config.model)
+    longest = _max_model_len(config.model, model)
+    config = _for_whole_prompts(config, longest) if _is_encoder(model) else config
     backend = make_backend(config.device)
     outline = backend.outline() if isinstance(backend, NativeBackend) else backend
     available = available_memory()
@@ -183,12 +186,12 @@ def plan_engine(config: EngineConfig) -> Plan:
         weights=sketch.weight_bytes,
         workspace=sketch.workspace_bytes(outline, kv_spec, limits),
         kv_bytes_per_token=kv_spec.bytes_per_token,
-        max_model_len=_max_model_len(config.model, model),
+        max_model_len=longest,
         max_model_len_is_given=config.model.max_model_len is not None,
         max_num_seqs=max_num_seqs,
     )
     memory = plan_memory(config.cache, need, available)
-    return Plan(_name(config.model, model.directory), backend, model, loader, kv_spec, limits, memory)
+    return Plan(_name(config.model, model.directory), backend, model, loader, kv_spec, limits, memory, config)
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -196,7 +199,7 @@ def start_core(config: EngineConfig) -> Started:
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
-    backend, memory, spec = plan.backend, plan.memory, plan.model.spec
+    backend, memory, spec, config = plan.backend, plan.memory, plan.model.spec, plan.config
     with report.phase("packing the weights"):
         model = plan.load(backend, True)
     with report.phase("preparing to run"):
@@ -206,13 +209,16 @@ def start_core(config: EngineConfig) -> Started:
         sampler = make_sampler(backend, spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
         constraints = Constraints(spec.vocab_size, grammars, config.grammar.enable_jump_forward)
-        runner = Runner(executable, kv, inputs, sampler, plan.limits.max_logit_rows, constraints)
+        runner = Runner(
+            executable, kv, inputs, sampler, plan.limits.max_logit_rows, constraints, plan.model.pooling
+        )
         scheduler = Scheduler(
             replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,
             memory.block_size,
             memory.max_model_len,
             config.cache.enable_prefix_caching,
+            whole_prompts=_is_encoder(plan.model),
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
     if not isinstance(spec, ArchSpec):
@@ -226,7 +232,8 @@ def start_core(config: EngineConfig) -> Started:
     report.layer_parameters = plan.layer_parameters
     report.dtype, report.kv_dtype = plan.model.dtype, plan.kv_spec.dtype
     report.log()
-    most = config.model.max_logprobs
+    most, head = config.model.max_logprobs, plan.model.pooling
+    segments = spec.segments if isinstance(spec, ArchSpec) else 0
     info = ModelInfo(
         name=plan.name,
         max_model_len=memory.max_model_len,
@@ -235,6 +242,11 @@ def start_core(config: EngineConfig) -> Started:
         eos_token_ids=plan.model.eos_token_ids,
         max_logprobs=most if most >= 0 else spec.vocab_size,
         defaults=_default_params(config.model, plan.model),
+        generates=not _is_encoder(plan.model),
+        pooling=None if head is None else head.rows,
+        scores=None if head is None else head.scores,
+        labels=() if head is None else head.labels,
+        segment_size=spec.vocab_size // segments if segments > 1 else 0,
     )
     return Started(EngineCore(scheduler, runner, grammars), info, report)
 
@@ -261,6 +273,24 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
     """What grammars need of the tokenizer."""
     return vocabulary_of(load_tokenizer(config.model), vocab_size, ends)
+
+
+def _is_encoder(model: load.ModelInfo) -> bool:
+    return isinstance(model.spec, ArchSpec) and model.spec.bidirectional
+
+
+def _for_whole_prompts(config: EngineConfig, longest: int) -> EngineConfig:
+    """Each text is computed in one step, so a step holds the longest; the cache holds one step, and no prefixes."""
+    cache, scheduler = config.cache, config.scheduler
+    tokens = max(scheduler.max_num_batched_tokens, longest)
+    if cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None:
+        blocks = -(-tokens // cache.block_size) + min(scheduler.max_num_seqs, tokens)
+        cache = replace(cache, num_gpu_blocks_override=blocks)
+    return replace(
+        config,
+        cache=replace(cache, enable_prefix_caching=False),
+        scheduler=replace(scheduler, max_num_batched_tokens=tokens),
+    )
 
 
 def _name(config: ModelConfig, directory: Path) -> str:

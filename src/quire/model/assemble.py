@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from quire.errors import ModelError
 from quire.model.decoder import (
     AttentionWeights,
@@ -54,7 +56,7 @@ class Assembly:
     def weights(self) -> DecoderWeights:
         spec, names = self.spec, self.names
         d, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-        embedding = self.source.matrix([part(f"{names.embedding}.weight", (spec.vocab_size, width))])
+        embedding = self.source.matrix([self._embedding_part(width)])
         positions = None
         if spec.position_offset is not None:
             shape = (spec.max_position + spec.position_offset, d)
@@ -71,9 +73,28 @@ class Assembly:
             layers=tuple(self.layer(i) for i in range(spec.num_layers)),
             norm=self._norm(names.norm) if spec.final_norm else None,
             project_out=project_out,
-            head=embedding if spec.tie_embeddings else self.source.matrix([self.head_part]),
+            head=self._head(embedding),
             head_bias=self._vector(f"{names.head}.bias", spec.vocab_size) if spec.head_bias else None,
         )
+
+    def _embedding_part(self, width: int) -> Part:
+        """The table of tokens; with segments, the sums of tokens and segments, one segment after the other."""
+        spec, names = self.spec, self.names
+        if not spec.segments:
+            return part(f"{names.embedding}.weight", (spec.vocab_size, width))
+
+        def summed(words: Array, segments: Array) -> Array:
+            table = words.astype(np.float32)
+            return np.concatenate([table + row for row in segments[: spec.segments].astype(np.float32)])
+
+        words = (f"{names.embedding}.weight", (spec.vocab_size // spec.segments, width))
+        segments = (f"{names.segments}.weight", (spec.segment_rows, width))
+        return Part((words, segments), summed, per_element=(1, 1), shape=(spec.vocab_size, width))
+
+    def _head(self, embedding: Matrix) -> Matrix | None:
+        if not self.spec.has_head:
+            return None
+        return embedding if self.spec.tie_embeddings else self.source.matrix([self.head_part])
 
     @property
     def head_part(self) -> Part:
@@ -87,7 +108,9 @@ class Assembly:
         after = spec.placement in ("post", "sum", "sandwich")
         sparse = spec.is_sparse(i)
         return LayerWeights(
-            attention_norm=self._norm(layer + names.attention_norm) if before else None,
+            attention_norm=self._norm(layer + names.attention_norm)
+            if before and (i or not spec.bare_first)
+            else None,
             attention=self._attention(layer),
             attention_post_norm=self._norm(layer + names.attention_post_norm) if after else None,
             mlp_norm=self._norm(layer + names.mlp_norm) if before and spec.placement != "parallel" else None,

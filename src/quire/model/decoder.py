@@ -84,7 +84,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """`head` is `embedding` itself where the spec ties them: both [V, D]."""
+    """`head` is `embedding` itself where the spec ties them: both [V, D]; None where the model has none."""
 
     embedding: Matrix
     positions: Matrix | None
@@ -93,7 +93,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     norm: Norm | None
     project_out: Matrix | None
-    head: Matrix
+    head: Matrix | None
     head_bias: FloatArray | None
 
 
@@ -113,7 +113,10 @@ class Decoder:
             self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
 
     def graph(self) -> Graph:
-        return Graph(self.hidden, self.head, self.spec.vocab_size, self.weights.head.shape[1])
+        head = self.weights.head
+        if head is None:
+            return Graph(self.hidden, self.head, self.spec.hidden_size, self.spec.hidden_size)
+        return Graph(self.hidden, self.head, self.spec.vocab_size, head.shape[1])
 
     def hidden(self, ops: Ops[T]) -> T:
         """Tokens of the step -> final hidden states of the logit rows: [L, D]."""
@@ -130,6 +133,8 @@ class Decoder:
     def head(self, ops: Ops[T], hidden: T) -> T:
         """[L, D] -> logits [L, V]."""
         spec = self.spec
+        if self.weights.head is None:
+            return ops.scale(hidden, 1.0)
         logits = ops.linear(hidden, self.weights.head, self.weights.head_bias)
         if spec.logit_scale == 1.0 and spec.logit_cap is None:
             return logits
@@ -183,6 +188,7 @@ class Decoder:
             scale=spec.attention_scale,
             window=spec.windows[index],
             chunk=None if spec.chunks is None else spec.chunks[index],
+            ahead=(spec.windows[index] or spec.max_position) - 1 if spec.bidirectional else 0,
             cap=spec.attention_cap,
             slopes=self._slopes,
             sinks=weights.sinks,

@@ -7,7 +7,7 @@ one matrix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,6 +19,7 @@ from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.hub import find_model
 from quire.model.pack import check_tensors, choose_dtype, outline_weights, pack_weights, wanted_tensors
+from quire.model.pooling import PoolingHead, max_length, read_pooling
 from quire.model.source import open_source, read_json
 from quire.model.spec import ArchSpec, ModelShape
 from quire.ops.protocol import (
@@ -41,7 +42,7 @@ class ModelInfo:
 
     `weight_bytes` are those of the values in `dtype` (vectors in float32); packing may add some padding.
     `generation` is generation_config.json as it is, or empty. `directory` (or the
-    GGUF file in its place) also holds the tokenizer.
+    GGUF file in its place) also holds the tokenizer. `pooling` makes vectors of hidden states where the model says how.
     `limits` are those that a built engine was made for.
     """
 
@@ -53,6 +54,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
     limits: engine_dir.Limits = UNLIMITED
+    pooling: PoolingHead | None = None
 
 
 class ServedModel(Protocol):
@@ -194,7 +196,9 @@ def _open(path: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint, Tens
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(dtype, wanted, checkpoint)
     eos = _eos(source.generation, source.config, source.where)
-    info = _info(path, spec, names, kept, eos, source.generation)
+    head = read_pooling(path, source.config, spec.architecture, checkpoint)
+    limits = UNLIMITED if head is None else engine_dir.Limits(max_seq_len=max_length(path))
+    info = replace(_info(path, spec, names, kept, eos, source.generation), pooling=head, limits=limits)
     return info, spec, checkpoint, names
 
 

@@ -55,13 +55,15 @@ def open_tokenizer(path: Path) -> Tokenizer:
     return read_tokenizer(GGUFFile(path)) if is_gguf(path) else Tokenizer.load(path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or ModelError naming it."""
+def read_json(path: Path, of: type = dict) -> Any:
+    """A JSON object (or what `of` says) from a file, or ModelError naming it."""
     try:
         size = path.stat().st_size
         value = json.loads(path.read_text("utf-8")) if size <= MAX_JSON else None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object of at most {MAX_JSON} bytes")
+    if not isinstance(value, of):
+        raise ModelError(
+            f"{path}: not a JSON {'object' if of is dict else of.__name__} of at most {MAX_JSON} bytes"
+        )
     return value

@@ -98,6 +98,11 @@ class ArchSpec:
     the chunks that attention keeps to. `position_offset` is that of a learned position table; `embedding_size` the
     embedding's width where it is projected to hidden_size. Residual branches are multiplied by residual_multiplier,
     logits by logit_scale.
+
+    Encoders: `bidirectional` attention sees the whole sequence, or from window - 1 positions before to as many after;
+    such a model runs on whole sequences only. With `segments` the vocabulary has each token once for each segment, its
+    embedding and the segment's (of `segment_rows` in the checkpoint) being added. `bare_first`: the first layer has no
+    norm before its attention. Without a head, the logits are the final hidden states.
     """
 
     architecture: str
@@ -142,6 +147,11 @@ class ArchSpec:
     logit_cap: float | None = None
     latent: LatentSpec | None = None
     moe: MoESpec | None = None
+    bidirectional: bool = False
+    segments: int = 0
+    segment_rows: int = 0
+    bare_first: bool = False
+    has_head: bool = True
 
     @property
     def parallel(self) -> bool:
@@ -156,7 +166,8 @@ class ArchSpec:
     @property
     def num_table_parameters(self) -> int:
         """Of the embedding and the head, which a prompt's tokens do not multiply with (but for the last one)."""
-        return self.vocab_size * (self.embedding_size or self.hidden_size) * (1 if self.tie_embeddings else 2)
+        tables = 1 if self.tie_embeddings or not self.has_head else 2
+        return self.vocab_size * (self.embedding_size or self.hidden_size) * tables
 
     def kv_spec(self, dtype: FloatDtype) -> KVSpec:
         if self.latent is not None:

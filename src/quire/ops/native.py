@@ -271,6 +271,7 @@ class _Recorder:
                 attention.scale,
                 attention.window or 0,
                 attention.chunk or 0,
+                attention.ahead,
                 attention.cap or 0.0,
                 _float_array(attention.slopes),
                 _float_array(attention.sinks),

@@ -89,7 +89,8 @@ class KVSpec:
 class Attention:
     """Which positions a query sees, and what its scores go through before the softmax.
 
-    A query at position p sees those up to p from max(p - window + 1, p // chunk * chunk, 0) on. A score is
+    A query at position p sees those from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), as far as
+    the sequence goes. A score is
     scale * q . k, then cap * tanh(score / cap), then slopes[head] * (position - p) is added (ALiBi, Press et al.
     2022, arXiv:2108.12409). A sink is one more score of its head that has no value. slopes and sinks are [N].
     """
@@ -97,6 +98,7 @@ class Attention:
     scale: float
     window: int | None = None
     chunk: int | None = None
+    ahead: int = 0
     cap: float | None = None
     slopes: FloatArray | None = None
     sinks: FloatArray | None = None
@@ -247,7 +249,7 @@ class Ops(Protocol[T]):
         """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D]."""
 
     def attention(self, q: T, layer: int, num_heads: int, attention: Attention) -> T:
-        """Causal paged attention over `layer`'s cache: [T, N H] -> [T, N H], of latent attention [T, N value_dim].
+        """Paged attention over `layer`'s cache: [T, N H] -> [T, N H], of latent attention [T, N value_dim].
 
         Query head i reads key/value head i // (N / G).
         Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).

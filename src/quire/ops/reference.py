@@ -251,11 +251,13 @@ class ReferenceOps:
             start, stop = self.inputs.cu_q_B1[b], self.inputs.cu_q_B1[b + 1]
             for t in range(start, stop):
                 end = kv_len - (stop - 1 - t)
-                begin = first_seen(int(end) - 1, attention)
+                begin, own = first_seen(int(end) - 1, attention), int(end) - 1
+                end = min(int(end) + attention.ahead, int(kv_len))
                 q_GRH = q[t].astype(np.float64).reshape(groups, num_heads // groups, head_dim)
                 for g in range(groups):
                     heads = slice(g * (num_heads // groups), (g + 1) * (num_heads // groups))
-                    weights = attention_weights(q_GRH[g] @ keys_GSH[g, begin:end].T, attention, heads)
+                    products = q_GRH[g] @ keys_GSH[g, begin:end].T
+                    weights = attention_weights(products, attention, heads, own - begin)
                     out[t, heads] = weights @ values_GSH[g, begin:end]
         return out.reshape(len(q), -1)
 

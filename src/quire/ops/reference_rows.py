@@ -69,13 +69,15 @@ def first_seen(position: int, attention: Attention) -> int:
     return first if attention.chunk is None else max(first, position // attention.chunk * attention.chunk)
 
 
-def attention_weights(products_RS: Float64Array, attention: Attention, heads: slice) -> Float64Array:
-    """q . k of some heads with the S positions up to their own -> the weights of those positions."""
+def attention_weights(
+    products_RS: Float64Array, attention: Attention, heads: slice, own: int
+) -> Float64Array:
+    """q . k of some heads with S positions, their own at index `own` -> the weights of those positions."""
     scores = products_RS * attention.scale
     if attention.cap is not None:
         scores = attention.cap * np.tanh(scores / attention.cap)
     if attention.slopes is not None:
-        scores = scores + attention.slopes[heads, None] * np.arange(1 - scores.shape[1], 1)
+        scores = scores + attention.slopes[heads, None] * (np.arange(scores.shape[1]) - own)
     if attention.sinks is not None:
         scores = np.concatenate([scores, attention.sinks[heads, None]], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))

@@ -110,8 +110,12 @@ class InputBuilder:
                 continue
             first, row, end = len(rows), cu_q[i], seq.start + len(seq.tokens)
             if request.pooling is not None:
-                count = len(seq.tokens) if request.pooling == "mean" else int(seq.wants_logits)
-                rows.extend(range(cu_q[i + 1] - count, cu_q[i + 1]))
+                begin, count = cu_q[i + 1] - 1, int(seq.wants_logits)
+                if request.pooling == "mean":
+                    begin, count = row, len(seq.tokens)
+                elif request.pooling == "cls":
+                    begin, count = row, int(seq.start == 0)
+                rows.extend(range(begin, begin + count))
                 read.pooled.append((seq.slot, first, count, seq.wants_logits))
                 continue
             stop = min(end, len(request.tokens) - 1)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import EngineError
+from quire.model.pooling import PoolingHead
 from quire.ops.protocol import Executable, FloatArray, KVCache
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder, LogitRows
@@ -28,9 +29,12 @@ class Pool:
             self.total_D = self.total_D + row_D
             self.count += 1
 
+    def mean(self) -> NDArray[np.float64]:
+        return np.asarray(self.total_D) / self.count
+
     def unit_vector(self) -> list[float]:
         """The mean, scaled to length 1."""
-        mean_D = np.asarray(self.total_D) / self.count
+        mean_D = self.mean()
         vector: list[float] = (mean_D / max(float(np.sqrt((mean_D * mean_D).sum())), 1e-12)).tolist()
         return vector
 
@@ -39,7 +43,8 @@ class Runner:
     """Holds what lives between steps: the KV cache, block tables, and the sampler's state by slot.
 
     `max_logit_rows` is that of the executable: more rows are computed and sampled piece by piece. `constraints`
-    may be left out where no request has a grammar.
+    may be left out where no request has a grammar. `head` makes vectors of pooled hidden states; without one they are
+    scaled to length 1.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Runner:
         sampler: Sampler,
         max_logit_rows: int,
         constraints: Constraints | None = None,
+        head: PoolingHead | None = None,
     ) -> None:
         self._executable = executable
         self._kv = kv
@@ -57,6 +63,7 @@ class Runner:
         self._sampler = sampler
         self._max_logit_rows = max_logit_rows
         self._constraints = constraints
+        self._head = head
         self._prompt_top: dict[int, int] = {}
         self._pools: dict[int, Pool] = {}
 
@@ -191,4 +198,6 @@ class Runner:
             pool = self._pools[slot]
             pool.add(hidden_LD[first : first + count])
             if ends:
-                output.embeddings[slot] = pool.unit_vector()
+                output.embeddings[slot] = (
+                    pool.unit_vector() if self._head is None else self._head(pool.mean())
+                )

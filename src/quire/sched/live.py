@@ -32,7 +32,7 @@ class LiveSequence(Sequence):
     def match_limit(self) -> int:
         """How many tokens may be reused: not the last one, nor any whose logits are still due."""
         limit = len(self.tokens) - 1
-        if self.request.pooling == "mean":
+        if self.request.pooling in ("mean", "cls"):
             return 0
         if self.index == 0 and self.request.sampling.prompt_logprobs is not None:
             due = self.num_prompt_logprobs

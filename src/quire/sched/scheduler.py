@@ -76,7 +76,8 @@ class Scheduler:
     """Continuous batching over one block pool. One step is `schedule()`, then `update()` with what came out.
 
     `add` and `abort` may be called at any time, also between the two. A sequence is limited to
-    `max_model_len` tokens and to what the whole pool holds.
+    `max_model_len` tokens and to what the whole pool holds. With `whole_prompts` no prompt is computed in parts: the
+    budget must be at least `max_model_len`.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
         enable_prefix_caching: bool,
+        whole_prompts: bool = False,
     ) -> None:
         self._budget = config.max_num_batched_tokens
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._by_priority = config.scheduling_policy == "priority"
+        self._whole_prompts = whole_prompts
         self._max_model_len = max_model_len
         self._max_total = min(max_model_len, num_blocks * block_size)
         self._tables = BlockTables(num_blocks, block_size, enable_prefix_caching)
@@ -311,7 +314,7 @@ class Scheduler:
                 self._num_held += 1
                 continue
             match = tables.fit(seq, found[0])
-            if match is None:
+            if match is None or (self._whole_prompts and plan.budget < len(seq.tokens)):
                 return
             del waiting[0]
             self._waiting_tokens -= len(seq.tokens)

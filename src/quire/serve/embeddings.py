@@ -11,10 +11,10 @@ from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
 from quire.engine.generation import Generation
+from quire.engine.vectors import shortened
 from quire.errors import EngineError
 from quire.serve.completions import split_prompts
 from quire.serve.errors import invalid
-from quire.serve.params import truncated
 from quire.serve.protocol import LogprobCount, Name, Prompt
 from quire.serve.service import Service
 from quire.serve.sse import watched
@@ -73,12 +73,13 @@ async def embed(service: Service, http: HttpRequest) -> bytes:
     with service.engine.submit(requests) as generation:
         async with watched(http.receive, generation):
             vectors = await _vectors(generation)
-    if body.dimensions is not None and any(len(v) != body.dimensions for v in vectors.values()):
-        width = len(next(iter(vectors.values())))
-        raise invalid(f"dimensions can only be the model's {width}", "dimensions", "unsupported_parameter")
+    width = len(next(iter(vectors.values())))
+    if body.dimensions is not None and body.dimensions > width:
+        raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
     num_tokens = sum(len(request.tokens) for request in requests)
     data = [
-        Embedding(i, _coded(vectors[request.id], body.encoding_format)) for i, request in enumerate(requests)
+        Embedding(i, _coded(shortened(vectors[request.id], body.dimensions), body.encoding_format))
+        for i, request in enumerate(requests)
     ]
     usage = EmbeddingUsage(num_tokens, num_tokens)
     return _encode(Embeddings(call_id, service.created, model, data, usage))
@@ -87,10 +88,9 @@ async def embed(service: Service, http: HttpRequest) -> bytes:
 def _make(service: Service, body: EmbeddingRequest, text: str | list[int], call_id: str) -> Request:
     front = service.front
     tokens = front.encode(text, body.add_special_tokens) if isinstance(text, str) else text
-    tokens = truncated(tokens, body.truncate_prompt_tokens, front.info.max_model_len)
-    params = front.default_params(max_tokens=1)
-    request = front.request(service.next_request_id(call_id), tokens, params, priority=body.priority)
-    return msgspec.structs.replace(request, pooling=body.pooling or service.config.pooling)
+    tokens = front.truncated(tokens, body.truncate_prompt_tokens)
+    pooling = body.pooling or service.config.pooling
+    return front.pooled(service.next_request_id(call_id), tokens, pooling, body.priority)
 
 
 async def _vectors(generation: Generation) -> dict[str, list[float]]:

@@ -71,7 +71,9 @@ class ServerConfig:
         "auto", "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto as above."
     )
     enable_auto_tool_choice: bool = option(True, "Let the model choose whether to call offered tools.")
-    pooling: Pooling = option("last", "How embeddings are made of hidden states.")
+    pooling: Pooling | None = option(
+        None, "How embeddings are made of hidden states; default is the model's own way, or the last."
+    )
     metrics_prefix: str = option(
         "quire", "First part of every metric's name; vllm suits existing dashboards."
     )

@@ -51,6 +51,13 @@ def _replace(old: str, new: str) -> Step:
     return lambda part: part if isinstance(part, bytes) else part.replace(old, new)
 
 
+def _continued(part: Part, prefix: str) -> Part:
+    """WordPiece: a token goes on with the word before it, or begins one."""
+    if isinstance(part, bytes):
+        return part
+    return part.removeprefix(prefix) if part.startswith(prefix) else f" {part}"
+
+
 def _unsupported(what: str) -> ModelError:
     return ModelError(f"tokenizer decoder {what} is not supported; byte-level and sentencepiece decoders are")
 
@@ -88,6 +95,11 @@ class _Chain:
             self._both(_replace(decoder["pattern"]["String"], decoder["content"]))
         elif kind == "Strip" and self._fused and decoder["start"] in (0, 1) and decoder["stop"] == 0:
             self.strip = decoder["content"].encode() if decoder["start"] else b""
+        elif (
+            kind == "WordPiece" and not self._fused
+        ):  # its clean-up of spaces looks at whole texts, and is left out
+            prefix = decoder.get("prefix", "##")
+            self.inside.append(lambda part: _continued(part, prefix))
         elif kind == "Metaspace" and not self._fused:
             mark = decoder.get("replacement", "▁")
             prefixed = decoder.get("prepend_scheme", "always") != "never"

@@ -152,6 +152,13 @@ class Tokenizer:
             rows = [self._prefix + row + self._suffix for row in rows]
         return rows
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Token ids of two texts together, special tokens added, and the segment (0 or 1) of each."""
+        check_text(first)
+        check_text(second)
+        encoded = self.backend.encode(first, second)
+        return encoded.ids, encoded.type_ids
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids` as a whole. Ids without a token add nothing; ill-formed UTF-8 becomes U+FFFD.
 

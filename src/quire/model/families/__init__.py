@@ -10,6 +10,7 @@ from quire.errors import ModelError, UnknownArchitectureError
 from quire.model.families import (
     cohere,
     deepseek,
+    encoders,
     falcon,
     gemma,
     glm,
@@ -97,13 +98,30 @@ FAMILIES: Mapping[str, Family] = {
         "deepseek_v3", "DeepSeek-V3, R1, Kimi-K2", deepseek.read_deepseek_v3, deepseek.deepseek_names
     ),
 }
-MODEL_TYPES: Mapping[str, str] = {family.model_type: name for name, family in FAMILIES.items()}
+ENCODERS: Mapping[str, Family] = {
+    name: Family(kind, models, read, names)
+    for kind, models, read, names, classes in (
+        ("bert", "BERT, MiniLM, BGE, E5", encoders.read_bert, encoders.BERT_NAMES, "Bert"),
+        ("roberta", "RoBERTa", encoders.read_roberta, encoders.ROBERTA_NAMES, "Roberta"),
+        (
+            "xlm-roberta",
+            "XLM-R, multilingual E5, BGE-M3",
+            encoders.read_roberta,
+            encoders.ROBERTA_NAMES,
+            "XLMRoberta",
+        ),
+        ("modernbert", "ModernBERT, GTE", encoders.read_modernbert, encoders.MODERNBERT_NAMES, "ModernBert"),
+    )
+    for name in (f"{classes}ForMaskedLM", f"{classes}ForSequenceClassification", f"{classes}Model")
+}
+SUPPORTED = {**FAMILIES, **ENCODERS}
+MODEL_TYPES: Mapping[str, str] = {family.model_type: name for name, family in SUPPORTED.items()}
 
 
 def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[ArchSpec, TensorNames]:
     """The spec and tensor names of a config. Raises ModelError for anything not understood in full."""
     config = ConfigReader(values, where)
-    family = FAMILIES[_architecture(config)]
+    family = SUPPORTED[_architecture(config)]
     stored = _quantization(config, family)
     spec = family.read(config)
     config.finish()
@@ -139,8 +157,8 @@ def _architecture(config: ConfigReader) -> str:
         names = [MODEL_TYPES.get(kind, f"model_type {kind!r}")] if isinstance(kind, str) else []
     if not isinstance(names, list) or len(names) != 1:
         raise config.wrong("architectures", names, "a list of one architecture")
-    if names[0] not in FAMILIES:
+    if names[0] not in SUPPORTED:
         raise UnknownArchitectureError(
-            f"{config.where}: architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}"
+            f"{config.where}: architecture {names[0]} is not supported; supported are {', '.join(SUPPORTED)}"
         )
     return str(names[0])

@@ -25,6 +25,7 @@ class TensorNames:
 
     embedding: str = "model.embed_tokens"
     positions: str = ""
+    segments: str = ""
     embedding_norm: str = ""
     project_in: str = ""
     project_out: str = ""

@@ -1,0 +1,205 @@
+"""From the hidden states of a text to its vector or its classes: what follows a model's last layer.
+
+Read from a sentence-transformers directory (modules.json) or a classifier's checkpoint. One vector a text is little
+work, so it is plain numpy in float64: no result depends on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import ModelError
+from quire.model.checkpoint import Checkpoint, open_checkpoint
+from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
+from quire.model.source import read_json
+from quire.ops.protocol import Activation, Norm
+from quire.ops.reference_rows import activate, normalize
+from quire.types import Pooling
+
+Vector = NDArray[np.float64]
+Scores = Literal["softmax", "sigmoid", "identity"]
+ROWS: Mapping[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+ACTIVATIONS: Mapping[str, Activation | Literal["tanh"] | None] = {
+    "Identity": None,
+    "Tanh": "tanh",
+    "GELU": "gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """activation(weight x + bias): weight [O, K], bias [O]."""
+
+    weight: Vector
+    bias: Vector | None
+    activation: Activation | Literal["tanh"] | None
+
+    def __call__(self, x: Vector) -> Vector:
+        y: Vector = self.weight @ x if self.bias is None else self.weight @ x + self.bias
+        if self.activation is None:
+            return y
+        return np.tanh(y) if self.activation == "tanh" else activate(self.activation, y)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolingHead:
+    """`rows` are the hidden states that are taken; `steps` are applied to their mean, in order.
+
+    `scores` is how a classifier's outputs become probabilities, None where the vector is an embedding. `labels` name
+    a classifier's outputs.
+    """
+
+    rows: Pooling
+    steps: tuple[Dense | Norm, ...] = ()
+    normalize: bool = False
+    scores: Scores | None = None
+    labels: tuple[str, ...] = ()
+
+    def __call__(self, pooled_D: Vector) -> list[float]:
+        """The vector of a text: an embedding, or the classifier's outputs before any softmax."""
+        x = pooled_D
+        for step in self.steps:
+            x = normalize(x, step) if isinstance(step, Norm) else step(x)
+        if self.normalize:
+            x = x / max(float(np.sqrt((x * x).sum())), 1e-12)
+        vector: list[float] = x.tolist()
+        return vector
+
+
+def read_pooling(
+    directory: Path, config: Mapping[str, Any], architecture: str, checkpoint: Checkpoint
+) -> PoolingHead | None:
+    """What the model's files say; None where they say nothing and the model is no encoder. ModelError."""
+    names = CLASSIFIERS.get(architecture)
+    if names is not None:
+        return _classifier(config, names, checkpoint)
+    if (directory / "modules.json").is_file():
+        return _sentence_transformer(directory)
+    encoder = architecture.endswith(("Model", "ForMaskedLM")) and architecture != "GPT2LMHeadModel"
+    return PoolingHead("cls", normalize=True) if encoder else None
+
+
+def max_length(directory: Path) -> int | None:
+    """Most tokens of a text, where sentence-transformers' own file says so."""
+    path = directory / "sentence_bert_config.json"
+    length = read_json(path).get("max_seq_length") if path.is_file() else None
+    if length is not None and (type(length) is not int or length < 1):
+        raise ModelError(f"{path}: max_seq_length must be an integer above 0, got {length!r}")
+    return length
+
+
+def _classifier(config: Mapping[str, Any], names: ClassifierNames, checkpoint: Checkpoint) -> PoolingHead:
+    present = set(checkpoint.names())
+    dense = names.dense if f"{names.dense}.weight" in present else names.dense.partition(".")[2]
+    steps: list[Dense | Norm] = [_dense(checkpoint, dense, names.activation)]
+    if names.norm is not None:
+        weight = _tensor(checkpoint, f"{names.norm}.weight").astype(np.float32)
+        steps.append(Norm("layer", weight, None, float(config.get("norm_eps", 1e-5))))
+    steps.append(_dense(checkpoint, names.out, None))
+    outputs = len(_tensor(checkpoint, f"{names.out}.weight"))
+    labels = config.get("id2label")
+    labels = labels if isinstance(labels, dict) else {}
+    rows = config.get("classifier_pooling") if names.norm is not None else "cls"
+    if rows not in ("cls", "mean"):
+        raise ModelError(f"classifier_pooling must be cls or mean, got {rows!r}")
+    return PoolingHead(
+        rows="mean" if rows == "mean" else "cls",
+        steps=tuple(steps),
+        scores=_scores(config, outputs),
+        labels=tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(outputs)),
+    )
+
+
+def _scores(config: Mapping[str, Any], outputs: int) -> Scores:
+    """A cross-encoder's own choice prevails; one output is a sigmoid, several are a softmax."""
+    own = config.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if named is not None:
+        kinds: dict[str, Scores] = {"Identity": "identity", "Sigmoid": "sigmoid"}
+        kind = kinds.get(str(named).rpartition(".")[2])
+        if kind is None:
+            raise ModelError(f"config.json: activation {named!r} of the classifier is not understood")
+        return kind
+    several = config.get("problem_type") == "multi_label_classification"
+    return "sigmoid" if outputs == 1 or several else "softmax"
+
+
+def _sentence_transformer(directory: Path) -> PoolingHead:
+    """The modules that follow the transformer, which must lie in the directory itself."""
+    modules = _modules(directory)
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or modules[0].get("path"):
+        raise ModelError(
+            f"{directory}: modules.json must begin with a Transformer in the directory itself and a Pooling"
+        )
+    rows = _pooled_rows(_inside(directory, modules[1]) / "config.json")
+    steps: list[Dense | Norm] = []
+    scaled = False
+    for kind, module in zip(kinds[2:], modules[2:], strict=True):
+        if kind == "Dense" and not scaled:
+            steps.append(_read_dense(_inside(directory, module)))
+        elif kind == "Normalize":
+            scaled = True
+        else:
+            raise ModelError(f"{directory}: modules.json: a {kind} in that place is not supported")
+    return PoolingHead(rows, tuple(steps), scaled)
+
+
+def _modules(directory: Path) -> list[dict[str, Any]]:
+    wrapped = read_json(directory / "modules.json", of=list)
+    if not all(isinstance(module, dict) for module in wrapped):
+        raise ModelError(f"{directory / 'modules.json'}: must be a list of modules")
+    modules: list[dict[str, Any]] = wrapped
+    return modules
+
+
+def _inside(directory: Path, module: Mapping[str, Any]) -> Path:
+    path = module.get("path")
+    if not isinstance(path, str) or path in (".", "..") or "/" in path or "\\" in path:
+        raise ModelError(f"{directory}: modules.json must name folders beside it, got {path!r}")
+    return directory / path
+
+
+def _pooled_rows(path: Path) -> Pooling:
+    config = read_json(path)
+    modes = [
+        key.removeprefix("pooling_mode_").removesuffix("_token").removesuffix("_tokens")
+        for key, value in config.items()
+        if key.startswith("pooling_mode_") and value is True
+    ]
+    if isinstance(config.get("pooling_mode"), str):
+        modes = [config["pooling_mode"]]
+    if len(modes) != 1 or modes[0] not in ROWS:
+        raise ModelError(f"{path}: supported is one of {', '.join(ROWS)}, got {', '.join(modes) or 'none'}")
+    return ROWS[modes[0]]
+
+
+def _read_dense(directory: Path) -> Dense:
+    config = read_json(directory / "config.json")
+    name = str(config.get("activation_function", "Identity")).rpartition(".")[2]
+    if name not in ACTIVATIONS:
+        raise ModelError(f"{directory}: activation {name} is not supported; {', '.join(ACTIVATIONS)} are")
+    return _dense(open_checkpoint(directory), "linear", ACTIVATIONS[name])
+
+
+def _dense(checkpoint: Checkpoint, name: str, activation: Activation | Literal["tanh"] | None) -> Dense:
+    weight = _tensor(checkpoint, f"{name}.weight")
+    bias = _tensor(checkpoint, f"{name}.bias") if f"{name}.bias" in set(checkpoint.names()) else None
+    if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ModelError(f"{checkpoint.path(f'{name}.weight')}: {name} is not a matrix with its bias")
+    return Dense(weight, bias, activation)
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> Vector:
+    if name not in set(checkpoint.names()):
+        raise ModelError(f"missing tensor {name}; the checkpoint does not match config.json")
+    return checkpoint.get(name).astype(np.float64)
