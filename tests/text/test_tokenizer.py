@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -301,8 +302,8 @@ def test_unknown_rank_files_and_decoders_are_refused(data: Path, tmp_path: Path)
         Tokenizer.load(tmp_path)
     backend = metaspace_backend()
     decoders = pytest.importorskip("tokenizers").decoders
-    backend.decoder = decoders.WordPiece()
-    with pytest.raises(ModelError, match="WordPiece"):
+    backend.decoder = decoders.CTC()
+    with pytest.raises(ModelError, match="CTC"):
         Tokenizer(backend, TokenizerOptions())
 
 
@@ -322,3 +323,14 @@ def test_import_brings_neither_torch_nor_transformers() -> None:
     code = "import sys, quire.text.tokenizer, quire.text.chat, quire.text.detok; "
     code += "assert not {'torch', 'transformers', 'sentencepiece'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_wordpiece_tokens_join_into_words() -> None:
+    vocab = {"[UNK]": 0, "play": 1, "##ing": 2, "chess": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.decoder = tokenizers.decoders.WordPiece(cleanup=False)
+    tokenizer = Tokenizer(backend)
+    ids = tokenizer.encode("playing chess")
+    assert ids == [1, 2, 3]
+    assert tokenizer.decode(ids) == backend.decode(ids) == "playing chess"
