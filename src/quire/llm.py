@@ -9,6 +9,7 @@ from rich.progress import Progress, TextColumn
 
 from quire.config import EngineConfig
 from quire.engine.outputs import OutputStream, RequestOutput
+from quire.engine.scoring import plan_scores
 from quire.engine.start import start_core, start_front
 from quire.engine.vectors import (
     ClassificationOutput,
@@ -17,7 +18,6 @@ from quire.engine.vectors import (
     ScoringOutput,
     VectorRequestOutput,
     compute,
-    cosine,
     probabilities,
     shortened,
 )
@@ -137,32 +137,18 @@ class LLM:
         """
         seconds = [text_2] if isinstance(text_2, str) else list(text_2)
         firsts = [text_1] if isinstance(text_1, str) else list(text_1)
-        firsts = firsts * len(seconds) if len(firsts) == 1 else firsts
-        if len(firsts) != len(seconds):
-            raise RequestError(f"{len(firsts)} texts cannot be paired with {len(seconds)}", "text_1")
-        info, front = self._front.info, self._front
-        if info.scores is None:
-            rows = self._vectors([front.encode(text) for text in [*firsts, *seconds]], None)
-            pairs = zip(rows[: len(firsts)], rows[len(firsts) :], strict=True)
-            return [
-                VectorRequestOutput(
-                    a.request_id,
-                    ScoringOutput(cosine(a.outputs.data, b.outputs.data)),
-                    a.prompt_token_ids + b.prompt_token_ids,
-                )
-                for a, b in pairs
-            ]
-        if len(info.labels) != 1:
-            raise RequestError(f"{self.name} has {len(info.labels)} labels: a score needs one")
-        rows = self._vectors([front.pair(a, b) for a, b in zip(firsts, seconds, strict=True)], None)
+        scoring = plan_scores(self._front, self._new_id, firsts, seconds)
+        scores = scoring.scores(compute(self._core, scoring.requests))
         return [
             VectorRequestOutput(
-                row.request_id,
-                ScoringOutput(probabilities(row.outputs.data, info.scores)[0]),
-                row.prompt_token_ids,
+                scoring.requests[scoring.pairs[i][-1]].id, ScoringOutput(score), scoring.tokens(i)
             )
-            for row in rows
+            for i, score in enumerate(scores)
         ]
+
+    def _new_id(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests - 1)
 
     def _texts(self, prompts: Prompt | Sequence[Prompt], limit: int | None) -> list[list[int]]:
         read = [_read_prompt(prompt) for prompt in _as_list(prompts)]
@@ -172,10 +158,7 @@ class LLM:
     def _vectors(
         self, texts: Sequence[list[int]], pooling: Pooling | None
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        requests = []
-        for tokens in texts:
-            requests.append(self._front.pooled(str(self._num_requests), tokens, pooling))
-            self._num_requests += 1
+        requests = [self._front.pooled(self._new_id(), tokens, pooling) for tokens in texts]
         vectors = compute(self._core, requests)
         return [
             VectorRequestOutput(request.id, PoolingOutput(vector), request.tokens)

@@ -22,6 +22,10 @@ POSTS = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
     "/tokenize",
     "/detokenize",
 )
@@ -188,6 +192,7 @@ FIELDS = st.sampled_from(
         "messages",
     ]
     + ["prompt", "pooling", "dimensions", "encoding_format", "cache_salt", "request_id", "user"]
+    + ["text_1", "text_2", "query", "documents", "top_n", "truncate_prompt_tokens"]
 )
 
 
@@ -205,6 +210,10 @@ def test_any_values_in_known_fields(http: httpx.Client, path: str, fields: dict[
         },
         "/v1/messages/count_tokens": {"model": "scripted", "messages": [{"role": "user", "content": "x"}]},
         "/v1/embeddings": {"input": "x"},
+        "/pooling": {"input": "x"},
+        "/classify": {"input": "x"},
+        "/score": {"text_1": "x", "text_2": ["y"]},
+        "/rerank": {"query": "x", "documents": ["y"]},
         "/tokenize": {"prompt": "x"},
         "/detokenize": {"tokens": [1]},
     }[path]

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.errors import QuireError
-from quire.serve import anthropic, chat, completions, embeddings, responses, tokenize
+from quire.serve import anthropic, chat, completions, embeddings, responses, tokenize, vectors
 from quire.serve.dashboard.router import dashboard_router
 from quire.serve.dashboard.stats import MetricsSource
 from quire.serve.errors import ErrorBody, ErrorInfo, HttpError, as_http, not_found, unavailable
@@ -96,6 +96,28 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
         embeddings.EmbeddingRequest,
         embeddings.Embeddings,
         "Vectors of texts",
+    ),
+    *(
+        Plain(path, make, body, answer, summary)
+        for paths, make, body, answer, summary in (
+            ("/pooling", vectors.pool, vectors.PoolingRequest, vectors.PoolingAnswer, "Vectors as they are"),
+            (
+                "/classify",
+                vectors.classify,
+                vectors.ClassifyRequest,
+                vectors.ClassifyAnswer,
+                "Classes of texts",
+            ),
+            ("/score /v1/score", vectors.score, vectors.ScoreRequest, vectors.ScoreAnswer, "Scores of pairs"),
+            (
+                "/rerank /v1/rerank /v2/rerank",
+                vectors.rerank,
+                vectors.RerankRequest,
+                vectors.RerankAnswer,
+                "Documents by how well they suit a query",
+            ),
+        )
+        for path in paths.split()
     ),
     Plain("/tokenize", tokenize.tokenize, tokenize.TokenizeRequest, tokenize.Tokenized, "Text to token ids"),
     Plain(

@@ -1,4 +1,4 @@
-"""/v1/embeddings: a vector for each text, pooled from the final hidden states of any decoder."""
+"""/v1/embeddings: a vector for each text, pooled from the final hidden states of any model."""
 
 from __future__ import annotations
 
@@ -62,24 +62,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def embed(service: Service, http: HttpRequest) -> bytes:
-    """Read, check, queue and wait. Vectors are L2-normalised, in the order of the input."""
+    """Read, check, queue and wait. Vectors are made in the model's own way, in the order of the input."""
     body = await service.read(http, decoder)
     model = service.check_model(body.model)
+    if service.front.info.scores is not None:
+        raise invalid(
+            f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
+        )
     texts = split_prompts(body.input)
     call_id = service.new_id("embd-", http)
     size = sum(len(t) for t in texts if isinstance(t, str))
     requests = await service.work(size, lambda: [_make(service, body, t, call_id) for t in texts])
-    service.check_draining()
-    with service.engine.submit(requests) as generation:
-        async with watched(http.receive, generation):
-            vectors = await _vectors(generation)
-    width = len(next(iter(vectors.values())))
+    vectors = await run_vectors(service, http, requests)
+    width = len(vectors[0])
     if body.dimensions is not None and body.dimensions > width:
         raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
     num_tokens = sum(len(request.tokens) for request in requests)
     data = [
-        Embedding(i, _coded(shortened(vectors[request.id], body.dimensions), body.encoding_format))
-        for i, request in enumerate(requests)
+        Embedding(i, coded(shortened(vector, body.dimensions), body.encoding_format))
+        for i, vector in enumerate(vectors)
     ]
     usage = EmbeddingUsage(num_tokens, num_tokens)
     return _encode(Embeddings(call_id, service.created, model, data, usage))
@@ -91,6 +92,15 @@ def _make(service: Service, body: EmbeddingRequest, text: str | list[int], call_
     tokens = front.truncated(tokens, body.truncate_prompt_tokens)
     pooling = body.pooling or service.config.pooling
     return front.pooled(service.next_request_id(call_id), tokens, pooling, body.priority)
+
+
+async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:
+    """Queue pooled requests and wait; their vectors in order. A client that leaves aborts them."""
+    service.check_draining()
+    with service.engine.submit(requests) as generation:
+        async with watched(http.receive, generation):
+            vectors = await _vectors(generation)
+    return [vectors[request.id] for request in requests]
 
 
 async def _vectors(generation: Generation) -> dict[str, list[float]]:
@@ -106,7 +116,7 @@ async def _vectors(generation: Generation) -> dict[str, list[float]]:
     return vectors
 
 
-def _coded(vector: list[float], encoding: str) -> list[float] | str:
+def coded(vector: list[float], encoding: str) -> list[float] | str:
     """base64 holds little-endian float32, as OpenAI's client reads it."""
     if encoding == "float":
         return vector

@@ -1,0 +1,128 @@
+"""/pooling, /classify, /score, /rerank and embeddings of several sizes: the scripted core, and a real classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from quire import LLM
+from tests.model.test_encoders import SIZES, write_tokenizer
+from tests.serve import scripted
+from tests.serve.running import Server, start
+
+REAL = "quire.engine.start"
+
+
+def post(server: Server, path: str, **body: Any) -> Any:
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(server: Server, path: str, **body: Any) -> Any:
+    answer = server.post(path, body)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def vector(text: str) -> Any:
+    return np.array(scripted.embed(list(text.encode()), "last"))
+
+
+def test_embeddings_can_be_shortened(server: Server) -> None:
+    short = post(server, "/v1/embeddings", input="one", dimensions=2)["data"][0]["embedding"]
+    expected = vector("one")[:2]
+    assert short == pytest.approx(expected / np.linalg.norm(expected))
+    assert refusal(server, "/v1/embeddings", input="one", dimensions=5)["param"] == "dimensions"
+
+
+def test_pooling_gives_the_vector(server: Server) -> None:
+    answer = post(server, "/pooling", input=["one", "two"])
+    assert [item["data"] for item in answer["data"]] == [
+        pytest.approx(vector(text)) for text in ("one", "two")
+    ]
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert isinstance(post(server, "/pooling", input="one", encoding_format="base64")["data"][0]["data"], str)
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_scores_are_cosines_of_embeddings(path: str, server: Server) -> None:
+    answer = post(server, path, text_1="one", text_2=["two", "one", "a longer text"])
+    scores = [item["score"] for item in answer["data"]]
+    assert scores == [
+        pytest.approx(float(vector("one") @ vector(t))) for t in ("two", "one", "a longer text")
+    ]
+    pairs = post(server, path, text_1=["one", "two"], text_2=["two", "two"])
+    assert [item["score"] for item in pairs["data"]] == [pytest.approx(scores[0]), pytest.approx(1)]
+    assert "cannot be paired" in refusal(server, path, text_1=["a", "b"], text_2=["a", "b", "c"])["message"]
+    assert "at least one text" in refusal(server, path, text_1="a", text_2=[])["message"]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_rerank_puts_the_best_first(path: str, server: Server) -> None:
+    documents = ["something else", "query", "querx"]
+    answer = post(server, path, query="query", documents=documents)
+    scores = [item["relevance_score"] for item in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert answer["results"][0]["index"] == 1
+    assert all(documents[item["index"]] == item["document"]["text"] for item in answer["results"])
+    best = post(server, path, query="query", documents=documents, top_n=1, return_documents=False)["results"]
+    assert best == [{"index": 1, "relevance_score": scores[0]}]
+
+
+def test_a_model_without_labels_classifies_nothing(server: Server) -> None:
+    assert "no classifier" in refusal(server, "/classify", input="one")["message"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    """A server of a tiny BERT that scores pairs."""
+    directory = tmp_path_factory.mktemp("classifier")
+    torch.manual_seed(3)
+    model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 1}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    write_tokenizer(Path(directory))
+    running = start(maker=REAL, model=str(directory), served_model_name=["tiny"], threads=2)
+    yield running, str(directory)
+    assert running.stop() == 0
+
+
+def test_a_classifier_answers_as_offline(classifier: tuple[Server, str]) -> None:
+    server, model = classifier
+    llm = LLM(model, threads=1)
+    documents = ["the cat", "a b c d", "of and the q " * 9]
+    (outcome,) = llm.classify("a b c")
+    item = post(server, "/classify", input="a b c")["data"][0]
+    assert item == {
+        "index": 0,
+        "label": "LABEL_0",
+        "probs": outcome.outputs.probs,
+        "num_classes": 1,
+    }
+    expected = [output.outputs.score for output in llm.score("a b", documents)]
+    answer = post(server, "/score", text_1="a b", text_2=documents)
+    assert [item["score"] for item in answer["data"]] == expected
+    ranked = post(server, "/rerank", query="a b", documents=documents, model="tiny")["results"]
+    assert [item["index"] for item in ranked] == sorted(range(3), key=lambda i: -expected[i])
+
+
+def test_a_classifier_writes_and_embeds_nothing(classifier: tuple[Server, str]) -> None:
+    server, _ = classifier
+    assert "use /classify" in refusal(server, "/v1/embeddings", input="a")["message"]
+    assert (
+        "makes vectors, not text" in refusal(server, "/v1/completions", prompt="a", model="tiny")["message"]
+    )
+    assert "at most 130" in refusal(server, "/classify", input="a " * 200)["message"]
+    assert post(server, "/classify", input="a " * 200, truncate_prompt_tokens=-1)["data"][0]["probs"]
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/health").status_code == 200
