@@ -1,6 +1,6 @@
 """Each matrix product's share of the machine's limit, measured in the same minute. Knows shapes; loads no model.
 
-    python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--dtype bfloat16] [--threads N] [--isa auto]
+    python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--weights bfloat16] [--threads N] [--isa auto]
 
 Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
 the peak of multiply-adds. Product and limit take turns of equal length, since a shared machine changes while it is
@@ -18,10 +18,18 @@ import numpy as np
 
 from quire import _native
 from quire.ops.native import NativeBackend
-from quire.ops.protocol import FloatDtype
+from quire.ops.protocol import Quantized, WeightType
 
 STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
 ROUNDS = 9
+TYPES: dict[str, WeightType] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "int8": Quantized(8),
+    "int8wo": Quantized(8, int8_rows=False),
+    "int4": Quantized(4, 64),
+    "int4wo": Quantized(4, 64, int8_rows=False),
+}
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,26 @@ SHAPES = [
 ]
 
 
-def make_weights(backend: NativeBackend, shape: Shape, dtype: FloatDtype, total: int) -> list[Any]:
+def peak_kind(backend: NativeBackend, dtype: WeightType) -> str:
+    """What multiplies: bytes for rounded activations, bfloat16 pairs where the set has them, else float32."""
+    if isinstance(dtype, Quantized):
+        return "int8" if dtype.int8_rows else "fp32"
+    return "bf16" if dtype == "bfloat16" and backend.isa == "avx512_bf16" else "fp32"
+
+
+def make_weights(backend: NativeBackend, shape: Shape, dtype: WeightType, total: int) -> list[Any]:
     """As many copies of a random weight as fill `total` bytes, at least one."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal((shape.outputs, shape.columns), np.float32) / np.float32(shape.columns**0.5)
     half = shape.outputs // 2
-    copies = max(1, total // (values.size * (2 if dtype == "bfloat16" else 4)))
-    if shape.gated:
-        return [backend.gated_matrix(values[:half], values[half:], dtype).packed for _ in range(copies)]
-    return [backend.matrix([values], dtype).packed for _ in range(copies)]
+
+    def make() -> Any:
+        if shape.gated:
+            return backend.gated_matrix(values[:half], values[half:], dtype).packed
+        return backend.matrix([values], dtype).packed
+
+    first = make()
+    return [first] + [make() for _ in range(total // first.nbytes - 1)]
 
 
 def measure(backend: NativeBackend, weights: list[Any], rows: int, kind: str) -> tuple[float, float, float]:
@@ -81,14 +100,14 @@ def main() -> None:
     )
     parser.add_argument("--models", default="S,M,T")
     parser.add_argument("--rows", default="1,4,32,1024")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--weights", choices=list(TYPES), default="bfloat16")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa", default="auto")
     options = parser.parse_args()
     backend = NativeBackend(options.threads, options.isa)
-    # What multiplies: bfloat16 pairs where the set has them, else float32.
-    peak = "bf16" if options.dtype == "bfloat16" and backend.isa == "avx512_bf16" else "fp32"
-    print(f"{backend.name}, {options.dtype} weights, peak of {peak}")
+    dtype = TYPES[options.weights]
+    peak = peak_kind(backend, dtype)
+    print(f"{backend.name}, {options.weights} weights, peak of {peak}")
     shares: dict[bool, list[float]] = {True: [], False: []}
     for shape in SHAPES:
         if shape.model not in options.models.split(","):
@@ -97,7 +116,7 @@ def main() -> None:
             if shape.name == "head" and rows > 64:
                 continue  # no step asks for so many logits at once
             streaming = rows <= 8
-            weights = make_weights(backend, shape, options.dtype, STREAMING_BYTES if streaming else 1)
+            weights = make_weights(backend, shape, dtype, STREAMING_BYTES if streaming else 1)
             seconds, limit, share = measure(backend, weights, rows, "read" if streaming else peak)
             unit, value = ("GB/s", "read") if streaming else ("GFLOP/s", "peak")
             print(

@@ -8,6 +8,8 @@
 // A job is up to kJobRows query rows of one sequence and kv head; row i is token i / group, head i % group.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_tile.h"
 #include "kernels.h"
 #include "simd.h"
@@ -113,6 +115,16 @@ class Attention {
   void finish_slot(const AttentionJob& j, int slot) const { finish(j, split_partial(slot)); }
 
  private:
+  // Positions from..to-1 of the tile that begins at `at`.
+  struct TileRange {
+    int at, from, to;
+
+    bool touches(int vector) const {
+      const int begin = at + vector * kLanes;
+      return begin < to && from < begin + kLanes;
+    }
+  };
+
   int first_seen(int position) const {
     const int first = a_.window > 0 ? max_of(0, position - a_.window + 1) : 0;
     return a_.chunk > 0 ? max_of(first, position / a_.chunk * a_.chunk) : first;
@@ -157,11 +169,11 @@ class Attention {
     const int low = max_of(j.low, index * kSegment), high = min_of(j.high, (index + 1) * kSegment);
     for (int at = low / kTile * kTile; at < high; at += kTile) {
       const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
-      // Many rows: widen bfloat16 once per tile instead of once per few rows.
-      if (kv.bf16 && whole_vectors && j.rows <= kMicroRows) attend(j, q, at, direct<uint16_t>(j, range), out);
-      else if (kv.bf16) attend(j, q, at, copied<uint16_t>(j, range, thread_tiles(thread)), out);
-      else if (whole_vectors) attend(j, q, at, direct<float>(j, range), out);
-      else attend(j, q, at, copied<float>(j, range, thread_tiles(thread)), out);
+      // Many rows: widen small types once per tile instead of once per few rows.
+      const bool few = whole_vectors && j.rows <= kMicroRows;
+      if (kv.type == KVType::f32) attend_as<float>(j, q, range, whole_vectors, out, thread);
+      else if (kv.type == KVType::bf16) attend_as<uint16_t>(j, q, range, few, out, thread);
+      else attend_as<int8_t>(j, q, range, few, out, thread);
     }
     for (int i = 0; i < j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
@@ -181,15 +193,26 @@ class Attention {
                 out.rows + begin, out.values + size_t(begin) * sizes_.padded);
   }
 
-  // Positions from..to-1 of the tile that begins at `at`.
-  struct TileRange {
-    int at, from, to;
+  // The tile where it lies in the cache, or copied to floats first.
+  template <class T>
+  void attend_as(const AttentionJob& j, const float* q, TileRange range, bool in_place, Partial out, int thread) const {
+    TileScales scales;
+    if (std::is_same_v<T, int8_t>) load_scales(j, range, scales);
+    const TileScales* used = std::is_same_v<T, int8_t> ? &scales : nullptr;
+    if (in_place) attend(j, q, range.at, direct<T>(j, range, used), out);
+    else attend(j, q, range.at, copied<T>(j, range, thread_tiles(thread), used), out);
+  }
 
-    bool touches(int vector) const {
-      const int begin = at + vector * kLanes;
-      return begin < to && from < begin + kLanes;
-    }
-  };
+  void load_scales(const AttentionJob& j, TileRange range, TileScales& scales) const {
+    std::memset(&scales, 0, sizeof(scales));
+    const size_t skipped = a_.kv.tile_elements();
+    for_runs(j, range, [&](int place, int block, int offset, int length) {
+      const char* keys = a_.kv.key_tile(a_.layer, block, j.head) + skipped;
+      const char* values = a_.kv.shared_values ? keys : a_.kv.value_tile(a_.layer, block, j.head) + skipped;
+      std::memcpy(scales.keys + place, keys + size_t(offset) * 4, size_t(length) * 4);
+      std::memcpy(scales.values + place, values + size_t(offset) * 4, size_t(length) * 4);
+    });
+  }
 
   template <class T>
   const T* key_at(int block, int head) const {
@@ -216,9 +239,10 @@ class Attention {
 
   // Pointers into the cache, where vectors of keys and of values are whole.
   template <class T>
-  TileKV<T> direct(const AttentionJob& j, TileRange range) const {
+  TileKV<T> direct(const AttentionJob& j, TileRange range, const TileScales* scales) const {
     const int size = a_.kv.block_size;
     TileKV<T> tile;
+    tile.scales = scales;
     tile.key_stride = size_t(size);
     for (int v = 0; v < kTileVectors; ++v) {
       const int p = range.at + v * kLanes;
@@ -233,6 +257,7 @@ class Attention {
 
   static float widen(float x) { return x; }
   static float widen(uint16_t x) { return bf16_to_float(x); }
+  static float widen(int8_t x) { return float(x); }
 
   template <class T>
   static inline void widen_run(float* to, const T* from, size_t n) {
@@ -243,7 +268,7 @@ class Attention {
 
   // Pointers to copies in float: keys [H][kTile], values [kTile][padded]. Places outside the range stay as they were.
   template <class T>
-  TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies) const {
+  TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies, const TileScales* scales) const {
     const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
     float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
     for_runs(j, range, [&](int place, int block, int offset, int length) {
@@ -258,6 +283,7 @@ class Attention {
       }
     });
     TileKV<float> tile;
+    tile.scales = scales;
     tile.key_stride = kTile;
     for (int v = 0; v < kTileVectors; ++v) tile.keys[v] = range.touches(v) ? key_copy + v * kLanes : nullptr;
     for (int i = 0; i < kTile; ++i) tile.values[i] = value_copy + size_t(i) * padded;

@@ -32,7 +32,7 @@ class AttentionCache {
  public:
   AttentionCache(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys,
                  const nb::ndarray<nb::c_contig, nb::device::cpu>& values)
-      : store_(1, dim(keys, 1), dim(keys, 2), 0, keys.itemsize() == 2, dim(keys, 0), dim(keys, 3)) {
+      : store_(1, dim(keys, 1), dim(keys, 2), 0, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32, dim(keys, 0), dim(keys, 3)) {
     check(values.ndim() == 4 && values.nbytes() == keys.nbytes() && values.itemsize() == keys.itemsize() &&
               values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),
           "keys must be [blocks, G, H, block_size] and values [blocks, G, block_size, H] of one type");

@@ -8,6 +8,7 @@
 
 #include "activation.h"
 #include "simd.h"
+#include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -22,6 +23,7 @@ constexpr int kMicroRows = 2, kMicroVectors = 2;  // of 16 registers of half a V
 
 inline V load_kv(const float* p) { return load(p); }
 inline V load_kv(const uint16_t* p) { return load_bf16(p); }
+inline V load_kv(const int8_t* p) { return load_int8(p); }
 
 inline float max_lane(V v) {
 #if defined(QUIRE_AVX512)
@@ -60,12 +62,24 @@ inline __attribute__((always_inline)) void multiply(const float* a, size_t a_str
     for (int v = 0; v < N; ++v) store(c + size_t(r) * c_stride + size_t(v) * kLanes, sum[r][v]);
 }
 
+// Of int8 keys and values: a scale for each position, 0 where not visible. Scores and weights are multiplied by them.
+struct TileScales {
+  alignas(64) float keys[kTile];
+  alignas(64) float values[kTile];
+};
+
+inline void scale_rows(float* rows, int count, const float* scales) {
+  for (int r = 0; r < count; ++r)
+    for (int i = 0; i < kTile; i += kLanes) store(rows + r * kTile + i, load(rows + r * kTile + i) * load(scales + i));
+}
+
 // Keys: vector v holds positions 16 v .. 16 v + 15 at element h as keys[v] + h * stride. Null: no position is visible.
 template <class T>
 struct TileKV {
   const T* keys[kTileVectors];
   size_t key_stride;
   const T* values[kTile];  // rows of head_dim rounded up to 16; null where not visible
+  const TileScales* scales = nullptr;  // of int8
 };
 
 // What a query row has gathered: greatest score, sum of weights by lane, weighted values. Not yet divided.
@@ -166,11 +180,13 @@ __attribute__((noinline)) void attend_rows(const TileShape& tile, const float* q
   alignas(64) float scores[R * kTile];
   float keep[R];
   score_rows<R>(q, tile.head_dim, kv, scores);
+  if (kv.scales) scale_rows(scores, R, kv.scales->keys);
   int low = kTile, high = -1;
   for (int r = 0; r < R; ++r) {
     keep[r] = softmax_row(tile, scores + r * kTile, first[r], last[r], rows[r]);
     if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
   }
+  if (kv.scales) scale_rows(scores, R, kv.scales->values);
   int at = 0;
   for (; at + kMicroVectors * kLanes <= padded; at += kMicroVectors * kLanes)
     add_values<R, kMicroVectors>(scores, kv.values, low, high, at, out, size_t(padded), keep);

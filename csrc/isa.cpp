@@ -16,7 +16,8 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 }  // namespace
@@ -26,6 +27,7 @@ std::vector<std::string> available_isas() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (has_avx512_bf16()) names.push_back("avx512_bf16");
+  if (has_avx512_vnni()) names.push_back("avx512_vnni");
   if (has_avx512()) names.push_back("avx512");
   if (has_avx2()) names.push_back("avx2");
 #endif
@@ -54,6 +56,7 @@ const Kernels& kernels_for(const std::string& isa) {
 #ifdef QUIRE_HAS_avx512_bf16
   if (isa == "avx512_bf16") return avx512_bf16::kernels;
   if (isa == "avx512_bf16_emulated") return avx512_bf16_emulated::kernels;
+  if (isa == "avx512_vnni") return avx512_vnni::kernels;
   if (isa == "avx512") return avx512::kernels;
   if (isa == "avx2") return avx2::kernels;
 #endif

@@ -28,6 +28,7 @@ extern const Kernels kernels = {
     attention_workspace,
     probe_fp32,
     probe_bf16,
+    probe_int8,
     probe_read,
     &sampler_kernels,
 };

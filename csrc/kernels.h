@@ -19,17 +19,52 @@ namespace quire {
 // clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
 enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu };
 
+enum class Layout : int { f32, bf16, i8, i4 };
+
+// How the values of a weight are held, and what they are multiplied with.
+struct Format {
+  Layout layout = Layout::f32;
+  int group = 0;           // i4: columns of a row that share a scale: 32, 64 or 128
+  bool offsets = false;    // i4: values are scale * q - offset, else scale * (q - 8)
+  bool int8_rows = false;  // i8 and i4: activations are rounded to int8 with a scale a row, else they stay float
+};
+
 // A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K.
-//   float32   [ceil(O / 16)][K][16]
-//   bfloat16  [ceil(O / 16)][ceil(K / 2)][16][2]
+//   f32   [ceil(O / 16)][K][16]
+//   bf16  [ceil(O / 16)][ceil(K / 2)][16][2]
+//   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] int8, scale [16] float, 128 times the sum of a row [16] int32 }
+//   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
+//           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
 // In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
 struct MatrixView {
   const char* data = nullptr;
   int rows = 0, cols = 0;  // O (of a gated weight: 2 I) and K
-  bool bf16 = false, gated = false;
+  Format format;
+  bool gated = false;
 
-  QUIRE_INLINE int padded_cols() const { return bf16 ? (cols + 1) / 2 * 2 : cols; }
-  QUIRE_INLINE size_t panel_bytes() const { return size_t(padded_cols()) * 16 * (bf16 ? 2 : 4); }
+  // Columns come in multiples of this.
+  QUIRE_INLINE int step() const {
+    switch (format.layout) {
+      case Layout::f32: return 1;
+      case Layout::bf16: return 2;
+      case Layout::i8: return 4;
+      case Layout::i4: return format.group;
+    }
+    return 1;
+  }
+  QUIRE_INLINE int padded_cols() const { return (cols + step() - 1) / step() * step(); }
+  QUIRE_INLINE size_t header_bytes() const { return format.offsets ? 128 : 64; }  // of a group of i4
+  // Bytes of a panel's columns [0, k), k a multiple of step().
+  QUIRE_INLINE size_t offset(int k) const {
+    switch (format.layout) {
+      case Layout::f32: return size_t(k) * 64;
+      case Layout::bf16: return size_t(k) * 32;
+      case Layout::i8: return size_t(k) * 16;
+      case Layout::i4: return size_t(k / format.group) * (header_bytes() + size_t(format.group) * 8);
+    }
+    return 0;
+  }
+  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + (format.layout == Layout::i8 ? 128 : 0); }
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE size_t nbytes() const { return panel_bytes() * size_t(panels()); }
 };
@@ -46,6 +81,9 @@ struct LinearArgs {
   float* y;  // [rows, O], of a gated weight [rows, I]
   size_t y_stride;
   void* workspace;  // linear_workspace() bytes, 64-byte aligned
+  // Set by `linear` where activations are rounded to int8: a scale a row, and sums by group (linear_quantized.h).
+  const float* x_scale = nullptr;
+  const int32_t* x_sums = nullptr;
 };
 
 struct NormArgs {
@@ -189,6 +227,7 @@ struct Kernels {
   // probe_kernels.h: each runs `steps` steps on one core and returns the operations of a step (0: cannot).
   double (*probe_fp32)(int64_t steps);
   double (*probe_bf16)(int64_t steps);
+  double (*probe_int8)(int64_t steps);
   uint32_t (*probe_read)(const char* data, size_t bytes);
 
   const SamplerKernels* sampler;  // csrc/sampler_kernels.h
@@ -201,6 +240,7 @@ struct Kernels {
 QUIRE_DECLARE_ISA(scalar)
 QUIRE_DECLARE_ISA(avx2)
 QUIRE_DECLARE_ISA(avx512)
+QUIRE_DECLARE_ISA(avx512_vnni)
 QUIRE_DECLARE_ISA(avx512_bf16)
 QUIRE_DECLARE_ISA(avx512_bf16_emulated)
 QUIRE_DECLARE_ISA(neon)

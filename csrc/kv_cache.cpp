@@ -7,7 +7,8 @@
 
 namespace quire {
 
-KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, bool bf16, int num_blocks, int block_size) {
+KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, KVType type, int num_blocks,
+                 int block_size) {
   if (num_layers < 1 || num_kv_heads < 1 || head_dim < 1 || num_blocks < 1 || block_size < 1)
     throw std::invalid_argument("every size of a KV cache must be at least 1");
   if (value_dim < 0 || value_dim > head_dim) throw std::invalid_argument("values that are part of keys cannot be longer");
@@ -18,7 +19,7 @@ KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, 
   view_.shared_values = value_dim > 0;
   view_.num_blocks = num_blocks;
   view_.block_size = block_size;
-  view_.bf16 = bf16;
+  view_.type = type;
   memory_ = HugeBuffer(view_.layer_bytes() * size_t(num_layers));
   view_.base = static_cast<char*>(memory_.data());
 }

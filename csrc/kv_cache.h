@@ -4,7 +4,8 @@
 //   K [block][kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no
 //                                              horizontal sums
 //   V [block][kv_head][block_size][head_dim]
-// Elements are float or bfloat16 (uint16_t). Every (block, head) tile is contiguous: head_dim * block_size elements.
+// Elements are float, bfloat16 (uint16_t) or int8. Every (block, head) tile is contiguous: head_dim * block_size elements,
+// and with int8 a scale (float) for each position behind them: of one key, or value, of one head.
 // Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
 #pragma once
 
@@ -15,17 +16,22 @@
 
 namespace quire {
 
+enum class KVType : int { f32, bf16, i8 };
+
 // Plain view of a cache, safe to use in per-ISA code.
 struct KVView {
   char* base = nullptr;
   int num_layers = 0, num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
-  bool bf16 = false, shared_values = false;
+  KVType type = KVType::f32;
+  bool shared_values = false;
 
-  QUIRE_INLINE size_t element_bytes() const { return bf16 ? 2 : 4; }
+  QUIRE_INLINE size_t element_bytes() const { return type == KVType::f32 ? 4 : type == KVType::bf16 ? 2 : 1; }
   QUIRE_INLINE size_t tile_elements() const { return size_t(head_dim) * size_t(block_size); }
-  QUIRE_INLINE size_t block_bytes() const { return size_t(num_kv_heads) * tile_elements() * element_bytes(); }
-  QUIRE_INLINE size_t side_bytes() const { return size_t(num_blocks) * block_bytes(); }  // all keys, or all values, of one layer
-
+  QUIRE_INLINE size_t tile_bytes() const {
+    return tile_elements() * element_bytes() + (type == KVType::i8 ? size_t(block_size) * 4 : 0);
+  }
+  QUIRE_INLINE size_t block_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }
+  QUIRE_INLINE size_t side_bytes() const { return size_t(num_blocks) * block_bytes(); }  // all keys, or values, of a layer
   QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
 
   // First byte of the tile of (layer, block, kv head).
@@ -38,7 +44,7 @@ struct KVView {
 
  private:
   QUIRE_INLINE size_t tile_offset(int block, int head) const {
-    return (size_t(block) * size_t(num_kv_heads) + size_t(head)) * tile_elements() * element_bytes();
+    return (size_t(block) * size_t(num_kv_heads) + size_t(head)) * tile_bytes();
   }
 };
 
@@ -46,7 +52,7 @@ class KVStore {
  public:
   // `value_dim` 0: values of head_dim beside the keys; else values are the first value_dim elements of the keys.
   // Throws std::invalid_argument where a size is not positive, std::bad_alloc where the address space is short.
-  KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, bool bf16, int num_blocks, int block_size);
+  KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, KVType type, int num_blocks, int block_size);
 
   const KVView& view() const { return view_; }
   size_t nbytes() const { return memory_.size(); }

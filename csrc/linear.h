@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "kernels.h"
 #include "linear_micro.h"
+#include "linear_quantized.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -15,9 +16,7 @@ constexpr bool kBf16Dot = true;
 constexpr bool kBf16Dot = false;
 #endif
 
-// Blocks of K (in columns), rows and columns that keep a pair of weight panels, a block of activations and its sums in
-// L2, the hot ones of them in L1.
-constexpr int kBlockK = 256;
+// Rows (in tiles) and columns (in panels) of a block, so that it stays in L2.
 constexpr int kBlockTiles = 12;
 constexpr int kBlockPanels = 16;
 // With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
@@ -27,26 +26,10 @@ constexpr int kSerialPack = 16384;
 // What one task of a product with a single tile reads, about.
 constexpr size_t kTaskBytes = size_t{192} << 10;
 
-// Rows split into equal tiles of at most kMaxRows.
-struct Tiles {
-  int rows, count;
-  explicit Tiles(int rows_) : rows(rows_), count((rows_ + kMaxRows - 1) / kMaxRows) {}
-  int begin(int tile) const { return int(int64_t(rows) * tile / count); }
-};
-
-// K split into equal blocks of an even number of columns; the last may be shorter.
-struct BlocksOfK {
-  int padded, size;
-  explicit BlocksOfK(int padded_) : padded(padded_), size(padded_) {
-    const int count = (padded + kBlockK + 63) / (kBlockK + 64);  // up to a quarter more rather than a short block
-    size = ((padded + count - 1) / count + 1) / 2 * 2;
-  }
-  int columns(int begin) const { return min_of(size, padded - begin); }
-};
-
 inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
-  // One column more than K for padding.
-  return size_t(max_rows) * (size_t(weight.cols) + 1) * 4 + 64;
+  const size_t rows = size_t(max_rows), padded = size_t(weight.padded_cols());
+  if (weight.format.int8_rows) return quantized_bytes(weight, max_rows);
+  return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
 }
 
 // Packs a block of K of a tile: `cols` of its `padded` columns exist. x is at the block's first column.
@@ -98,7 +81,7 @@ inline size_t packed_offset(const Tiles& tiles, int tile, int k, int columns) {
 
 template <class Dot>
 inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typename Dot::A* packed) {
-  const BlocksOfK blocks(a.weight.padded_cols());
+  const BlocksOfK blocks(a.weight);
   const int begin = tiles.begin(tile), rows = tiles.begin(tile + 1) - begin;
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
@@ -107,21 +90,25 @@ inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typenam
   }
 }
 
-// Columns [first, first + 16 n) of packed order from sums c to y, for `rows` rows.
-inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first_panel,
+// Sums c of `rows` rows times panels [first, first + panels) to y. Of a gated weight panels come in pairs.
+template <class Dot>
+inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
                      int panels) {
-  const int per_group = a.weight.gated ? 2 : 1, width = a.weight.rows / per_group;
-  for (int panel = first_panel; panel < first_panel + panels; panel += per_group) {
+  const bool gated = a.weight.gated;
+  const int per_group = gated ? 2 : 1, width = a.weight.rows / per_group;
+  for (int panel = first; panel < first + panels; panel += per_group) {
     const int column = panel / per_group * 16, n = min_of(16, width - column);
-    const float* from = c + (panel - first_panel) * 16;
+    const Scaling<Dot> scaled(a, panel), scaled_up(a, gated ? panel + 1 : panel);
+    const V bias = a.bias ? load(a.bias + panel * 16) : set1(0);
+    const V bias_up = a.bias && gated ? load(a.bias + panel * 16 + 16) : set1(0);
     for (int r = 0; r < rows; ++r) {
-      const float* sums = from + size_t(r) * c_stride;
+      const float* sums = c + size_t(r) * c_stride + (panel - first) * 16;
       const size_t row = size_t(first_row + r);
-      V v = load(sums);
-      if (a.bias) v = v + load(a.bias + panel * 16);
-      if (a.weight.gated) {
-        V up = load(sums + 16);
-        if (a.bias) up = up + load(a.bias + panel * 16 + 16);
+      V v = scaled(sums, row);
+      if (a.bias) v = v + bias;
+      if (gated) {
+        V up = scaled_up(sums + 16, row);
+        if (a.bias) up = up + bias_up;
         v = gate(a.activation, v, up);
       } else {
         v = activate(a.activation, v);
@@ -140,7 +127,9 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   const int group = max_of(max_panels(rows), unit);
   alignas(64) float c[max_of(kMaxRows * 2, 16) * 16];
   const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
+  const ptrdiff_t tail = ptrdiff_t(panel_bytes - w.offset(w.padded_cols()));
   MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
+  m.group = w.format.group, m.offsets = w.format.offsets, m.sums = a.x_sums;
   for (int panel = first; panel < last;) {
     const int count = min_of(group, last - panel);
     for (int done = 0; done < count;) {
@@ -149,11 +138,11 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
       m.b = w.data + panel_bytes * size_t(panel + done);
       m.panel_bytes = width < max_panels(rows) && rows > 4 ? 0 : panel_bytes;
       m.c = c + done * 16;
-      m.next_block = ptrdiff_t(panel_bytes) * (width - 1);
+      m.next_block = ptrdiff_t(panel_bytes) * (width - 1) + tail;
       micro_for<Dot, Prefetch::weights>(rows, width)(m);
       done += width;
     }
-    epilogue(a, c, c_stride, 0, rows, panel, count);
+    epilogue<Dot>(a, c, c_stride, 0, rows, panel, count);
     panel += count;
   }
 }
@@ -184,33 +173,26 @@ inline void widen(const char* b, size_t panel_bytes, int panels, int steps, floa
   }
 }
 
-// Fetches part `part` of `parts` of `panels` panels' next block of weights into L2.
-inline void prefetch_part(const char* b, size_t panel_bytes, int panels, size_t block_bytes, int part, int parts) {
-  const size_t lines = block_bytes / 64, first = lines * size_t(part) / size_t(parts);
-  const size_t last = lines * size_t(part + 1) / size_t(parts);
-  for (int p = 0; p < panels; ++p)
-    for (size_t line = first; line < last; ++line) __builtin_prefetch(b + size_t(p) * panel_bytes + line * 64, 0, 2);
-}
-
 // Tiles [tile0, tile1) times panels [first, last), in blocks of K. `Widen`: weights are bfloat16 and the product is
 // DotF32's, on panels widened once for all tiles.
 template <class Dot, bool Widen>
 inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
                           int first, int last, float* scratch) {
   const MatrixView& w = a.weight;
-  const size_t panel_bytes = w.panel_bytes(), column_bytes = w.bf16 ? 32 : 64, c_stride = size_t(last - first + 1) / 2 * 32;
-  const int row0 = tiles.begin(tile0), rows = tiles.begin(tile1) - row0, step_panels = max_panels(kMaxRows);
-  const BlocksOfK blocks(w.padded_cols());
+  const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(last - first + 1) / 2 * 32;
+  const int row0 = tiles.begin(tile0), step_panels = max_panels(kMaxRows);
+  const BlocksOfK blocks(w);
   float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
     for (int panel = first; panel < last; panel += step_panels) {
       const int count = min_of(step_panels, last - panel);
-      const char* b = w.data + panel_bytes * size_t(panel) + size_t(k) * column_bytes;
+      const char* b = w.data + panel_bytes * size_t(panel) + w.offset(k);
       const bool last_panels = panel + count == last;
-      const char* next = last_panels ? w.data + panel_bytes * size_t(first) + size_t(k + columns) * column_bytes
+      const char* next = last_panels ? w.data + panel_bytes * size_t(first) + w.offset(k + columns)
                                      : b + panel_bytes * size_t(count);
       MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
+      m.group = w.format.group, m.offsets = w.format.offsets;
       if constexpr (Widen) {
         widen(b, panel_bytes, count, columns / 2, scratch);
         m.b = reinterpret_cast<const char*>(scratch);
@@ -219,14 +201,20 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
       if (count < step_panels) m.panel_bytes = 0;
       for (int tile = tile0; tile < tile1; ++tile) {
         const int begin = tiles.begin(tile);
-        prefetch_part(next, panel_bytes, count, size_t(columns) * column_bytes, tile - tile0, tile1 - tile0);
+        m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
         m.a = packed + packed_offset<Dot>(tiles, tile, k, columns);
+        if constexpr (Dot::kGroups)
+          if (a.x_sums) m.sums = a.x_sums + group_sums_offset(w, begin, tiles.begin(tile + 1) - begin, k);
         m.c = c + size_t(begin - row0) * c_stride + (panel - first) * 16;
-        micro_for<Dot, Prefetch::activations>(tiles.begin(tile + 1) - begin, count)(m);
+        const int rows = tiles.begin(tile + 1) - begin;
+        micro_for<Dot, Prefetch::activations>(rows, count)(m);
+        // Finished sums go out while they are in L1; a gate waits for its pair.
+        const int from = w.gated ? panel / 2 * 2 : panel, done = panel + count - from;
+        if (k + columns == blocks.padded && !(w.gated && done % 2))
+          epilogue<Dot>(a, m.c - (panel - from) * 16, c_stride, begin, rows, from, done);
       }
     }
   }
-  epilogue(a, c, c_stride, row0, rows, first, last - first);
 }
 
 template <class Dot, bool Widen>
@@ -248,11 +236,17 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
 
 // Packs x and runs the product; a single row of DotF32 or DotWide that needs no padding is used where it lies.
 template <class Dot, bool Widen>
-inline void linear_as(const LinearArgs& a, ThreadPool& pool) {
+inline void linear_as(LinearArgs a, ThreadPool& pool) {
   using A = typename Dot::A;
   const int padded = a.weight.padded_cols();
   const Tiles tiles(a.rows);
   A* packed = static_cast<A*>(a.workspace);
+  if constexpr (Dot::kGroups) {
+    int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
+    if (a.weight.format.offsets)
+      for (int tile = 0; tile < tiles.count; ++tile) sum_groups(a, tiles.begin(tile), tiles.begin(tile + 1), sums);
+    a.x_sums = sums;
+  }
   if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
     if (a.rows == 1 && padded == a.weight.cols) return linear_stream<Dot>(a, a.x, pool);
   auto pack = [&](int tile, int) { pack_tile<Dot>(a, tiles, tile, packed); };
@@ -266,13 +260,41 @@ inline void linear_as(const LinearArgs& a, ThreadPool& pool) {
   linear_blocks<Dot, false>(a, packed, tiles, pool);
 }
 
+// Rounds x to int8, packs it and runs the product.
+template <class Dot>
+inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
+  const Tiles tiles(a.rows);
+  uint32_t* packed = static_cast<uint32_t*>(a.workspace);
+  const QuantizedRows rows(a);
+  a.x_scale = rows.scale, a.x_sums = rows.sums;
+  auto pack = [&](int tile, int thread) {
+    quantize_tile<Dot>(a, rows, tiles.begin(tile), tiles.begin(tile + 1), static_cast<int8_t*>(pool.scratch(thread)),
+                       [&](int k, int columns) { return packed + packed_offset<Dot>(tiles, tile, k, columns); });
+  };
+  if (int64_t(a.rows) * a.weight.padded_cols() < kSerialPack)
+    for (int tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
+  else
+    pool.parallel_for(tiles.count, pack);
+  if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
+  linear_blocks<Dot, false>(a, packed, tiles, pool);
+}
+
 inline void linear(const LinearArgs& a, ThreadPool& pool) {
-  if (!a.weight.bf16) return linear_as<DotF32, false>(a, pool);
+  const Format& format = a.weight.format;
+  switch (format.layout) {
+    case Layout::f32:
+      return linear_as<DotF32, false>(a, pool);
+    case Layout::bf16:
 #if defined(QUIRE_BF16_DOT)
-  linear_as<DotPairs, false>(a, pool);
+      return linear_as<DotPairs, false>(a, pool);
 #else
-  linear_as<DotWide, true>(a, pool);
+      return linear_as<DotWide, true>(a, pool);
 #endif
+    case Layout::i8:
+      return format.int8_rows ? linear_quantized<DotI8>(a, pool) : linear_as<DotI8Wide, false>(a, pool);
+    case Layout::i4:
+      return format.int8_rows ? linear_quantized<DotI4>(a, pool) : linear_as<DotI4Wide, false>(a, pool);
+  }
 }
 
 }  // namespace quire::QUIRE_ISA

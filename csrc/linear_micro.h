@@ -8,12 +8,21 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
 
 // How one step of K multiplies. Steps: `kStepK` columns of K; a step of a panel is `kStepBytes`; a row has `kStepA`
 // elements of 4 bytes in a step of a tile.
-struct DotF32 {
+struct FloatSums {
+  using Sum = V;
+  static constexpr bool kGroups = false;
+  static inline V zero() { return set1(0); }
+  static inline V load_sum(const float* p) { return load(p); }
+  static inline void store_sum(float* p, V v) { store(p, v); }
+};
+
+struct DotF32 : FloatSums {
   using A = float;
   static constexpr int kStepK = 1, kStepBytes = 64, kStepA = 1;
 
@@ -32,7 +41,7 @@ struct DotF32 {
 };
 
 // bfloat16 weights widened to float32 in registers; activations stay float32.
-struct DotWide {
+struct DotWide : FloatSums {
   using A = float;
   static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 2;
 
@@ -60,7 +69,7 @@ struct DotWide {
 
 #if defined(QUIRE_BF16_DOT)
 // bfloat16 weights times activations rounded to bfloat16, two columns of K an instruction.
-struct DotPairs {
+struct DotPairs : FloatSums {
   using A = uint32_t;
   static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 1;
 
@@ -90,6 +99,134 @@ struct DotPairs {
 };
 #endif
 
+// int8 weights times activations rounded to int8 (held without a sign: plus 128), four columns of K an instruction.
+// Sums are integers, kept as such in the float rows between blocks of K.
+struct DotI8 {
+  using A = uint32_t;
+  using Sum = I;
+  static constexpr bool kGroups = false;
+  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 1;
+  static inline I zero() { return iset1(0); }
+  static inline I load_sum(const float* p) { return iload(p); }
+  static inline void store_sum(float* p, I v) { istore(p, v); }
+
+  template <int R, int P>
+  static inline void step(const A* a, const char* const (&b)[P], I (&acc)[R][P]) {
+    I w[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) w[p] = iload(b[p]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const I x = iset1(int32_t(a[r]));
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], x, w[p]);
+    }
+  }
+};
+
+// int8 weights as float32 numbers, without their scale; activations stay float32.
+struct DotI8Wide : FloatSums {
+  using A = float;
+  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 4;
+
+  template <int R, int P>
+  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
+    I w[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) w[p] = iload(b[p]);
+    column<0>(a, w, acc);
+    column<1>(a + R, w, acc);
+    column<2>(a + 2 * R, w, acc);
+    column<3>(a + 3 * R, w, acc);
+  }
+
+ private:
+  template <int j, int R, int P>
+  static inline void column(const A* a, const I (&w)[P], V (&acc)[R][P]) {
+    V v[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) v[p] = signed_byte<j>(w[p]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const V x = set1(a[r]);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) acc[r][p] = fma(x, v[p], acc[r][p]);
+    }
+  }
+};
+
+// int4 weights by groups of columns, times activations rounded to int8: eight columns of K a step, the bytes of four
+// and of four more. A group's sums are integers; scaled, they are added to the float sums in the order of the groups.
+struct DotI4 {
+  using A = uint32_t;
+  using Sum = I;
+  static constexpr bool kGroups = true;
+  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 2;
+
+  template <int R, int P>
+  static inline void step(const A* a, const char* const (&b)[P], I (&acc)[R][P]) {
+    const I mask = iset1(0x0f0f0f0f);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      I w[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) w[p] = shift_right(iload(b[p]), half * 4) & mask;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const I x = iset1(int32_t(a[half * R + r]));
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], w[p], x);
+      }
+    }
+  }
+
+  // A group's sums begin at -8 times the sum of its activations (`begin`, by row); with offsets at zero.
+  static inline I begin(int32_t sum) { return iset1(sum); }
+  static inline V scaled(I acc, V scale, V before) { return fma(scale, to_float(acc), before); }
+  static inline V shift(V, V offset) { return set1(0) - offset; }  // times the float sum of the activations
+};
+
+// int4 weights as float32 numbers; activations stay float32. Without offsets a group's sums are scaled as one.
+struct DotI4Wide {
+  using A = float;
+  using Sum = V;
+  static constexpr bool kGroups = true;
+  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 8;
+
+  template <int R, int P>
+  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
+      V w[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) w[p] = nibble_less_8(shift_right(iload(b[p]), k % 4 * 8 + k / 4 * 4));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const V x = set1(a[k * R + r]);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
+      }
+    }
+  }
+
+  // As DotI4's; weights are taken as q - 8 already, so 8 scales must come back where there are offsets.
+  static inline V begin(int32_t) { return set1(0); }
+  static inline V scaled(V acc, V scale, V before) { return fma(scale, acc, before); }
+  static inline V shift(V scale, V offset) { return fma(set1(8), scale, set1(0) - offset); }
+};
+
+// Tile shapes that keep every sum in a register.
+#if defined(QUIRE_AVX512)
+constexpr int kMaxRows = 14;
+constexpr int max_panels(int rows) { return rows <= 4 ? 4 : 2; }
+#elif defined(QUIRE_AVX2)
+constexpr int kMaxRows = 6;
+constexpr int max_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#else
+constexpr int kMaxRows = 3;
+constexpr int max_panels(int) { return 1; }
+#endif
+
 // One block of K for one tile of rows and P panels.
 struct MicroArgs {
   const void* a;       // tile, at the block's first step
@@ -100,6 +237,10 @@ struct MicroArgs {
   size_t c_stride;
   bool accumulate;       // continue the chains in c; else begin at zero
   ptrdiff_t next_block;  // Prefetch::weights: bytes from the end of this block to the weights that are read next
+  const char* next = nullptr;  // Prefetch::activations: a panel to fetch meanwhile, 64 bytes a step
+  int group = 0;         // layouts with groups: columns of one
+  bool offsets = false;
+  const int32_t* sums = nullptr;  // [group][R]: of the activations, in the form that Dot::group reads
 };
 
 // What the loop fetches ahead: weights where they stream from memory once, activations where weights are in cache.
@@ -107,17 +248,88 @@ enum class Prefetch { weights, activations };
 // In steps of 64 bytes a panel, and in bytes of a tile.
 constexpr int kWeightsAhead = 24;
 constexpr int kActivationsAhead = 2048;
+constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
+
+inline constexpr int32_t kNoSums[kMaxRows] = {};
+
+inline void fetch_meanwhile(const char*& next) {
+  __builtin_prefetch(next, 0, 2);
+  next += 64;
+}
+
+// As `micro_plain`, for weights in groups. The float sums stay in memory: they are touched once a group.
+template <class Dot, Prefetch Ahead, int R, int P>
+void micro_groups(const MicroArgs& m) {
+  const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
+  const int groups = m.steps * Dot::kStepK / m.group, steps = m.group / Dot::kStepK;
+  const size_t header = m.offsets ? 128 : 64, group_bytes = header + size_t(steps) * Dot::kStepBytes;
+  const int ahead = int((kGroupsAhead + group_bytes - 1) / group_bytes);
+  const char* next = m.next;
+  if (!m.accumulate)
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < P; ++p) store(m.c + size_t(r) * m.c_stride + p * 16, set1(0));
+  for (int g = 0; g < groups; ++g) {
+    // What is fetched while this group is worked on: one some groups ahead, or of the next block.
+    const ptrdiff_t offset = ptrdiff_t(ahead * group_bytes) + (g + ahead < groups ? 0 : m.next_block);
+    const char* b = m.b + size_t(g) * group_bytes;
+    const float* head[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      head[p] = reinterpret_cast<const float*>(b + size_t(p) * m.panel_bytes);
+      if constexpr (Ahead == Prefetch::weights)
+        for (size_t line = 0; line < header; line += 64)
+          __builtin_prefetch(reinterpret_cast<const char*>(head[p]) + offset + line, 0, 3);
+    }
+    b += header;
+    const int32_t *sums = m.sums + size_t(g) * R, *start = m.offsets ? kNoSums : sums;
+    typename Dot::Sum acc[R][P];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) acc[r][p] = Dot::begin(start[r]);
+    for (int s = 0; s < steps; ++s) {
+      const char* panels[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        panels[p] = b + size_t(p) * m.panel_bytes;
+        if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
+      }
+      if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
+      Dot::template step<R, P>(a, panels, acc);
+      a += R * Dot::kStepA;
+      b += Dot::kStepBytes;
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const V scale = load(head[p]);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        float* c = m.c + size_t(r) * m.c_stride + p * 16;
+        store(c, Dot::scaled(acc[r][p], scale, load(c)));
+      }
+    }
+    if (!m.offsets) continue;
+    for (int p = 0; p < P; ++p) {
+      const V shift = Dot::shift(load(head[p]), load(head[p] + 16));
+      for (int r = 0; r < R; ++r) {
+        float* c = m.c + size_t(r) * m.c_stride + p * 16;
+        store(c, fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(c)));
+      }
+    }
+  }
+}
 
 template <class Dot, Prefetch Ahead, int R, int P>
-void micro(const MicroArgs& m) {
-  V acc[R][P];
+void micro_plain(const MicroArgs& m) {
+  typename Dot::Sum acc[R][P];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) acc[r][p] = m.accumulate ? load(m.c + size_t(r) * m.c_stride + p * 16) : set1(0);
+    for (int p = 0; p < P; ++p)
+      acc[r][p] = m.accumulate ? Dot::load_sum(m.c + size_t(r) * m.c_stride + p * 16) : Dot::zero();
 
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
-  const char* b = m.b;
+  const char *b = m.b, *next = m.next;
   const size_t panel_bytes = m.panel_bytes;
   // First the steps whose prefetch stays inside the block, then those whose prefetch is in the next one.
   const int inside = m.steps > kWeightsAhead ? m.steps - kWeightsAhead : 0;
@@ -132,8 +344,7 @@ void micro(const MicroArgs& m) {
         panels[p] = b + size_t(p) * panel_bytes;
         if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
       }
-      if constexpr (Ahead == Prefetch::activations)
-        __builtin_prefetch(reinterpret_cast<const char*>(a) + kActivationsAhead, 0, 3);
+      if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
       Dot::template step<R, P>(a, panels, acc);
       a += R * Dot::kStepA;
       b += Dot::kStepBytes;
@@ -144,20 +355,14 @@ void micro(const MicroArgs& m) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) store(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
+    for (int p = 0; p < P; ++p) Dot::store_sum(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
 }
 
-// Tile shapes that keep every sum in a register.
-#if defined(QUIRE_AVX512)
-constexpr int kMaxRows = 14;
-constexpr int max_panels(int rows) { return rows <= 4 ? 4 : 2; }
-#elif defined(QUIRE_AVX2)
-constexpr int kMaxRows = 6;
-constexpr int max_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-#else
-constexpr int kMaxRows = 3;
-constexpr int max_panels(int) { return 1; }
-#endif
+template <class Dot, Prefetch Ahead, int R, int P>
+void micro(const MicroArgs& m) {
+  if constexpr (Dot::kGroups) micro_groups<Dot, Ahead, R, P>(m);
+  else micro_plain<Dot, Ahead, R, P>(m);
+}
 
 using Micro = void (*)(const MicroArgs&);
 

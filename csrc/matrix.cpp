@@ -2,6 +2,7 @@
 #include "matrix.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -12,6 +13,8 @@ namespace {
 
 constexpr int kPanel = 16;
 constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them stay in L1, runs of them please the prefetcher
+
+constexpr float kLeast = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may not be a number
 
 float from_bits(uint32_t bits) {
   float f;
@@ -105,6 +108,97 @@ void pack_panel_f32(const Row (&rows)[kPanel], int cols, float* out) {
   }
 }
 
+// The values of one row as float32, zero from `cols` to `padded` and everywhere if it is padding itself.
+void read_row(const Row& row, int cols, int padded, float* out) {
+  std::memset(out, 0, size_t(padded) * 4);
+  if (row.data)
+    for (int k = 0; k < cols; k += kBlock) read_f32(row.data, size_t(k), std::min(kBlock, cols - k), row.type, out + k);
+}
+
+// A scale a row: the largest magnitude becomes 127.
+void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
+  const int padded = view.padded_cols();
+  std::vector<float> values(static_cast<size_t>(padded));
+  float scales[kPanel];
+  int32_t corrections[kPanel];
+  for (int lane = 0; lane < kPanel; ++lane) {
+    read_row(rows[lane], view.cols, padded, values.data());
+    float most = 0;
+    for (const float v : values) most = std::max(most, std::abs(v));
+    const float inverse = most >= kLeast ? 127.0f / most : 0.0f;
+    int32_t sum = 0;
+    for (int k = 0; k < padded; ++k) {
+      const int q = int(std::nearbyint(values[size_t(k)] * inverse));
+      out[k / 4 * 64 + lane * 4 + k % 4] = char(int8_t(q));
+      sum += q;
+    }
+    scales[lane] = most / 127.0f;
+    corrections[lane] = 128 * sum;
+  }
+  std::memcpy(out + view.offset(padded), scales, sizeof(scales));
+  std::memcpy(out + view.offset(padded) + 64, corrections, sizeof(corrections));
+}
+
+// A scale for each group of columns of a row. Without offsets the largest magnitude becomes -8, so that all sixteen
+// values are used; with them the range from least to largest becomes 0 to 15.
+void pack_panel_i4(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
+  const int padded = view.padded_cols(), group = view.format.group;
+  std::vector<float> values(static_cast<size_t>(padded));
+  std::memset(out, 0, view.panel_bytes());
+  for (int lane = 0; lane < kPanel; ++lane) {
+    read_row(rows[lane], view.cols, padded, values.data());
+    for (int begin = 0; begin < padded; begin += group) {
+      const float* v = values.data() + begin;
+      float least = 0, largest = 0;
+      for (int k = 0; k < group; ++k) least = std::min(least, v[k]), largest = std::max(largest, v[k]);
+      const float furthest = -least > largest ? least : largest;
+      const float scale = view.format.offsets ? (largest - least) / 15.0f : furthest / -8.0f;
+      const float inverse = std::abs(scale) >= kLeast ? 1.0f / scale : 0.0f;
+      const float zero = view.format.offsets ? std::nearbyint(-least * inverse) : 8.0f;
+      char* header = out + view.offset(begin);
+      std::memcpy(header + lane * 4, &scale, 4);
+      if (view.format.offsets) {
+        const float offset = scale * zero;
+        std::memcpy(header + 64 + lane * 4, &offset, 4);
+      }
+      char* bytes = header + view.header_bytes();
+      for (int k = 0; k < group; ++k) {
+        const float q = std::min(15.0f, std::max(0.0f, std::nearbyint(v[k] * inverse) + zero));
+        char& byte = bytes[k / 8 * 64 + lane * 4 + k % 4];
+        byte = char(byte | int(q) << (k % 8 / 4 * 4));
+      }
+    }
+  }
+}
+
+// What column `k` of lane `lane` of a packed panel stands for.
+float value_at(const char* panel, const MatrixView& view, int k, int lane) {
+  auto number = [](const char* p) {
+    float f;
+    std::memcpy(&f, p, 4);
+    return f;
+  };
+  const size_t at = size_t(lane);
+  switch (view.format.layout) {
+    case Layout::f32:
+      return load(panel, size_t(k) * kPanel + at, ElementType::float32);
+    case Layout::bf16:
+      return load(panel, (size_t(k) / 2 * kPanel + at) * 2 + size_t(k) % 2, ElementType::bfloat16);
+    case Layout::i8:
+      return float(int8_t(panel[k / 4 * 64 + lane * 4 + k % 4])) *
+             number(panel + view.offset(view.padded_cols()) + lane * 4);
+    case Layout::i4: {
+      const int column = k % view.format.group;
+      const char* header = panel + view.offset(k - column);
+      const int byte = uint8_t(header[view.header_bytes() + size_t(column / 8 * 64 + lane * 4 + column % 4)]);
+      const float scale = number(header + lane * 4);
+      const float offset = view.format.offsets ? number(header + 64 + lane * 4) : 8.0f * scale;
+      return std::fma(scale, float(byte >> (column % 8 / 4 * 4) & 15), -offset);  // as the kernels do
+    }
+  }
+  return 0;
+}
+
 size_t total_rows(const std::vector<SourceRows>& parts) {
   size_t rows = 0;
   for (const SourceRows& part : parts) rows += part.rows;
@@ -122,25 +216,28 @@ int source_row(const MatrixView& view, int panel, int lane) {
   return row < half ? row + (panel % 2) * half : -1;
 }
 
-PackedMatrix::PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated) {
+PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated) {
   constexpr size_t limit = size_t(std::numeric_limits<int>::max()) / 64;
   if (rows == 0 || cols == 0) throw std::invalid_argument("a weight needs at least one row and one column");
   if (rows > limit || cols > limit) throw std::invalid_argument("a weight has more rows or columns than fit");
   view_.rows = int(rows);
   view_.cols = int(cols);
-  view_.bf16 = bf16;
+  if (format.layout == Layout::i4 && format.group != 32 && format.group != 64 && format.group != 128)
+    throw std::invalid_argument("int4 weights have groups of 32, 64 or 128 columns");
+  view_.format = format;
   view_.gated = gated;
 }
 
-PackedMatrix::PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated, const char* data, size_t nbytes)
-    : PackedMatrix(rows, cols, bf16, gated) {
+PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated, const char* data, size_t nbytes)
+    : PackedMatrix(rows, cols, format, gated) {
   if (nbytes != view_.nbytes()) throw std::invalid_argument("a packed weight has another size than its shape needs");
   if (reinterpret_cast<uintptr_t>(data) % 64 != 0) throw std::invalid_argument("a packed weight must be 64-byte aligned");
   view_.data = data;
 }
 
-PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool)
-    : PackedMatrix(total_rows(parts), cols, bf16, gated) {
+PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Format format, bool gated,
+                           ThreadPool& pool)
+    : PackedMatrix(total_rows(parts), cols, format, gated) {
   if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
     throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
   memory_ = HugeBuffer(view_.nbytes());
@@ -158,10 +255,16 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bo
       lanes[lane] = row < 0 ? Row{nullptr, ElementType::float32} : table[size_t(row)];
     }
     char* out = static_cast<char*>(memory_.data()) + view_.panel_bytes() * size_t(panel);
-    if (bf16)
-      pack_panel_bf16(lanes, view_.cols, reinterpret_cast<uint32_t*>(out));
-    else
-      pack_panel_f32(lanes, view_.cols, reinterpret_cast<float*>(out));
+    switch (view_.format.layout) {
+      case Layout::f32:
+        return pack_panel_f32(lanes, view_.cols, reinterpret_cast<float*>(out));
+      case Layout::bf16:
+        return pack_panel_bf16(lanes, view_.cols, reinterpret_cast<uint32_t*>(out));
+      case Layout::i8:
+        return pack_panel_i8(lanes, view_, out);
+      case Layout::i4:
+        return pack_panel_i4(lanes, view_, out);
+    }
   });
 }
 
@@ -172,10 +275,7 @@ void PackedMatrix::unpack(float* out, ThreadPool& pool) const {
     for (int lane = 0; lane < kPanel; ++lane) {
       const int row = source_row(view_, panel, lane);
       if (row < 0) continue;
-      for (size_t k = 0; k < cols; ++k)
-        out[size_t(row) * cols + k] =
-            view_.bf16 ? load(data, (k / 2 * kPanel + size_t(lane)) * 2 + k % 2, ElementType::bfloat16)
-                       : load(data, k * kPanel + size_t(lane), ElementType::float32);
+      for (size_t k = 0; k < cols; ++k) out[size_t(row) * cols + k] = value_at(data, view_, int(k), lane);
     }
   });
 }

@@ -24,15 +24,15 @@ struct SourceRows {
 class PackedMatrix {
  public:
   // The shape without values, to plan with: `view().data` is null and no memory is taken.
-  PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated);
+  PackedMatrix(size_t rows, size_t cols, Format format, bool gated);
 
   // Stacks the parts on O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
   // (they may be memory-mapped files). Throws std::invalid_argument on shapes that do not fit.
-  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, bool bf16, bool gated, ThreadPool& pool);
+  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Format format, bool gated, ThreadPool& pool);
 
   // Values that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
   // std::invalid_argument where its size or alignment is not this shape's.
-  PackedMatrix(size_t rows, size_t cols, bool bf16, bool gated, const char* data, size_t nbytes);
+  PackedMatrix(size_t rows, size_t cols, Format format, bool gated, const char* data, size_t nbytes);
 
   const MatrixView& view() const { return view_; }
 

@@ -39,6 +39,24 @@ using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
 using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
 
+// (layout, columns of a group, whether there are offsets, whether activations are rounded to int8)
+using FormatTuple = std::tuple<std::string, int, bool, bool>;
+constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4"};
+
+Format to_format(const FormatTuple& t) {
+  for (int i = 0; i < 4; ++i)
+    if (std::get<0>(t) == kLayouts[i]) return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
+  throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
+}
+
+KVType to_kv_type(const std::string& name) {
+  for (int i = 0; i < 3; ++i)
+    if (name == kLayouts[i]) return KVType(i);
+  throw std::invalid_argument("a KV cache cannot be of type '" + name + "'");
+}
+
+FormatTuple from_format(const Format& f) { return {kLayouts[int(f.layout)], f.group, f.offsets, f.int8_rows}; }
+
 std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
 std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a) : std::vector<float>{}; }
 
@@ -70,7 +88,8 @@ SourceRows source_rows(const Source& source) {
   return {static_cast<const char*>(array.data()), array.shape(0), size_t(stride) * bytes, element};
 }
 
-std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, bool bf16, bool gated, ThreadPool& pool) {
+std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const FormatTuple& format, bool gated,
+                                   ThreadPool& pool) {
   std::vector<SourceRows> parts;
   for (const Source& source : sources) {
     parts.push_back(source_rows(source));
@@ -79,8 +98,9 @@ std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, bool bf16
   }
   if (parts.empty()) throw std::invalid_argument("a weight needs at least one part");
   const size_t cols = sources.front().first.shape(1);
+  const Format packed = to_format(format);
   nb::gil_scoped_release release;
-  return std::make_shared<PackedMatrix>(parts, cols, bf16, gated, pool);
+  return std::make_shared<PackedMatrix>(parts, cols, packed, gated, pool);
 }
 
 Activation activation(const std::string& name) {
@@ -190,25 +210,25 @@ void bind_plan(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
       .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view().rows, p.view().cols); })
       .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
-      .def_prop_ro("bf16", [](const PackedMatrix& p) { return p.view().bf16; })
+      .def_prop_ro("format", [](const PackedMatrix& p) { return from_format(p.view().format); })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
       .def("bytes", &bytes)
       .def("dequantize", &dequantize, "pool"_a);
   m.def(
       "outline",
-      [](size_t rows, size_t cols, bool bf16, bool gated) {
-        return std::make_shared<PackedMatrix>(rows, cols, bf16, gated);
+      [](size_t rows, size_t cols, const FormatTuple& format, bool gated) {
+        return std::make_shared<PackedMatrix>(rows, cols, to_format(format), gated);
       },
-      "rows"_a, "cols"_a, "bf16"_a, "gated"_a, "A weight's shape without values, to plan with.");
+      "rows"_a, "cols"_a, "format"_a, "gated"_a, "A weight's shape without values, to plan with.");
   m.def(
       "packed",
-      [](size_t rows, size_t cols, bool bf16, bool gated, const Bytes& data) {
-        return std::make_shared<PackedMatrix>(rows, cols, bf16, gated, reinterpret_cast<const char*>(data.data()),
-                                              data.size());
+      [](size_t rows, size_t cols, const FormatTuple& format, bool gated, const Bytes& data) {
+        return std::make_shared<PackedMatrix>(rows, cols, to_format(format), gated,
+                                              reinterpret_cast<const char*>(data.data()), data.size());
       },
-      "rows"_a, "cols"_a, "bf16"_a, "gated"_a, "data"_a.noconvert(), nb::keep_alive<0, 5>(),
+      "rows"_a, "cols"_a, "format"_a, "gated"_a, "data"_a.noconvert(), nb::keep_alive<0, 5>(),
       "A weight in place in bytes that `PackedMatrix.bytes` gave.");
-  m.def("pack", &pack, "parts"_a, "bf16"_a, "gated"_a, "pool"_a,
+  m.def("pack", &pack, "parts"_a, "format"_a, "gated"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
 
   nb::class_<RoutingParams>(m, "Routing", "How tokens choose experts.")
@@ -223,8 +243,12 @@ void bind_plan(nb::module_& m) {
            "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a);
 
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
-      .def(nb::init<int, int, int, int, bool, int, int>(), "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
-           "value_dim"_a, "bf16"_a, "num_blocks"_a, "block_size"_a)
+      .def("__init__",
+           [](KVStore* self, int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type,
+              int num_blocks, int block_size) {
+             new (self) KVStore(num_layers, num_kv_heads, head_dim, value_dim, to_kv_type(type), num_blocks, block_size);
+           },
+           "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a)
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 

@@ -6,10 +6,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "isa.h"
 #include "kernels.h"
 #include "memory.h"
@@ -34,31 +30,6 @@ double best_rate(double work, double budget, F&& pass) {
     best = std::max(best, work / std::max(seconds() - start, 1e-9));
   }
   return best;
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx512f,avx512bw,avx512vnni"))) double int8_steps(int64_t steps) {
-  constexpr int chains = 12;
-  __m512i acc[chains];
-  for (int i = 0; i < chains; ++i) acc[i] = _mm512_set1_epi32(i);
-  const __m512i x = _mm512_set1_epi32(0x01020304), y = _mm512_set1_epi32(0x02030101);
-  for (int64_t s = 0; s < steps; ++s) {
-#pragma GCC unroll 16
-    for (int i = 0; i < chains; ++i) acc[i] = _mm512_dpbusd_epi32(acc[i], x, y);
-  }
-  __m512i sum = acc[0];
-  for (int i = 1; i < chains; ++i) sum = _mm512_xor_si512(sum, acc[i]);
-  alignas(64) volatile int sink[16];
-  _mm512_store_si512(const_cast<int*>(sink), sum);
-  return chains * 128.0;
-}
-#endif
-
-double probe_int8(int64_t steps) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni")) return int8_steps(steps);
-#endif
-  return 0 * double(steps);
 }
 
 }  // namespace
@@ -86,7 +57,7 @@ double measure_peak(const std::string& kind, int threads) {
   if (kind != "fp32" && kind != "bf16" && kind != "int8")
     throw std::invalid_argument("measure_peak knows fp32, bf16 and int8, not '" + kind + "'");
   const Kernels& kernels = kernels_for(resolve_isa("auto"));
-  const auto probe = kind == "fp32" ? kernels.probe_fp32 : kind == "bf16" ? kernels.probe_bf16 : probe_int8;
+  const auto probe = kind == "fp32" ? kernels.probe_fp32 : kind == "bf16" ? kernels.probe_bf16 : kernels.probe_int8;
   constexpr int64_t steps = 200000;
   const double operations = probe(1);
   if (operations == 0) return 0;
@@ -170,7 +141,7 @@ std::vector<Turn> compare_linear(const std::string& isa, ThreadPool& pool,
   constexpr int64_t steps = 1000;
   const HugeBuffer buffer(kind == "read" ? tasks * chunk : 0);
   if (buffer.size() > 0) std::memset(buffer.data(), 1, buffer.size());
-  const auto probe = kind == "bf16" ? kernels.probe_bf16 : kind == "int8" ? probe_int8 : kernels.probe_fp32;
+  const auto probe = kind == "bf16" ? kernels.probe_bf16 : kind == "int8" ? kernels.probe_int8 : kernels.probe_fp32;
   const double work = kind == "read" ? double(buffer.size()) : probe(1) * double(steps) * tasks;
   auto limit_pass = [&] {
     pool.parallel_for(tasks, [&](int i, int thread) {

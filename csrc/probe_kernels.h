@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "simd.h"
+#include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -68,5 +69,22 @@ inline double probe_bf16(int64_t steps) {
 #else
 inline double probe_bf16(int64_t) { return 0; }
 #endif
+
+inline double probe_int8(int64_t steps) {
+  I acc[kProbeChains];
+#pragma GCC unroll 16
+  for (int i = 0; i < kProbeChains; ++i) acc[i] = iset1(i);
+  const I x = iset1(0x01020304), y = iset1(0x02030101);
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kProbeChains; ++i) acc[i] = dot_bytes(acc[i], x, y);
+  }
+  alignas(64) int32_t out[kProbeChains][16];
+#pragma GCC unroll 16
+  for (int i = 0; i < kProbeChains; ++i) istore(out[i], acc[i]);
+  volatile int32_t sink = out[0][0] ^ out[kProbeChains - 1][0];
+  (void)sink;
+  return double(kProbeChains) * 128;
+}
 
 }  // namespace quire::QUIRE_ISA

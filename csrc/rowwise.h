@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "kernels.h"
 #include "simd.h"
+#include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -69,9 +70,14 @@ inline void embed(const EmbedArgs& a, ThreadPool& pool) {
       const int row = a.tokens[t], lane = row % 16;
       const char* panel = w.data + w.panel_bytes() * size_t(row / 16);
       float* y = a.y + size_t(t) * a.y_stride;
-      if (w.bf16) {
+      if (w.format.layout == Layout::bf16) {
         const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel) + lane * 2;
         for (int k = 0; k < w.cols; ++k) y[k] = bf16_to_float(pairs[(k / 2) * 32 + k % 2]) * a.scale;
+      } else if (w.format.layout == Layout::i8) {
+        const int8_t* bytes = reinterpret_cast<const int8_t*>(panel) + lane * 4;
+        float scale;
+        std::memcpy(&scale, panel + w.offset(w.padded_cols()) + lane * 4, 4);
+        for (int k = 0; k < w.cols; ++k) y[k] = float(bytes[(k / 4) * 64 + k % 4]) * scale * a.scale;
       } else {
         const float* values = reinterpret_cast<const float*>(panel) + lane;
         for (int k = 0; k < w.cols; ++k) y[k] = values[size_t(k) * 16] * a.scale;
@@ -122,19 +128,34 @@ inline void prepare_heads(const float* from, float* to, int heads, int head_dim,
   for (int n = 0; angles && n < heads; ++n) rotate(to + n * head_dim, angles, rotary_dim);
 }
 
-inline void store_key(const float* k, const KVView& kv, int layer, int head, int block, int offset) {
+// A head's key or value as int8: its scale goes behind the tile's elements, element i to at(i).
+template <class At>
+inline void store_int8_head(const float* x, char* tile, const KVView& kv, int offset, int8_t* rounded, At&& at) {
+  const float scale = round_to_int8(x, kv.head_dim, rounded);
+  for (int h = 0; h < kv.head_dim; ++h) tile[at(h)] = char(rounded[h]);
+  std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale, 4);
+}
+
+inline void store_key(const float* k, const KVView& kv, int layer, int head, int block, int offset,
+                      int8_t* rounded) {
   char* tile = kv.key_tile(layer, block, head);
+  if (kv.type == KVType::i8)
+    return store_int8_head(k, tile, kv, offset, rounded, [&](int h) { return h * kv.block_size + offset; });
   for (int h = 0; h < kv.head_dim; ++h) {
     const int at = h * kv.block_size + offset;
-    if (kv.bf16)
+    if (kv.type == KVType::bf16)
       reinterpret_cast<uint16_t*>(tile)[at] = float_to_bf16(k[h]);
     else
       reinterpret_cast<float*>(tile)[at] = k[h];
   }
 }
 
-inline void store_value(const float* v, char* tile, bool bf16, int head_dim, int offset) {
-  if (!bf16) {
+inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset, int8_t* rounded) {
+  char* tile = kv.value_tile(layer, block, head);
+  const int head_dim = kv.head_dim;
+  if (kv.type == KVType::i8)
+    return store_int8_head(v, tile, kv, offset, rounded, [&](int h) { return offset * head_dim + h; });
+  if (kv.type == KVType::f32) {
     std::memcpy(reinterpret_cast<float*>(tile) + size_t(offset) * head_dim, v, size_t(head_dim) * 4);
     return;
   }
@@ -152,9 +173,10 @@ inline void store_kv_token(const StoreKVArgs& a, int t, float* scratch) {
   float* q = a.q + size_t(t) * a.q_stride;
   prepare_heads(row, q, N, H, a.q_norm, angles, a.rotary_dim);
   prepare_heads(row + N * H, scratch, G, H, a.k_norm, angles, a.rotary_dim);
+  int8_t* rounded = reinterpret_cast<int8_t*>(scratch + G * H);
   for (int g = 0; g < G; ++g) {
-    store_key(scratch + g * H, kv, a.layer, g, a.block[t], a.offset[t]);
-    store_value(row + (N + G + g) * H, kv.value_tile(a.layer, a.block[t], g), kv.bf16, H, a.offset[t]);
+    store_key(scratch + g * H, kv, a.layer, g, a.block[t], a.offset[t], rounded);
+    store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[t], a.offset[t], rounded);
   }
 }
 
@@ -174,7 +196,7 @@ inline void store_latent(const StoreLatentArgs& a, ThreadPool& pool) {
       norm_row(kv, C, a.norm.rms, a.norm.weight, a.norm.bias, a.norm.eps, key);
       std::memcpy(key + C, kv + C, size_t(R) * 4);
       rotate(key + C, angles, R);
-      store_key(key, a.kv_view, a.layer, 0, a.block[t], a.offset[t]);
+      store_key(key, a.kv_view, a.layer, 0, a.block[t], a.offset[t], reinterpret_cast<int8_t*>(key + H));
       for (int n = 0; n < N; ++n) {
         float* q = a.q + (size_t(t) * size_t(N) + size_t(n)) * size_t(H);
         std::memcpy(q, a.q_latent + (size_t(t) * size_t(N) + size_t(n)) * size_t(C), size_t(C) * 4);

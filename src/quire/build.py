@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config import EngineConfig
-from quire.engine.start import make_backend, model_directory
+from quire.engine.start import make_backend, model_directory, quantized_weights
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import MANIFEST, WEIGHTS, Limits, Manifest, Writer
@@ -41,7 +41,7 @@ def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest
             f"{output} holds something other than an engine: choose an empty or a new directory"
         )
     backend = make_backend(config.device)
-    model = load_model(source, backend, config.model.dtype)
+    model = load_model(source, backend, config.model.dtype, quantized_weights(config.model))
     if model.info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: such a model is served as it is, not built")
     _check(limits, model.spec.max_position)
@@ -78,6 +78,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits
         fingerprint=backend.fingerprint,
         spec=model.spec,
         dtype=info.dtype,
+        quantized=info.quantized,
         num_parameters=info.num_parameters,
         weight_bytes=info.weight_bytes,
         eos_token_ids=info.eos_token_ids,

@@ -34,6 +34,7 @@ COMMANDS: dict[str, Entry] = {
     "inspect": Entry("quire.commands.inspect", "Show and check a built directory."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
+    "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),
     "bench serve": Entry("quire.bench.serve", "Load a server and report latency and throughput."),
     "bench startup": Entry("quire.bench.startup", "Time from process start to the first token."),
 }

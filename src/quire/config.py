@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args, get_type_hints
 from quire.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-KVDtype = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["auto", "int8", "int8wo", "int4", "int4wo"]
+KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 ModelImpl = Literal["auto", "quire", "transformers"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16", "neon"]
+Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"]
 Backend = Literal["auto", "native", "reference"]
 
 
@@ -55,6 +56,15 @@ class ModelConfig:
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
     download_dir: str | None = option(None, "Where downloaded models are kept.")
     dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.")
+    quantization: Quantization = option(
+        "auto",
+        "Weights in few bits: int8 or int4 (activations int8 too), int8wo or int4wo (weights only); "
+        "auto keeps the checkpoint's own.",
+    )
+    quantization_group_size: int = option(
+        64, "Columns that share a scale in int4: 32, 64 or 128.", low=32, high=128
+    )
+    quantization_symmetric: bool = option(True, "int4 around zero; else from least to largest of a group.")
     model_impl: ModelImpl = option(
         "auto",
         "quire (its own families), transformers (that library's code, slow), or auto: the first that can.",
@@ -80,7 +90,10 @@ class CacheConfig:
     """The paged KV cache."""
 
     block_size: int = option(16, "Tokens per KV block.", low=1, high=1024)
-    kv_cache_dtype: KVDtype = option("auto", "Type of the KV cache; auto takes the weights' type.")
+    kv_cache_dtype: KVDtype = option(
+        "auto",
+        "Type of the KV cache; auto is the checkpoint's, int8 has a scale a token and head.",
+    )
     gpu_memory_utilization: float = option(
         0.5, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0
     )

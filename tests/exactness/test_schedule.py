@@ -26,12 +26,25 @@ MODELS = {
     "gpt-oss-f32-sinks": ("gpt_oss", "float32", {}),
     "deepseek-v3-f32-latent": ("deepseek_v3", "float32", {}),
     "bloom-bf16-alibi": ("bloom", "bfloat16", {}),
+    "llama-int8-kv-int8": ("llama", "bfloat16", {}),
+    "qwen3-int4": ("qwen3", "bfloat16", {}),
+    "qwen2-moe-int4": ("qwen2_moe", "bfloat16", {}),
+    "deepseek-v3-int8-kv-int8": ("deepseek_v3", "float32", {}),
+    "qwen2-int4wo-asymmetric": ("qwen2", "bfloat16", {}),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "llama-f32-kv-bf16": {"kv_cache_dtype": "bfloat16"},
+    "qwen2-bf16-kv-f32": {"kv_cache_dtype": "float32"},
+    "llama-int8-kv-int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
+    "qwen3-int4": {"quantization": "int4", "quantization_group_size": 32},
+    "qwen2-moe-int4": {"quantization": "int4", "quantization_group_size": 32},
+    "deepseek-v3-int8-kv-int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
+    "qwen2-int4wo-asymmetric": {"quantization": "int4wo", "quantization_symmetric": False},
 }
 # Families that meet the hardest schedule alone; tests/model compares chunks of theirs bit for bit.
 OTHER_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     name: (name, "bfloat16" if i % 2 else "float32", {}) for i, name in enumerate(OTHERS)
 }
-KV_DTYPES = {"llama-f32-kv-bf16": "bfloat16", "qwen2-bf16-kv-f32": "float32"}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunk of 1": {"max_num_batched_tokens": 1},
@@ -90,7 +103,7 @@ class Recorder:
 
 def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
     family, dtype, config = (MODELS | OTHER_MODELS)[model]
-    options = {"max_model_len": 160, "kv_cache_dtype": KV_DTYPES.get(model, "auto"), **options}
+    options = {"max_model_len": 160, **OPTIONS.get(model, {}), **options}
     return LLM(make(family, dtype, **config), **options)
 
 

@@ -16,14 +16,25 @@ from tests.ops.native_cases import ISAS, KV, apply_rows, int32, native, normal, 
 from quire import _native
 from quire.errors import EngineError
 from quire.ops.native import NativeBackend, _cgroup_cores, usable_threads
-from quire.ops.protocol import Attention, Backend, FloatDtype, Graph, KVSpec, Limits, ModelInput, Norm, Rope
+from quire.ops.protocol import (
+    Attention,
+    Backend,
+    FloatDtype,
+    Graph,
+    KVDtype,
+    KVSpec,
+    Limits,
+    ModelInput,
+    Norm,
+    Rope,
+)
 from quire.ops.reference import ReferenceBackend
 
 D, N, G, H, F, V, LAYERS = 40, 4, 2, 12, 56, 77, 2
 
 
 def model(
-    backend: Backend, dtype: FloatDtype = "float32", kv_dtype: FloatDtype = "float32"
+    backend: Backend, dtype: FloatDtype = "float32", kv_dtype: KVDtype = "float32"
 ) -> tuple[Graph, KVSpec]:
     """A small decoder of this file's own: every op, biases, both norms, partial rotation, a tied head."""
     rng = np.random.default_rng(0)
@@ -82,7 +93,7 @@ def step(rng: np.random.Generator, lengths: list[tuple[int, int]], table: Any, r
     )
 
 
-def three_steps(backend: Backend, dtype: FloatDtype, kv_dtype: FloatDtype, poison: bool = False) -> list[Any]:
+def three_steps(backend: Backend, dtype: FloatDtype, kv_dtype: KVDtype, poison: bool = False) -> list[Any]:
     """A prefill of two sequences, a step of both, a block copy and a step that reads the copy: all logits."""
     graph, spec = model(backend, dtype, kv_dtype)
     cache = backend.kv_cache(spec, 24, 4)
@@ -106,11 +117,11 @@ def three_steps(backend: Backend, dtype: FloatDtype, kv_dtype: FloatDtype, poiso
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
-def test_steps_equal_the_reference(isa: str, dtype: FloatDtype, kv_dtype: FloatDtype) -> None:
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+def test_steps_equal_the_reference(isa: str, dtype: FloatDtype, kv_dtype: KVDtype) -> None:
     want = three_steps(ReferenceBackend(), dtype, kv_dtype)
     got = three_steps(native(isa), dtype, kv_dtype, poison=True)
-    rounded = kv_dtype == "bfloat16" or (dtype == "bfloat16" and "bf16" in isa)
+    rounded = kv_dtype != "float32" or (dtype == "bfloat16" and "bf16" in isa)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=0.1 if rounded else 1e-4)
     for threads in (1, 3):

@@ -17,6 +17,7 @@ from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import Manifest
+from quire.quant.schemes import weights_name
 from quire.runtime.memory import GIB
 
 
@@ -57,6 +58,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
         "fingerprint": manifest.fingerprint,
         "parameters": manifest.num_parameters,
         "dtype": manifest.dtype,
+        "quantization": weights_name(manifest.quantized, "none"),
         "bytes": manifest.size,
         "bytes_by_layout": dict(layouts),
         "limits": msgspec.to_builtins(manifest.limits),
@@ -69,6 +71,7 @@ def show(name: str, manifest: Manifest) -> None:
     table = Table("", "", title=name, title_justify="left", show_header=False)
     table.add_row("architecture", found["architecture"])
     table.add_row("built for", found["fingerprint"])
+    table.add_row("weights", weights_name(manifest.quantized, manifest.dtype))
     table.add_row("parameters", f"{found['parameters']:,}")
     for layout, count in found["bytes_by_layout"].items():
         table.add_row(layout, f"{count / GIB:.3f} GiB")

@@ -21,6 +21,7 @@ from quire.engine.start import Plan, plan_engine
 from quire.errors import ConfigError
 from quire.model.load import outline_config
 from quire.ops.native import NativeBackend
+from quire.quant.schemes import weights_name
 from quire.runtime.memory import GIB
 
 
@@ -102,6 +103,7 @@ def describe(plan: Plan, limits: Limits, options: PlanOptions) -> dict[str, Any]
     return {
         "parameters": model.num_parameters,
         "dtype": model.dtype,
+        "weights": weights_name(model.quantized, model.dtype),
         "kv_dtype": plan.kv_spec.dtype,
         "weight_bytes": memory.weights,
         "workspace_bytes": memory.workspace,
@@ -134,7 +136,7 @@ def _tables(figures: dict[str, Any], plan: Plan) -> dict[str, list[tuple[str, st
     return {
         f"{plan.name} on {plan.backend.name}": [
             ("parameters", f"{figures['parameters']:,}"),
-            ("weights", f"{gib('weight_bytes')} ({figures['dtype']})"),
+            ("weights", f"{gib('weight_bytes')} ({figures['weights']})"),
             ("workspace", gib("workspace_bytes")),
             ("KV cache", f"{gib('kv_cache_bytes')} ({figures['kv_dtype']}), {figures['kv_tokens']:,} tokens"),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes"),

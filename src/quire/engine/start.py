@@ -27,8 +27,9 @@ from quire.model.hub import find_model
 from quire.model.source import open_tokenizer, read_json
 from quire.model.spec import ArchSpec
 from quire.ops.native import NativeBackend
-from quire.ops.protocol import Backend, FloatDtype, KVSpec, Limits
+from quire.ops.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Quantized
 from quire.ops.reference import ReferenceBackend
+from quire.quant.schemes import scheme, weights_name
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
@@ -111,6 +112,10 @@ def make_sampler(backend: NativeBackend | ReferenceBackend, vocab_size: int) -> 
     return ReferenceSampler(vocab_size)
 
 
+def quantized_weights(config: ModelConfig) -> Quantized | None:
+    return scheme(config.quantization, config.quantization_group_size, config.quantization_symmetric)
+
+
 Loader = Callable[[Backend, bool], load.ServedModel]
 
 
@@ -119,12 +124,12 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
 
     The loader takes a backend and whether the weights are wanted or a sketch of them. ModelError, ConfigError.
     """
-    directory = model_directory(config)
+    directory, quantized = model_directory(config), quantized_weights(config)
     try:
         if config.model_impl != "transformers":
-            info = load.inspect_model(directory, config.dtype)
+            info = load.inspect_model(directory, config.dtype, quantized)
             return info, lambda backend, real: (load.load_model if real else load.outline_model)(
-                directory, backend, config.dtype
+                directory, backend, config.dtype, quantized
             )
     except UnknownArchitectureError:
         if (
@@ -137,6 +142,8 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
         raise ConfigError(
             f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
         )
+    if quantized is not None:
+        raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
     foreign: Any = importlib.import_module("quire.model.foreign")  # the one place that brings torch
     info = foreign.inspect_foreign(directory, config.dtype)
 
@@ -230,7 +237,7 @@ def start_core(config: EngineConfig) -> Started:
         )
     report.parameters, report.memory = plan.model.num_parameters, memory
     report.layer_parameters = plan.layer_parameters
-    report.dtype, report.kv_dtype = plan.model.dtype, plan.kv_spec.dtype
+    report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
     report.log()
     most, head = config.model.max_logprobs, plan.model.pooling
     segments = spec.segments if isinstance(spec, ArchSpec) else 0
@@ -297,7 +304,7 @@ def _name(config: ModelConfig, directory: Path) -> str:
     return config.model.rstrip("/") or directory.name
 
 
-def _kv_dtype(config: EngineConfig, dtype: FloatDtype) -> FloatDtype:
+def _kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:
     return dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 

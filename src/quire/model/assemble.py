@@ -7,7 +7,7 @@ which tensors a checkpoint must hold. So both always agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -36,11 +36,14 @@ from quire.model.parts import (
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 from quire.ops.protocol import Array, Expert, FloatArray, Matrix, Norm
 
+# What a matrix is for, which decides its type: products; embedding and head; learned positions; what stays float32.
+Use = Literal["linear", "table", "positions", "exact"]
+
 
 class Source(Protocol):
-    """Gives weights for parts. `exact` keeps float32, whatever the model's type."""
+    """Gives weights for parts, in the type that their use asks for."""
 
-    def matrix(self, parts: Sequence[Part], exact: bool = False) -> Matrix: ...
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix: ...
 
     def gated(self, gate: Part, up: Part) -> Matrix: ...
 
@@ -56,11 +59,11 @@ class Assembly:
     def weights(self) -> DecoderWeights:
         spec, names = self.spec, self.names
         d, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-        embedding = self.source.matrix([self._embedding_part(width)])
+        embedding = self.source.matrix([self._embedding_part(width)], "table")
         positions = None
         if spec.position_offset is not None:
             shape = (spec.max_position + spec.position_offset, d)
-            positions = self.source.matrix([part(f"{names.positions}.weight", shape)])
+            positions = self.source.matrix([part(f"{names.positions}.weight", shape)], "positions")
         project_in = project_out = None
         if spec.embedding_size is not None:
             project_in = self.source.matrix([part(f"{names.project_in}.weight", (d, width))])
@@ -94,7 +97,7 @@ class Assembly:
     def _head(self, embedding: Matrix) -> Matrix | None:
         if not self.spec.has_head:
             return None
-        return embedding if self.spec.tie_embeddings else self.source.matrix([self.head_part])
+        return embedding if self.spec.tie_embeddings else self.source.matrix([self.head_part], "table")
 
     @property
     def head_part(self) -> Part:
@@ -282,7 +285,7 @@ class Assembly:
         if moe.routing.shared:
             experts.append(self._expert(layer + names.shared, moe.shared_intermediate_size))
         return MoEWeights(
-            router=self.source.matrix(router, exact=True),
+            router=self.source.matrix(router, "exact"),
             router_bias=self._bias(moe.bias, (layer + names.router, count, None)),
             correction=self._vector(layer + names.correction, count) if moe.correction else None,
             experts=tuple(experts),

@@ -21,10 +21,10 @@ import xxhash
 from quire.errors import ModelError
 from quire.model.decoder import DecoderWeights
 from quire.model.spec import ArchSpec
-from quire.ops.protocol import Array, Backend, FloatDtype, Matrix
+from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Quantized
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 1
+FORMAT = 2
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 HASH_PIECE = 8 << 20  # bytes checked by one thread at a time
@@ -59,6 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fingerprint: str
     spec: ArchSpec
     dtype: FloatDtype
+    quantized: Quantized | None
     num_parameters: int
     weight_bytes: int
     eos_token_ids: tuple[int, ...]

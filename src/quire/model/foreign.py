@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.model.load import ModelInfo
-from quire.ops.protocol import Backend, FloatArray, FloatDtype, KVCache, KVSpec, Limits, ModelInput
+from quire.ops.protocol import Backend, FloatArray, FloatDtype, KVCache, KVDtype, KVSpec, Limits, ModelInput
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Two prompts of different lengths, so that one that sees the other's tokens or positions shows.
@@ -42,7 +42,11 @@ class ForeignShape:
     head_dim: int
     num_table_parameters: int
 
-    def kv_spec(self, dtype: FloatDtype) -> KVSpec:
+    def kv_spec(self, dtype: KVDtype) -> KVSpec:
+        if dtype == "int8":
+            raise ConfigError(
+                "--kv-cache-dtype int8 is for Quire's own families; this model runs through transformers"
+            )
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
 
 

@@ -18,7 +18,14 @@ from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.hub import find_model
-from quire.model.pack import check_tensors, choose_dtype, outline_weights, pack_weights, wanted_tensors
+from quire.model.pack import (
+    check_tensors,
+    choose_dtype,
+    outline_weights,
+    pack_weights,
+    wanted_tensors,
+    weight_types,
+)
 from quire.model.pooling import PoolingHead, max_length, read_pooling
 from quire.model.source import open_source, read_json
 from quire.model.spec import ArchSpec, ModelShape
@@ -31,6 +38,7 @@ from quire.ops.protocol import (
     KVSpec,
     Limits,
     Matrix,
+    Quantized,
 )
 
 UNLIMITED = engine_dir.Limits()
@@ -40,9 +48,10 @@ UNLIMITED = engine_dir.Limits()
 class ModelInfo:
     """A model before its weights are read.
 
-    `weight_bytes` are those of the values in `dtype` (vectors in float32); packing may add some padding.
-    `generation` is generation_config.json as it is, or empty. `directory` (or the
-    GGUF file in its place) also holds the tokenizer. `pooling` makes vectors of hidden states where the model says how.
+    `dtype` is that of its values, `quantized` what its matrices become, if anything. `weight_bytes` are those of the
+    values in `dtype` (vectors in float32). `generation` is generation_config.json as it is, or empty. `directory` (or
+    the GGUF file in its place) also holds the tokenizer. `pooling` makes vectors of
+    hidden states where the model says how.
     `limits` are those that a built engine was made for.
     """
 
@@ -55,6 +64,7 @@ class ModelInfo:
     generation: dict[str, Any]
     limits: engine_dir.Limits = UNLIMITED
     pooling: PoolingHead | None = None
+    quantized: Quantized | None = None
 
 
 class ServedModel(Protocol):
@@ -101,6 +111,7 @@ class LoadedModel:
 def inspect_model(
     model: str | Path,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    quantized: Quantized | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> ModelInfo:
@@ -110,14 +121,15 @@ def inspect_model(
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
-        return _built(directory, engine_dir.read_manifest(directory), dtype)
-    return _open(directory, dtype)[0]
+        return _built(directory, engine_dir.read_manifest(directory), dtype, quantized)
+    return _open(directory, dtype, quantized)[0]
 
 
 def load_model(
     model: str | Path,
     backend: Backend,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    quantized: Quantized | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
     verify: bool = True,
@@ -126,33 +138,38 @@ def load_model(
 
     `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
     float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
+    `quantized` rounds the matrices further, one by one as they are read.
     A built engine is mapped, and its bytes are compared with their checksums where `verify` is true.
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         manifest = engine_dir.read_manifest(directory)
-        info = _built(directory, manifest, dtype)
+        info = _built(directory, manifest, dtype, quantized)
         return LoadedModel(info, manifest.spec, engine_dir.map_weights(directory, manifest, backend, verify))
-    info, spec, checkpoint, names = _open(directory, dtype)
-    return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, info.dtype))
+    info, spec, checkpoint, names = _open(directory, dtype, quantized)
+    types = weight_types(info.dtype, quantized)
+    return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
 
 
 def outline_model(
     model: str | Path,
     backend: Backend,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    quantized: Quantized | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> LoadedModel:
     """The model as `load_model` gives it, but for the values of its weights; `backend` is one that only plans."""
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
-        return load_model(directory, backend, dtype, verify=False)
-    info, spec, _, names = _open(directory, dtype)
-    return LoadedModel(info, spec, outline_weights(spec, names, backend, info.dtype))
+        return load_model(directory, backend, dtype, quantized, verify=False)
+    info, spec, _, names = _open(directory, dtype, quantized)
+    return LoadedModel(info, spec, outline_weights(spec, names, backend, weight_types(info.dtype, quantized)))
 
 
-def outline_config(path: Path, backend: Backend, dtype: str = "auto") -> LoadedModel:
+def outline_config(
+    path: Path, backend: Backend, dtype: str = "auto", quantized: Quantized | None = None
+) -> LoadedModel:
     """What a config.json alone tells of a model.
 
     `dtype` "auto" is the one that the config names; where it names none, bfloat16 for weights that a quantization
@@ -166,15 +183,22 @@ def outline_config(path: Path, backend: Backend, dtype: str = "auto") -> LoadedM
     if dtype not in ("auto", "float32", "bfloat16"):
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
-    info = _info(path.parent, spec, names, kept, _eos({}, config, str(path)), {})
-    return LoadedModel(info, spec, outline_weights(spec, names, backend, kept))
+    info = _info(path.parent, spec, names, kept, quantized, _eos({}, config, str(path)), {})
+    return LoadedModel(info, spec, outline_weights(spec, names, backend, weight_types(kept, quantized)))
 
 
-def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelInfo:
+def _built(
+    directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Quantized | None
+) -> ModelInfo:
     if dtype not in ("auto", manifest.dtype):
         raise ModelError(
             f"{directory} was built in {manifest.dtype} and --dtype asks for {dtype}; leave it out, or run "
             f"`quire build --dtype {dtype}`"
+        )
+    if quantized not in (None, manifest.quantized):
+        raise ModelError(
+            f"{directory} was built with other weights than --quantization asks for; leave it out, or run "
+            "`quire build` with it"
         )
     return ModelInfo(
         directory=directory,
@@ -185,10 +209,13 @@ def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str) -> ModelI
         eos_token_ids=manifest.eos_token_ids,
         generation=manifest.generation,
         limits=manifest.limits,
+        quantized=manifest.quantized,
     )
 
 
-def _open(path: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
+def _open(
+    path: Path, dtype: str, quantized: Quantized | None
+) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
     source = open_source(path)
     spec, names = read_config(source.config, source.where)
     checkpoint = source.tensors()
@@ -198,7 +225,8 @@ def _open(path: Path, dtype: str) -> tuple[ModelInfo, ArchSpec, Checkpoint, Tens
     eos = _eos(source.generation, source.config, source.where)
     head = read_pooling(path, source.config, spec.architecture, checkpoint)
     limits = UNLIMITED if head is None else engine_dir.Limits(max_seq_len=max_length(path))
-    info = replace(_info(path, spec, names, kept, eos, source.generation), pooling=head, limits=limits)
+    info = _info(path, spec, names, kept, quantized, eos, source.generation)
+    info = replace(info, pooling=head, limits=limits)
     return info, spec, checkpoint, names
 
 
@@ -207,6 +235,7 @@ def _info(
     spec: ArchSpec,
     names: TensorNames,
     dtype: FloatDtype,
+    quantized: Quantized | None,
     eos_token_ids: tuple[int, ...],
     generation: dict[str, Any],
 ) -> ModelInfo:
@@ -222,6 +251,7 @@ def _info(
         ),
         eos_token_ids=eos_token_ids,
         generation=generation,
+        quantized=quantized,
     )
 
 

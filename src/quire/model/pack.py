@@ -6,7 +6,7 @@ Knows checkpoints and backends; assemble.py knows what goes where.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.model.assemble import Assembly
+from quire.model.assemble import Assembly, Use
 from quire.model.checkpoint import Checkpoint
 from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.parts import Part
 from quire.model.spec import ArchSpec
-from quire.ops.protocol import Array, Backend, FloatArray, FloatDtype, Matrix
+from quire.ops.protocol import Array, Backend, FloatArray, FloatDtype, Matrix, Quantized, WeightType
 
 COMPARE = 4 << 20  # elements compared at a time
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -51,8 +51,8 @@ class _Wanted:
             for (name, shape), per_element in zip(part.tensors, part.per_element, strict=True):
                 self.tensors[name] = Tensor(shape, part.dtypes, per_element * prod(shape), exact)
 
-    def matrix(self, parts: Sequence[Part], exact: bool = False) -> Any:
-        self.note(parts, exact)
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
+        self.note(parts, use == "exact")
 
     def gated(self, gate: Part, up: Part) -> Any:
         self.note((gate, up))
@@ -68,13 +68,13 @@ class _Packer:
 
     checkpoint: Checkpoint | None
     backend: Backend
-    dtype: FloatDtype
+    types: Mapping[Use, WeightType]
 
-    def matrix(self, parts: Sequence[Part], exact: bool = False) -> Matrix:
-        return self.backend.matrix([self._read(part) for part in parts], "float32" if exact else self.dtype)
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
+        return self.backend.matrix([self._read(part) for part in parts], self.types[use])
 
     def gated(self, gate: Part, up: Part) -> Matrix:
-        return self.backend.gated_matrix(self._read(gate), self._read(up), self.dtype)
+        return self.backend.gated_matrix(self._read(gate), self._read(up), self.types["linear"])
 
     def vector(self, parts: Sequence[Part]) -> FloatArray:
         return np.concatenate([np.array(self._read(part), np.float32) for part in parts])
@@ -91,18 +91,22 @@ def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
 
 
 def pack_weights(
-    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, backend: Backend, dtype: FloatDtype
+    spec: ArchSpec,
+    names: TensorNames,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    types: Mapping[Use, WeightType],
 ) -> DecoderWeights:
     """Read and pack all of a checkpoint that `check_tensors` found in order."""
     _check_tied_head(spec, names, checkpoint)
-    return Assembly(spec, names, _Packer(checkpoint, backend, dtype)).weights()
+    return Assembly(spec, names, _Packer(checkpoint, backend, types)).weights()
 
 
 def outline_weights(
-    spec: ArchSpec, names: TensorNames, backend: Backend, dtype: FloatDtype
+    spec: ArchSpec, names: TensorNames, backend: Backend, types: Mapping[Use, WeightType]
 ) -> DecoderWeights:
     """The weights without values, for a backend that plans."""
-    return Assembly(spec, names, _Packer(None, backend, dtype)).weights()
+    return Assembly(spec, names, _Packer(None, backend, types)).weights()
 
 
 def check_tensors(
@@ -133,6 +137,14 @@ def check_tensors(
                 f"supported are {', '.join(map(str, tensor.dtypes))}"
             )
     return expected
+
+
+def weight_types(dtype: FloatDtype, quantized: Quantized | None) -> dict[Use, WeightType]:
+    """The type of a weight by its use. Four bits are too few for the embedding and the head: they get eight."""
+    if quantized is None:
+        return {"linear": dtype, "table": dtype, "positions": dtype, "exact": "float32"}
+    table = replace(quantized, bits=8, group_size=0, symmetric=True)
+    return {"linear": quantized, "table": table, "positions": dtype, "exact": "float32"}
 
 
 def _list(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from quire.ops.protocol import Activation, FloatDtype, KVSpec, NormKind, Routing
+from quire.ops.protocol import Activation, KVDtype, KVSpec, NormKind, Routing
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 # Where the norms stand around attention and MLP (f), in order of appearance in decoder.py.
@@ -86,7 +86,7 @@ class ModelShape(Protocol):
     def max_position(self) -> int: ...
     @property
     def num_table_parameters(self) -> int: ...
-    def kv_spec(self, dtype: FloatDtype) -> KVSpec: ...
+    def kv_spec(self, dtype: KVDtype) -> KVSpec: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class ArchSpec:
         tables = 1 if self.tie_embeddings or not self.has_head else 2
         return self.vocab_size * (self.embedding_size or self.hidden_size) * tables
 
-    def kv_spec(self, dtype: FloatDtype) -> KVSpec:
+    def kv_spec(self, dtype: KVDtype) -> KVSpec:
         if self.latent is not None:
             width = self.latent.kv_rank + self.latent.rope_dim
             return KVSpec(self.num_layers, 1, width, dtype, value_dim=self.latent.kv_rank)

@@ -25,7 +25,6 @@ from quire.ops.protocol import (
     Attention,
     Expert,
     FloatArray,
-    FloatDtype,
     Graph,
     KVCache,
     KVSpec,
@@ -33,8 +32,10 @@ from quire.ops.protocol import (
     Matrix,
     ModelInput,
     Norm,
+    Quantized,
     Rope,
     Routing,
+    WeightType,
 )
 
 NONE = -1  # no tensor
@@ -119,7 +120,7 @@ class NativeKVCache:
                 spec.num_kv_heads,
                 spec.head_dim,
                 spec.value_dim or 0,
-                spec.dtype == "bfloat16",
+                spec.dtype,
                 num_blocks,
                 block_size,
             )
@@ -155,11 +156,25 @@ def _packed(weight: Matrix) -> Any:
     return weight.packed
 
 
-def _shape(about: dict[str, Any]) -> tuple[int, int, bool, bool]:
-    """Rows, columns, whether bfloat16, whether gated: as `NativeBackend.export` describes a matrix."""
+Format = tuple[str, int, bool, bool]  # csrc/kernels.h: layout, group, offsets, int8_rows
+
+
+def _format(dtype: WeightType) -> Format:
+    if isinstance(dtype, Quantized):
+        return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, dtype.int8_rows
+    return dtype, 0, False, False
+
+
+def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
+    """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
     try:
-        bf16 = {"bfloat16": True, "float32": False}[about["layout"]]
-        return int(about["rows"]), int(about["cols"]), bf16, bool(about["gated"])
+        group, offsets, int8_rows = (
+            about.get("group", 0),
+            about.get("offsets", False),
+            about.get("int8_rows", False),
+        )
+        format = str(about["layout"]), int(group), bool(offsets), bool(int8_rows)
+        return int(about["rows"]), int(about["cols"]), format, bool(about["gated"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"not the description of a packed weight: {about}") from error
 
@@ -332,10 +347,10 @@ class NativeBackend:
     def name(self) -> str:
         return f"native {self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
-    def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> NativeMatrix:
+    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> NativeMatrix:
         return self._pack(parts, dtype, gated=False)
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> NativeMatrix:
+    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> NativeMatrix:
         return self._pack((gate, up), dtype, gated=True)
 
     @property
@@ -345,8 +360,11 @@ class NativeBackend:
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         packed = _packed(matrix)
         rows, columns = packed.shape
-        layout = "bfloat16" if packed.bf16 else "float32"
-        return {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated}, packed.bytes()
+        layout, group, offsets, int8_rows = packed.format
+        about = {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated}
+        if layout.startswith("int"):
+            about |= {"group": group, "offsets": offsets, "int8_rows": int8_rows}
+        return about, packed.bytes()
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         try:
@@ -365,10 +383,10 @@ class NativeBackend:
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         return int(self._record(graph, kv_spec, limits).workspace_bytes)
 
-    def _pack(self, parts: Sequence[Array], dtype: FloatDtype, gated: bool) -> NativeMatrix:
+    def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
         sources = [_source(part) for part in parts]
         with _engine_errors():
-            packed = _native.pack(sources, dtype == "bfloat16", gated, self.pool)
+            packed = _native.pack(sources, _format(dtype), gated, self.pool)
         return NativeMatrix(packed, self.pool)
 
     def outline(self) -> OutlineBackend:
@@ -402,10 +420,10 @@ class NativeBackend:
 class OutlineBackend(NativeBackend):
     """Records plans of models that are not loaded. What it compiles cannot run."""
 
-    def _pack(self, parts: Sequence[Array], dtype: FloatDtype, gated: bool) -> NativeMatrix:
+    def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         with _engine_errors():
-            return NativeMatrix(_native.outline(rows, columns, dtype == "bfloat16", gated), self.pool)
+            return NativeMatrix(_native.outline(rows, columns, _format(dtype), gated), self.pool)
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         return NativeMatrix(_native.outline(*_shape(about)), self.pool)

@@ -24,6 +24,25 @@ IntArray = NDArray[np.int32]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 FloatDtype = Literal["float32", "bfloat16"]
+KVDtype = Literal["float32", "bfloat16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight in few bits. int8: a scale a row. int4: a scale for each `group_size` columns (32, 64 or 128) of a row,
+    and with `symmetric` false an offset.
+
+    With `int8_rows` activations are rounded to int8 with a scale a row (a token), and products are summed as integers;
+    else they stay float.
+    """
+
+    bits: Literal[4, 8]
+    group_size: int = 0
+    symmetric: bool = True
+    int8_rows: bool = True
+
+
+WeightType = FloatDtype | Quantized
 
 
 @runtime_checkable
@@ -69,20 +88,23 @@ class Rope:
 class KVSpec:
     """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
 
+    As int8 each key and each value of a head has a scale of its own, a float32.
     With `value_dim` (latent attention) no values are kept: a value is the first value_dim elements of its key.
     """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: FloatDtype
+    dtype: KVDtype
     value_dim: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
         sides = 2 if self.value_dim is None else 1
-        elements = sides * self.num_layers * self.num_kv_heads * self.head_dim
-        return elements * (2 if self.dtype == "bfloat16" else 4)
+        heads = sides * self.num_layers * self.num_kv_heads
+        if self.dtype == "int8":
+            return heads * (self.head_dim + 4)
+        return heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +317,10 @@ class Backend(Protocol):
     @property
     def threads(self) -> int: ...
 
-    def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> Matrix:
+    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
         """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`."""
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> Matrix:
+    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
 
     @property

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from quire.errors import EngineError
@@ -25,7 +24,6 @@ from quire.ops.protocol import (
     Attention,
     Expert,
     FloatArray,
-    FloatDtype,
     Graph,
     KVCache,
     KVSpec,
@@ -35,6 +33,7 @@ from quire.ops.protocol import (
     Norm,
     Rope,
     Routing,
+    WeightType,
 )
 from quire.ops.reference_rows import (
     Float64Array,
@@ -48,28 +47,7 @@ from quire.ops.reference_rows import (
     rotate,
     route_row,
 )
-
-DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-
-
-class ReferenceMatrix:
-    """A weight [O, K], its values rounded to `dtype` and held as float64."""
-
-    def __init__(self, parts: Sequence[Array], dtype: FloatDtype) -> None:
-        rounded = [np.asarray(part).astype(np.float32).astype(DTYPES[dtype]) for part in parts]
-        self.values: Float64Array = np.concatenate([part.astype(np.float64) for part in rounded])
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.values.shape
-        return rows, columns
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
-    def dequantize(self) -> FloatArray:
-        return self.values.astype(np.float32)
+from quire.ops.reference_weights import DTYPES, ReferenceMatrix, round_int8
 
 
 class ReferenceKVCache:
@@ -77,9 +55,10 @@ class ReferenceKVCache:
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self.keys = np.full(shape, np.nan, DTYPES[spec.dtype])
+        kept = np.float32 if spec.dtype == "int8" else DTYPES[spec.dtype]
+        self.keys = np.full(shape, np.nan, kept)
         if spec.value_dim is None:
-            self.values = np.full(shape, np.nan, DTYPES[spec.dtype])
+            self.values = np.full(shape, np.nan, kept)
         else:
             self.values = self.keys[..., : spec.value_dim]
         self._spec = spec
@@ -96,6 +75,11 @@ class ReferenceKVCache:
     def block_size(self) -> int:
         return int(self.keys.shape[2])
 
+    def rounded(self, heads: Array) -> FloatArray:
+        """Keys or values [heads, H] as the cache keeps them, before its own type's rounding."""
+        values: FloatArray = heads.astype(np.float32)
+        return round_int8(values) if self._spec.dtype == "int8" else values
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
             self.keys[:, destination] = self.keys[:, source]
@@ -103,12 +87,16 @@ class ReferenceKVCache:
                 self.values[:, destination] = self.values[:, source]
 
 
-def _values(weight: Matrix) -> Float64Array:
+def _own(weight: Matrix) -> ReferenceMatrix:
     if not isinstance(weight, ReferenceMatrix):
         raise EngineError(
             f"the reference backend got a weight of {type(weight).__name__}; load the model with it"
         )
-    return weight.values
+    return weight
+
+
+def _values(weight: Matrix) -> Float64Array:
+    return _own(weight).values
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +131,10 @@ class ReferenceOps:
         activation: Activation | None = None,
         residual: FloatArray | None = None,
     ) -> FloatArray:
-        values = _values(weight)
-        out = np.empty((len(x), len(values)), np.float32)
+        own = _own(weight)
+        out = np.empty((len(x), len(own.values)), np.float32)
         for i, row in enumerate(x):
-            y = values @ row.astype(np.float64)
+            y = own.values @ own.seen(row)
             if bias is not None:
                 y = y + bias
             if activation is not None:
@@ -157,14 +145,14 @@ class ReferenceOps:
     def gated_linear(
         self, x: FloatArray, weight: Matrix, activation: Activation, bias: FloatArray | None = None
     ) -> FloatArray:
-        values = _values(weight)
-        half = len(values) // 2
-
-        def one(row: Float64Array) -> Float64Array:
-            y = values @ row if bias is None else values @ row + bias
-            return gate(activation, y[:half], y[half:])
-
-        return by_row(one, x, half)
+        own = _own(weight)
+        half = len(own.values) // 2
+        out = np.empty((len(x), half), np.float32)
+        for i, row in enumerate(x):
+            y = own.values @ own.seen(row)
+            y = y if bias is None else y + bias
+            out[i] = gate(activation, y[:half], y[half:])
+        return out
 
     def rope_angles(self, rope: Rope) -> FloatArray:
         angles_TR = self.inputs.positions_T.astype(np.float32)[:, None] * rope.inv_freq
@@ -197,8 +185,8 @@ class ReferenceOps:
                 row = angles[t].astype(np.float64)
                 q, k = rotate(q, row), rotate(k, row)
             q_TNH[t] = q
-            self.kv.keys[layer, blocks_T[t], offsets_T[t]] = k.astype(np.float32)
-            self.kv.values[layer, blocks_T[t], offsets_T[t]] = v.astype(np.float32)
+            self.kv.keys[layer, blocks_T[t], offsets_T[t]] = self.kv.rounded(k)
+            self.kv.values[layer, blocks_T[t], offsets_T[t]] = self.kv.rounded(v)
         return q_TNH.reshape(len(qkv), num_heads * head_dim)
 
     def store_latent(
@@ -217,7 +205,7 @@ class ReferenceOps:
         for t, row in enumerate(kv.astype(np.float64)):
             turn = angles[t].astype(np.float64)
             key = np.concatenate([normalize(row[:latent], norm), rotate(row[None, latent:], turn)[0]])
-            self.kv.keys[layer, blocks_T[t], offsets_T[t], 0] = key.astype(np.float32)
+            self.kv.keys[layer, blocks_T[t], offsets_T[t], 0] = self.kv.rounded(key[None])[0]
             q_TNH[t, :, :latent] = q_latent[t].reshape(num_heads, latent)
             q_TNH[t, :, latent:] = rotate(q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
         return q_TNH.reshape(len(kv), -1)
@@ -429,10 +417,10 @@ class ReferenceBackend:
     def threads(self) -> int:
         return 1
 
-    def matrix(self, parts: Sequence[Array], dtype: FloatDtype) -> ReferenceMatrix:
+    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix(parts, dtype)
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: FloatDtype) -> ReferenceMatrix:
+    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix([gate, up], dtype)
 
     @property
@@ -441,10 +429,13 @@ class ReferenceBackend:
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         values = matrix.dequantize()
-        return {"rows": len(values), "layout": "float32"}, values.reshape(-1).view(np.uint8)
+        about = {"rows": len(values), "layout": "float32", "int8_rows": _own(matrix).int8_rows}
+        return about, values.reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
-        return ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
+        matrix = ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
+        matrix.int8_rows = bool(about["int8_rows"])
+        return matrix
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:
         return ReferenceKVCache(spec, num_blocks, block_size)

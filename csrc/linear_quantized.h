@@ -1,0 +1,147 @@
+// Activations rounded to int8 with a scale a row, for weights of int8 and int4. Knows rows and packings; no threads.
+#pragma once
+
+#include "linear_micro.h"
+
+namespace quire::QUIRE_ISA {
+
+// Columns of float32 or bfloat16 in a block of K; of smaller types there are more.
+constexpr int kBlockK = 256;
+
+// Rows split into equal tiles of at most kMaxRows.
+struct Tiles {
+  int rows, count;
+  explicit Tiles(int rows_) : rows(rows_), count((rows_ + kMaxRows - 1) / kMaxRows) {}
+  int begin(int tile) const { return int(int64_t(rows) * tile / count); }
+};
+
+// K split into equal blocks of whole steps; the last may be shorter.
+struct BlocksOfK {
+  int padded, size;
+  explicit BlocksOfK(const MatrixView& w) : padded(w.padded_cols()), size(padded) {
+    const bool bytes = w.format.layout == Layout::i8 || w.format.layout == Layout::i4;
+    const int wanted = bytes ? 4 * kBlockK : kBlockK, step = max_of(2, w.step());
+    const int most = wanted + wanted / 4;  // rather than a short block
+    const int count = (padded + most - 1) / most;
+    size = ((padded + count - 1) / count + step - 1) / step * step;
+  }
+  int columns(int begin) const { return min_of(size, padded - begin); }
+};
+
+// Where the rounded rows lie in the workspace of a product: the packed tiles, then the scales, then the sums.
+struct QuantizedRows {
+  float* scale;   // [rows]
+  int32_t* sums;  // i4: tile after tile [K / group][R], as DotI4::group reads them
+
+  explicit QuantizedRows(const LinearArgs& a) {
+    char* p = static_cast<char*>(a.workspace) + packed_bytes(a.weight, a.rows);
+    scale = reinterpret_cast<float*>(p);
+    sums = reinterpret_cast<int32_t*>(p + (size_t(a.rows) * 4 + 63) / 64 * 64);
+  }
+
+  static size_t packed_bytes(const MatrixView& w, int rows) {
+    return (size_t(rows) * size_t(w.padded_cols()) + 63) / 64 * 64;
+  }
+};
+
+inline int groups_of(const MatrixView& w) { return w.format.group > 0 ? w.padded_cols() / w.format.group : 0; }
+
+inline size_t quantized_bytes(const MatrixView& w, int rows) {
+  return QuantizedRows::packed_bytes(w, rows) + size_t(rows) * 4 * size_t(1 + groups_of(w)) + 128;
+}
+
+// Where the sums of a tile's rows from column k on begin.
+inline size_t group_sums_offset(const MatrixView& w, int first_row, int rows, int k) {
+  return size_t(first_row) * size_t(groups_of(w)) + size_t(k / w.format.group) * size_t(rows);
+}
+
+// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. For i8 four
+// columns of a row are one element, plus 128 each; for i4 the two elements of eight columns lie R apart.
+template <class Dot, class Place>
+inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int begin, int end, int8_t* q,
+                          Place&& place) {
+  const MatrixView& w = a.weight;
+  const BlocksOfK blocks(w);
+  const int count = end - begin;
+  for (int r = 0; r < count; ++r) {
+    rows.scale[begin + r] = round_to_int8(a.x + size_t(begin + r) * a.x_stride, w.cols, q);
+    std::memset(q + w.cols, 0, size_t(blocks.padded - w.cols));
+    for (int k = 0; k < blocks.padded; k += blocks.size) {
+      const int columns = blocks.columns(k);
+      uint32_t* out = place(k, columns) + r;
+      for (int i = 0; i < columns / 4; ++i) {
+        uint32_t four;
+        std::memcpy(&four, q + k + 4 * i, 4);
+        out[size_t(i) * size_t(count)] = Dot::kGroups ? four : four ^ 0x80808080u;
+      }
+    }
+    if constexpr (Dot::kGroups) {
+      const int group = w.format.group;
+      for (int g = 0; g < blocks.padded / group; ++g) {
+        int32_t sum = 0;
+        for (int k = g * group; k < (g + 1) * group; ++k) sum += q[k];
+        const float real = float(sum);
+        if (w.format.offsets) std::memcpy(&sum, &real, 4);
+        else sum *= -8;
+        rows.sums[group_sums_offset(w, begin, count, g * group) + size_t(r)] = sum;
+      }
+    }
+  }
+}
+
+// Sums of the float activations of a tile by group, as DotI4Wide::group reads them.
+inline void sum_groups(const LinearArgs& a, int begin, int end, int32_t* sums) {
+  const MatrixView& w = a.weight;
+  const int group = w.format.group;
+  for (int r = begin; r < end; ++r) {
+    const float* x = a.x + size_t(r) * a.x_stride;
+    for (int first = 0; first < w.cols; first += group) {
+      V sum = set1(0);
+      for (int k = first; k < min_of(first + group, w.cols); k += 16)
+        sum = sum + load_first(x + k, min_of(16, w.cols - k));
+      const float total = reduce_add(sum);
+      std::memcpy(sums + group_sums_offset(w, begin, end - begin, first) + size_t(r - begin), &total, 4);
+    }
+  }
+}
+
+// What turns a panel's sums into numbers: the scales that they do not have yet.
+template <class Dot>
+struct Scaling {
+  Scaling(const LinearArgs&, int) {}
+  V operator()(const float* sums, size_t) const { return load(sums); }
+};
+
+template <>
+struct Scaling<DotI8> {
+  const float* row_scale;
+  const V scale;
+  const I correction;
+  Scaling(const LinearArgs& a, int panel)
+      : row_scale(a.x_scale),
+        scale(load(panel_tail(a.weight, panel))),
+        correction(iload(panel_tail(a.weight, panel) + 16)) {}
+  V operator()(const float* sums, size_t row) const {
+    return to_float(iload(sums) - correction) * (scale * set1(row_scale[row]));
+  }
+  // The scales [16] and corrections [16] behind a panel's columns.
+  static const float* panel_tail(const MatrixView& w, int panel) {
+    return reinterpret_cast<const float*>(w.data + w.panel_bytes() * size_t(panel) + w.offset(w.padded_cols()));
+  }
+};
+
+template <>
+struct Scaling<DotI8Wide> {
+  const V scale;
+  Scaling(const LinearArgs& a, int panel) : scale(load(Scaling<DotI8>::panel_tail(a.weight, panel))) {}
+  V operator()(const float* sums, size_t) const { return load(sums) * scale; }
+};
+
+template <>
+struct Scaling<DotI4> {
+  const float* row_scale;
+  Scaling(const LinearArgs& a, int) : row_scale(a.x_scale) {}
+  V operator()(const float* sums, size_t row) const { return load(sums) * set1(row_scale[row]); }
+};
+
+}  // namespace quire::QUIRE_ISA

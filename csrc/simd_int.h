@@ -1,0 +1,172 @@
+// I: 16 integers of 32 bits beside V's 16 floats, and products of bytes with exact sums. Knows no layout.
+//
+// Every instruction set gives the same integers.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "simd.h"
+
+namespace quire::QUIRE_ISA {
+
+#if defined(QUIRE_AVX512)
+struct I {
+  __m512i r;
+};
+inline I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void istore(void* p, I v) { _mm512_storeu_si512(p, v.r); }
+inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.r, b.r)}; }
+inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
+inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
+inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
+// Byte `j` of each integer, as a signed number.
+template <int j>
+inline V signed_byte(I a) {
+  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a.r, 24 - 8 * j), 24))};
+}
+// The low half byte of each integer less 8.
+inline V nibble_less_8(I a) {
+  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm512_permutexvar_ps(a.r, values)};
+}
+// 16 bytes as numbers.
+inline V load_int8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline void store_int8(int8_t* p, V v) {  // whole numbers from -127 to 127
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.r)));
+}
+// sum + the four products of bytes of each lane: bytes of u without a sign, of s with.
+inline I dot_bytes(I sum, I u, I s) {
+#if defined(QUIRE_VNNI)
+  // Not the intrinsic: g++ 12 copies the sum before and after it, and spills.
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.r) : "v"(u.r), "v"(s.r));
+  return sum;
+#else
+  const __m512i low = _mm512_set1_epi16(255);
+  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u.r, low), _mm512_srai_epi16(_mm512_slli_epi16(s.r, 8), 8));
+  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u.r, 8), _mm512_srai_epi16(s.r, 8));
+  return {_mm512_add_epi32(sum.r, _mm512_add_epi32(even, odd))};
+#endif
+}
+#elif defined(QUIRE_AVX2)
+struct I {
+  __m256i a, b;
+};
+inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I iload(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline void istore(void* p, I v) {
+  __m256i* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, v.a);
+  _mm256_storeu_si256(q + 1, v.b);
+}
+inline I operator-(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline I shift_right(I x, int bits) {
+  const __m128i n = _mm_cvtsi32_si128(bits);
+  return {_mm256_srl_epi32(x.a, n), _mm256_srl_epi32(x.b, n)};
+}
+inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+template <int j>
+inline V signed_byte(I x) {
+  auto byte = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * j), 24)); };
+  return {byte(x.a), byte(x.b)};
+}
+inline void store_int8(int8_t* p, V v) {
+  alignas(32) float lanes[kLanes];
+  store(lanes, v);
+  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(int(lanes[i]));
+}
+inline __m256i dot_half(__m256i sum, __m256i u, __m256i s) {
+  const __m256i low = _mm256_set1_epi16(255);
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline I dot_bytes(I sum, I u, I s) { return {dot_half(sum.a, u.a, s.a), dot_half(sum.b, u.b, s.b)}; }
+#else
+struct I {
+  int32_t v[kLanes];
+};
+template <class F>
+inline I each(F&& f) {
+  I r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = f(i);
+  return r;
+}
+inline I iset1(int32_t x) {
+  return each([&](int) { return x; });
+}
+inline I iload(const void* p) {
+  I r;
+  std::memcpy(r.v, p, sizeof(r.v));
+  return r;
+}
+inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof(x.v)); }
+inline I operator-(I x, I y) {
+  return each([&](int i) { return x.v[i] - y.v[i]; });
+}
+inline I operator&(I x, I y) {
+  return each([&](int i) { return x.v[i] & y.v[i]; });
+}
+inline I shift_right(I x, int bits) {
+  return each([&](int i) { return int32_t(uint32_t(x.v[i]) >> bits); });
+}
+inline V to_float(I x) {
+  alignas(64) float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = float(x.v[i]);
+  return load(lanes);
+}
+template <int j>
+inline V signed_byte(I x) {
+  return to_float(each([&](int i) { return int32_t(int8_t(uint32_t(x.v[i]) >> (8 * j))); }));
+}
+inline void store_int8(int8_t* p, V v) {
+  alignas(64) float lanes[kLanes];
+  store(lanes, v);
+  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(int(lanes[i]));
+}
+inline I dot_bytes(I sum, I u, I s) {
+  return each([&](int i) {
+    int32_t total = sum.v[i];
+    for (int j = 0; j < 32; j += 8) total += int32_t(uint32_t(u.v[i]) >> j & 255u) * int8_t(uint32_t(s.v[i]) >> j);
+    return total;
+  });
+}
+#endif
+
+#if !defined(QUIRE_AVX512)
+inline V load_int8(const int8_t* p) {
+  alignas(64) float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = float(p[i]);
+  return load(lanes);
+}
+inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
+#endif
+
+// q = round(x * 127 / max|x|) for n values; returns the scale, max|x| / 127. It is not a number where any value is not
+// finite.
+inline float round_to_int8(const float* x, int n, int8_t* q) {
+  V top = set1(0), strange = set1(0);
+  for (int k = 0; k < n; k += kLanes) {
+    const V v = load_first(x + k, min_of(kLanes, n - k));
+    top = max(top, abs(v));
+    strange = fma(v, set1(0), strange);
+  }
+  const float most = reduce_max(top), inverse = most >= 1e-30f ? 127.0f / most : 0.0f;
+  int k = 0;
+  for (; k + kLanes <= n; k += kLanes) store_int8(q + k, round_even(load(x + k) * set1(inverse)));
+  if (k < n) {
+    int8_t last[kLanes];
+    store_int8(last, round_even(load_first(x + k, n - k) * set1(inverse)));
+    std::memcpy(q + k, last, size_t(n - k));
+  }
+  return most / 127.0f + reduce_add(strange);
+}
+
+}  // namespace quire::QUIRE_ISA

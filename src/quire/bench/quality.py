@@ -1,0 +1,132 @@
+"""`quire bench quality`: what quantized weights or a quantized KV cache cost, against the same model in float32.
+
+Both models read the same text in windows, and every next-token distribution is compared: perplexity of each, the
+divergence KL(float32 || configured), and how often the likeliest token is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from quire.bench.report import Report
+from quire.cli import Command
+from quire.config import EngineConfig, check_options, option
+from quire.engine.start import find_source, load_tokenizer, make_backend, plan_engine
+from quire.errors import ConfigError
+from quire.ops.protocol import Array, Executable, FloatArray, KVSpec, Limits, ModelInput
+from quire.quant.schemes import weights_name
+
+MAX_TEXT = 64 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions:
+    """Options of `quire bench quality`."""
+
+    text: str = option("", "File of UTF-8 text that the model was not trained on.")
+    window: int = option(256, "Tokens that are read at a time, each seeing those before it.", low=2)
+    max_tokens: int = option(8192, "Tokens of the text to read.", low=2)
+    output_json: str | None = option(None, "File for the figures.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Sums over predicted tokens: negative log-likelihoods in nats, divergences, and where the two agree."""
+
+    base_nll: float
+    own_nll: float
+    kl: Array
+    agreed: int
+
+    @property
+    def count(self) -> int:
+        return len(self.kl)
+
+
+def run(config: EngineConfig, options: QualityOptions) -> None:
+    tokens = _tokens(config, options)
+    base = replace(
+        config,
+        model=replace(config.model, dtype="float32", quantization="auto"),
+        cache=replace(config.cache, kv_cache_dtype="float32"),
+    )
+    found = compare(_reader(base, options.window), _reader(config, options.window), tokens, options.window)
+    plan = plan_engine(config)
+    weights = weights_name(plan.model.quantized, plan.model.dtype)
+    report = Report(f"{plan.name}: {weights} weights, {plan.kv_spec.dtype} KV cache, {found.count} tokens")
+    report.row("perplexity_float32", "perplexity in float32", math.exp(found.base_nll / found.count), "")
+    report.row("perplexity", "perplexity", math.exp(found.own_nll / found.count), "")
+    report.row("kl_mean", "KL divergence, mean", float(found.kl.mean()), "nats")
+    report.row("kl_p99", "KL divergence, 99th percentile", float(np.quantile(found.kl, 0.99)), "nats")
+    report.row("top1_agreement", "same likeliest token", 100 * found.agreed / found.count, "%")
+    report.show(options.output_json)
+
+
+def compare(base: Executable, own: Executable, tokens: Array, window: int) -> Divergence:
+    """Both models over `tokens` [T], in windows that do not see each other."""
+    base_nll = own_nll = 0.0
+    divergences, agreed = [], 0
+    for step, targets in _windows(tokens, window):
+        p, q = _log_softmax(base.run(step)), _log_softmax(own.run(step))
+        rows = np.arange(len(targets))
+        base_nll -= float(p[rows, targets].sum())
+        own_nll -= float(q[rows, targets].sum())
+        divergences.append(np.maximum(0, (np.exp(p) * (p - q)).sum(axis=1)))
+        agreed += int((p.argmax(axis=1) == q.argmax(axis=1)).sum())
+    return Divergence(base_nll, own_nll, np.concatenate(divergences), agreed)
+
+
+def _windows(tokens: Array, window: int) -> Iterator[tuple[ModelInput, Array]]:
+    """Steps over one sequence that begins anew each time, and the tokens that their rows should foretell."""
+    for start in range(0, len(tokens) - 1, window):
+        inputs = np.ascontiguousarray(tokens[start : start + window][: len(tokens) - 1 - start])
+        count = len(inputs)
+        numbers = np.arange(count, dtype=np.int32)
+        ends, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
+        zero, table = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
+        step = ModelInput(inputs, numbers, ends, lengths, zero, table, numbers)
+        yield step, tokens[start + 1 : start + 1 + count]
+
+
+def _log_softmax(logits_LV: FloatArray) -> Array:
+    x = logits_LV.astype(np.float64)
+    x -= x.max(axis=1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=1, keepdims=True))
+    return x
+
+
+def _reader(config: EngineConfig, window: int) -> Executable:
+    """The configured model, ready to read a window in one step and give all its logits; the cache is one block."""
+    info, loader = find_source(config.model)
+    backend = make_backend(config.device)
+    model = loader(backend, True)
+    kv_dtype = config.cache.kv_cache_dtype
+    spec: KVSpec = info.spec.kv_spec(info.dtype if kv_dtype == "auto" else kv_dtype)
+    return model.compile(backend, model.kv_cache(backend, spec, 1, window), Limits(window, 1, window))
+
+
+def _tokens(config: EngineConfig, options: QualityOptions) -> Array:
+    if not options.text:
+        raise ConfigError("name a text to read: quire bench quality MODEL --text FILE")
+    path = Path(options.text)
+    try:
+        if path.stat().st_size > MAX_TEXT:
+            raise ConfigError(f"--text {path} is larger than {MAX_TEXT} bytes; give a part of it")
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {path} cannot be read: {error}") from error
+    tokens = load_tokenizer(config.model).encode(text)[: options.max_tokens]
+    if len(tokens) < 2:
+        raise ConfigError(f"--text {path} is too short: it has {len(tokens)} tokens")
+    return np.array(tokens, np.int32)
+
+
+COMMAND = Command(run, QualityOptions, arguments=("model",))
