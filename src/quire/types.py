@@ -220,7 +220,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     the request makes no token: it ends with one vector, the mean, the last or the first of the final hidden states, and
     what the model does to it.
     `grammar` is what the output must match, in llguidance's notation: resolved from `sampling.structured_outputs`
-    by whoever made the request.
+    by whoever made the request. With `choices` (token ids) it makes the likeliest of them
+    instead. Prompt log-probabilities are due for the tokens after position `scored_from`.
     """
 
     id: str
@@ -236,6 +237,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     arrival: float = 0.0
     pooling: Pooling | None = None
     grammar: str | None = None
+    choices: tuple[tuple[int, ...], ...] = ()
+    scored_from: int = 0
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""

@@ -223,3 +223,24 @@ def test_a_hostile_constraint_delays_nobody(real: Server) -> None:
     assert time.monotonic() - began < 0.4, "the answer is remembered"
     fine = real.post("/v1/completions", {"prompt": "a", "regex": "abc", "max_tokens": 9})
     assert fine.json()["choices"][0]["text"] == "abc"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_select_picks_the_likeliest_choice(real: Server, stream: bool) -> None:
+    body = {"prompt": "Once upon a", "stream": stream, "max_tokens": 20}
+    body["structured_outputs"] = {"choice": [" zebra", " time", " sad dog"], "select": True}
+    answer = httpx.post(f"{real.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (" time", "stop")
+        return
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == " time"
+
+
+def test_select_has_one_answer(real: Server) -> None:
+    body = {"prompt": "Once", "n": 2, "structured_outputs": {"choice": ["a", "b"], "select": True}}
+    answer = httpx.post(f"{real.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n"

@@ -17,7 +17,7 @@ from rich.table import Table
 from quire.bench.report import Limits, measure_limits
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
-from quire.engine.start import Plan, plan_engine
+from quire.engine.start import Plan, plan_engine, quantized_weights
 from quire.errors import ConfigError
 from quire.model.load import outline_config
 from quire.ops.native import NativeBackend
@@ -62,7 +62,7 @@ def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
     if config.model.model:
         raise ConfigError(f"--config takes the place of a model; leave {config.model.model} out")
     outline = NativeBackend(1).outline()
-    model = outline_config(path, outline, config.model.dtype)
+    model = outline_config(path, outline, config.model.dtype, quantized_weights(config.model))
     kv_dtype = config.cache.kv_cache_dtype
     kv_spec = model.spec.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)
     longest = config.model.max_model_len or model.spec.max_position

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol
 
+from quire.engine.select import Selection
 from quire.errors import QuireError
 from quire.grammar.compiler import GrammarCompiler
 from quire.sched.scheduler import Scheduler
@@ -31,6 +32,8 @@ class EngineCore:
         self._executor = executor
         self._ready: list[Delta] = []
         self._compiling: dict[str, tuple[Request, Future[Any]]] = {}
+        self._selections: dict[str, Selection] = {}
+        self._readers: dict[str, Selection] = {}  # by the id of a request that reads a choice
         # Told of each batch before it is computed.
         self.on_batch: Callable[[ScheduledBatch], None] | None = None
 
@@ -40,11 +43,14 @@ class EngineCore:
         One whose grammar is not compiled yet is queued when it is; others go on meanwhile.
         """
         text = request.grammar
-        if request.id in self._compiling:
+        if request.id in self._compiling or request.id in self._selections:
             message = (
                 f"request id {request.id!r} is in use by a request that has not ended; choose another id"
             )
             self._ready += _ends(request, FinishReason.ERROR, message)
+        elif request.choices:
+            self._selections[request.id] = Selection(request)
+            self._read_choices(self._selections[request.id])
         elif text is not None and self.grammars is not None and self.grammars.find(text) is None:
             self._compiling[request.id] = (request, self.grammars.submit(text))
         else:
@@ -59,7 +65,36 @@ class EngineCore:
                 self._ready += _ends(request, FinishReason.ABORT, None)
                 return
             self._admit(request_id)
-        self._ready += self.scheduler.abort(request_id, index)
+        if request_id in self._selections:
+            self._ready.append(self._selections[request_id].aborted())
+            self._forget(request_id)
+        else:
+            self._ready += self.scheduler.abort(request_id, index)
+
+    def _read_choices(self, selection: Selection) -> None:
+        for reader in selection.next():
+            self._readers[reader.id] = selection
+            self._ready += self.scheduler.add(reader)
+
+    def _select(self, delta: Delta) -> Delta | None:
+        """News of a reader become those of the request that selects; others pass."""
+        selection = self._readers.get(delta.request_id)
+        if selection is None:
+            return delta
+        news = selection.push(delta)
+        if news is not None:
+            self._forget(news.request_id)
+        elif delta.finish_reason is not None:
+            del self._readers[delta.request_id]
+            self._read_choices(selection)
+        return news
+
+    def _forget(self, request_id: str) -> None:
+        """A selection has ended: so do readers that still run, whose last news nobody hears."""
+        selection = self._selections.pop(request_id)
+        for reader in [reader for reader, of in self._readers.items() if of is selection]:
+            del self._readers[reader]
+            self.scheduler.abort(reader)
 
     @property
     def has_work(self) -> bool:
@@ -75,6 +110,8 @@ class EngineCore:
             if self.on_batch is not None:
                 self.on_batch(batch)
             deltas += self.scheduler.update(batch, self._executor.execute(batch))
+        if self._selections:
+            return [news for delta in deltas if (news := self._select(delta)) is not None]
         return deltas
 
     def _admit_compiled(self) -> None:

@@ -115,8 +115,9 @@ class Front:
                 "max_tokens",
             )
         constraint, compile_grammar = params.structured_outputs, self.compile_grammar
+        choices = self._choices(params, room) if constraint is not None and constraint.select else ()
         grammar = None
-        if constraint is not None and compile_grammar is not None:
+        if constraint is not None and compile_grammar is not None and not choices:
             grammar = compile_grammar(constraint)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed & SEED_MASK
         return Request(
@@ -132,6 +133,7 @@ class Front:
             salt=salt,
             arrival=time.time(),
             grammar=grammar,
+            choices=choices,
         )
 
     def pooled(
@@ -176,6 +178,21 @@ class Front:
 
     def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
         return OutputStream(request, prompt, self.tokenizer)
+
+    def _choices(self, params: SamplingParams, room: int) -> tuple[tuple[int, ...], ...]:
+        """The texts that a request selects among, as tokens that follow its prompt."""
+        constraint = params.structured_outputs
+        texts = constraint.choice if constraint is not None and constraint.choice is not None else ()
+        choices = tuple(tuple(self.encode(text, add_special_tokens=False)) for text in texts)
+        if params.n > 1:
+            raise RequestError(f"select has one answer, the likeliest: n must be 1, got {params.n}", "n")
+        if any(not 0 < len(choice) < room for choice in choices):
+            raise RequestError(
+                f"select: every choice must have at least one token and fit into the {room - 1} that are left "
+                "behind the prompt",
+                "structured_outputs",
+            )
+        return choices
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

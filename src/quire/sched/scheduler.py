@@ -143,6 +143,7 @@ class Scheduler:
                 max_total=min(num_prompt + request.max_tokens, self._max_total),
                 min_total=num_prompt + sampling.min_tokens,
                 end_ids=end_ids,
+                num_prompt_logprobs=request.scored_from,
             )
             self._arrivals += 1
             group.live.append(seq)

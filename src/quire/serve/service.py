@@ -124,7 +124,7 @@ class Service:
 
     async def _with_grammar(self, prompt: Prompt) -> Prompt:
         constraint = prompt.request.sampling.structured_outputs
-        if constraint is None:
+        if constraint is None or prompt.request.choices:
             return prompt
         try:
             grammar = await self.grammars.check(constraint, self.front.info)
