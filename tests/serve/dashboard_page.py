@@ -41,10 +41,11 @@ STATS: dict[str, Any] = {
 
 @dataclass
 class World:
-    """What the page sees, changed by tests while it looks. `pieces` is what the model says."""
+    """What the page sees, changed by tests while it looks. `pieces` is what the model says after its `thoughts`."""
 
     stats: dict[str, Any] = field(default_factory=lambda: dict(STATS))
     pieces: list[str] = field(default_factory=lambda: ["Hello", ", ", "world."])
+    thoughts: list[str] = field(default_factory=list)
     delay: float = 0.0
     key: str | None = None
     error: tuple[int, str] | None = None
@@ -92,6 +93,9 @@ def app_of(world: World) -> FastAPI:
 async def pieces(world: World, chat: bool) -> AsyncIterator[str]:
     ended = False
     try:
+        for thought in world.thoughts:
+            delta = {"reasoning_content": thought}
+            yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n"
         for i, piece in enumerate(world.pieces):
             part = {"delta": {"content": piece}} if chat else {"text": piece}
             end = world.finish if i == len(world.pieces) - 1 else None

@@ -148,6 +148,17 @@ def test_what_the_model_writes_is_text_and_nothing_else(page: Page) -> None:
     assert "owned" not in page.driver.title
 
 
+def test_reasoning_is_shown_apart_and_not_sent_back(page: Page) -> None:
+    page.world.thoughts = ["Let me ", "<b>see</b>."]
+    page.say("Hi")
+    page.until(lambda: page.texts(".turn .note"))
+    assert page.texts(".turn .thoughts") == ["Let me <b>see</b>."]
+    assert page.texts(".turn .said") == ["Hi", "Hello, world."]
+    page.say("More")
+    page.until(lambda: len(page.world.requests) == 2)
+    assert page.world.requests[1]["messages"][1] == {"role": "assistant", "content": "Hello, world."}
+
+
 def test_an_answer_can_be_stopped(page: Page) -> None:
     page.world.pieces, page.world.delay = [f"word{i} " for i in range(500)], 0.02
     page.say("Talk")

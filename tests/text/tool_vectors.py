@@ -227,5 +227,15 @@ VECTORS = [
         "I will look.",
     ),
     Vector("openai", "<|channel|>analysis to=python<|message|>1 + 1<|call|>", [], "", "1 + 1"),
+    Vector("granite", '[{"name": "clock", "arguments": {}}]', [("clock", {})]),
+    Vector("jamba", f"<tool_calls>{LISTED}</tool_calls>", TWO),
+    Vector(
+        "internlm",
+        'Ok<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": 1}}<|action_end|>',
+        [("f", {"a": 1})],
+        "Ok",
+    ),
+    Vector("lfm2", f"<|tool_call_start|>{PYTHON}<|tool_call_end|>Done.", TWO, "Done."),
+    Vector("llama3_json", '{"parameters": {"a": 1}, "name": "clock"}', [("clock", {"a": 1})]),
     Vector("openai", "plain text", [], "plain text"),
 ]

@@ -160,12 +160,13 @@ def _name_of(part: Any, names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one call's output is read."""
+    """How one call's output is read. The prompt has `opened` the reasoning, or `closed` it, or neither."""
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     functions: Mapping[str, Mapping[str, Any]]
     opened: bool
+    closed: bool = False
     parallel: bool = True
 
     def parser(self) -> OutputReader:
@@ -210,7 +211,8 @@ def reading_of(formats: Formats, offer: Offer, prompt: str) -> Reading | None:
     if tools is None and formats.reasoning is None:
         return None
     opened = formats.reasoning is not None and formats.reasoning.opened_by(prompt)
-    return Reading(tools, formats.reasoning, offer.functions, opened, offer.parallel)
+    closed = formats.reasoning is not None and formats.reasoning.closed_by(prompt)
+    return Reading(tools, formats.reasoning, offer.functions, opened, closed, offer.parallel)
 
 
 def with_tools(
@@ -229,7 +231,8 @@ def with_tools(
         return msgspec.structs.replace(params, **changed), None
     form, field = _form(formats, offer, own)
     if form is not None:
-        form = tool_tags.after_reasoning(form, reading.reasoning, reading.opened)
+        if not reading.closed:
+            form = tool_tags.after_reasoning(form, reading.reasoning, reading.opened)
         given = {} if own is None else {name: getattr(own, name) for name in _KEPT}
         changed["structured_outputs"] = StructuredOutputsParams(
             structural_tag={"type": "structural_tag", "format": form}, **given

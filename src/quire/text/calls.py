@@ -120,7 +120,7 @@ class CallReader:
                 if held is not None:
                     self._whole_call(name, "".join(held))
                     done = True
-            elif key in _ARGUMENT_KEYS and not done and held is None and not (bare and name is None):
+            elif key in _ARGUMENT_KEYS and not done and held is None:
                 if name is None:
                     held = []
                     yield from self._arguments(None, held.append)

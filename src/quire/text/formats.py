@@ -79,10 +79,11 @@ class Channels:
 class ToolFormat:
     """How a model writes tool calls.
 
-    A call is one of `begin`, a body, `end`; a call may also begin without, at one of `bare`. Calls may be inside
-    `section` (begin, end). `separators` are characters that may stand between calls. Of `bodies` the first is
-    what a constraint writes, with `pad` beside the markers and `joint` between calls. `call_id` is a template with
-    {hex}, {hex9}, {name} and {index}. `hints`: a chat template that has all texts of one of them is of this format.
+    A call is one of `begin`, a body, `end`. It may also begin without, at one of `bare`, and is written so unless
+    `marked`. Calls may be inside `section` (begin, end). `separators` are characters that may stand between calls.
+    Of `bodies` the first is what a constraint writes, with `pad` beside the markers and `joint` between calls.
+    `call_id` is a template with {hex}, {hex9}, {name} and {index}. `hints`: a chat template that has all texts of
+    one of them is of this format.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ToolFormat:
     end: str = ""
     section: tuple[str, str] | None = None
     bare: tuple[str, ...] = ()
+    marked: bool = True
     separators: str = ""
     pad: str = ""
     joint: str = ""
@@ -128,12 +130,15 @@ class ReasoningFormat:
     def markers(self) -> tuple[str, ...]:
         return (*self.begin, *self.end)
 
+    def closed_by(self, prompt: str) -> bool:
+        """Whether an answer to `prompt` begins behind the reasoning, which is empty then."""
+        return bool(self.end) and prompt[-256:].rstrip().endswith(self.end)
+
     def opened_by(self, prompt: str) -> bool:
         """Whether an answer to `prompt` begins inside the reasoning."""
-        tail = prompt[-256:].rstrip()
-        if self.begin and tail.endswith(self.begin):
+        if self.begin and prompt[-256:].rstrip().endswith(self.begin):
             return True
-        return self.opened and not (self.end and tail.endswith(self.end))
+        return self.opened and not self.closed_by(prompt)
 
 
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -253,6 +258,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         "granite",
         (JsonCall(listed=True),),
         begin=("<|tool_call|>", "<tool_call>"),
+        bare=("[",),
         hints=(("<|tool_call|>",),),
     ),
     ToolFormat(
@@ -262,6 +268,28 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         joint=" ",
         pad=" ",
         hints=(("<function_call>",),),
+    ),
+    ToolFormat(
+        "jamba",
+        (JsonCall(listed=True),),
+        begin=("<tool_calls>",),
+        end="</tool_calls>",
+        hints=(("<tool_calls>[",), ("<tool_calls>\n[",)),
+    ),
+    ToolFormat(
+        "internlm",
+        (JsonCall(key="parameters"),),
+        begin=("<|action_start|><|plugin|>",),
+        end="<|action_end|>",
+        pad="\n",
+        hints=(("<|action_start|>", "<|plugin|>"),),
+    ),
+    ToolFormat(
+        "lfm2",
+        (PythonCall(),),
+        begin=("<|tool_call_start|>",),
+        end="<|tool_call_end|>",
+        hints=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
     ),
     ToolFormat(
         "hermes",
@@ -278,13 +306,15 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         begin=("<|python_start|>", "<|python_tag|>"),
         end="<|python_end|>",
         bare=("[",),
-        hints=(("<|python_start|>",), ("[func_name1(",), ("<|tool_call_start|>[",)),
+        marked=False,
+        hints=(("<|python_start|>",), ("[func_name1(",)),
     ),
     ToolFormat(
         "llama3_json",
         (JsonCall(key="parameters"),),
         begin=("<|python_tag|>",),
         bare=("{", "["),
+        marked=False,
         separators=";,",
         joint="; ",
         hints=(("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),

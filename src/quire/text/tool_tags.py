@@ -151,7 +151,7 @@ def _is_listed(form: ToolFormat) -> bool:
 
 def _begin(form: ToolFormat) -> str:
     """The marker written before each call; none where a call needs none."""
-    return "" if set(form.bare) & {"{", "["} else form.begin[0]
+    return form.begin[0] if form.marked else ""
 
 
 def _wrapper(form: ToolFormat) -> tuple[str, str]:

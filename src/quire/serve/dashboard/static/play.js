@@ -104,7 +104,7 @@ async function follow(path, body, signal, pick, write) {
       const text = choice ? pick(choice) : "";
       if (text) {
         timing.piece();
-        write(text);
+        write(text, choice);
       }
       finish = choice?.finish_reason ?? finish;
       timing.usage = event.usage ?? timing.usage;
@@ -160,9 +160,15 @@ export function startChat(model, openComplete) {
     const body = { model: model(), messages: [...start, ...messages, { role: "user", content: text }], ...parameters() };
     const signal = writing.begin();
     try {
-      const { finish, timing } = await follow("v1/chat/completions", body, signal, (c) => c.delta?.content, (piece) => {
+      const thoughts = element("div", "thoughts");
+      const pick = (c) => (c.delta?.reasoning_content ?? "") + (c.delta?.content ?? "");
+      const { finish, timing } = await follow("v1/chat/completions", body, signal, pick, (piece, { delta }) => {
         const stay = atEnd();
-        said.append(piece);
+        if (delta.reasoning_content) {
+          thoughts.append(delta.reasoning_content);
+          box.prepend(thoughts);
+        }
+        said.append(delta.content ?? "");
         if (stay) toEnd();
       });
       messages.push({ role: "user", content: text }, { role: "assistant", content: said.textContent });
