@@ -1,9 +1,9 @@
 """A maker with a scripted core: no model, tokens that depend on prompt and seed alone, faults on demand.
 
-The vocabulary is the 256 bytes and four special tokens, so text splits inside characters. Words in the prompt
+The vocabulary is the 256 bytes and five special tokens, so text splits inside characters. Words in the prompt
 cause faults: "!poison-add" (add raises), "!poison" (fails alone at its third token), "!raise" (step
 raises), "!crash" (the process is killed), "!hang" (a step never ends), "!forever" (no end before max_tokens),
-"!say TEXT!end" (the output is TEXT).
+"!say TEXT!end" (the output is TEXT, with the special token <|tool_call|> for {CALL}).
 Options go in the model's name: `scripted:delay=0.01,start=0.5,fail=1`.
 """
 
@@ -38,9 +38,10 @@ from quire.types import (
     Usage,
 )
 
-SPECIAL = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
+SPECIAL = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|tool_call|>")
 EOS = 257
-VOCAB = 260
+CALL = 260
+VOCAB = 261
 BLOCK = 16
 NUM_BLOCKS = 4096
 MAX_LEN = 2048
@@ -61,7 +62,8 @@ def script(request: Request, index: int, length: int) -> list[int]:
     prompt = bytes(t for t in request.tokens if t < 256)
     if b"!say " in prompt:
         said = prompt.rpartition(b"!say ")[2].partition(b"!end")[0]
-        return [*said, *[EOS] * length][:length]
+        first, *rest = said.split(b"{CALL}")
+        return [*first, *(token for part in rest for token in (CALL, *part)), *[EOS] * length][:length]
     seed = request.sample_seed(index) if request.sampling.temperature else 0
     key = f"{seed}:{request.tokens}"
     rng = hashlib.sha256(key.encode()).digest()

@@ -374,6 +374,44 @@ def test_other_apis_refuse(real: Server, path: str, body: dict[str, Any], reason
     assert reason in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text", "thoughts", "content"),
+    [
+        ("<think>\n", "Hm.\n</think>\nYes", "Hm.", "Yes"),
+        ("<think>\n", "Hm, no end", "Hm, no end", ""),
+        ("<think>\n\n</think>\n\n", "Yes </think>", "", "Yes </think>"),
+        ("", "Yes", "", "Yes"),
+    ],
+)
+def test_the_prompt_may_have_begun_the_reasoning(
+    chats: openai.OpenAI, suffix: str, text: str, thoughts: str, content: str
+) -> None:
+    wanted: dict[str, Any] = {
+        "model": "scripted",
+        "messages": say(text),
+        "extra_body": {"chat_template_kwargs": {"suffix": suffix}},
+    }
+    message, reason = of_whole(chats.chat.completions.create(**wanted))
+    assert (message["reasoning_content"], message["content"], reason) == (thoughts, content, "stop")
+    assert joined(chats.chat.completions.create(**wanted, stream=True)) == (message, reason)
+
+
+def test_markers_that_are_special_tokens_are_seen() -> None:
+    running = start(tool_call_parser="granite")
+    body = {
+        "messages": say(f'Ok {{CALL}}[{{"name": "weather", "arguments": {json.dumps(ARGUMENTS)}}}]'),
+        "tools": TOOLS,
+    }
+    try:
+        choice = running.post("/v1/chat/completions", body).json()["choices"][0]
+        assert choice["message"]["content"] == "Ok"
+        assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS
+        plain = running.post("/v1/chat/completions", {"messages": body["messages"]}).json()["choices"][0]
+        assert plain["message"]["content"].startswith("Ok [")
+    finally:
+        assert running.stop() == 0
+
+
 TELL: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 
 
