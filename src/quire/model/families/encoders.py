@@ -91,6 +91,7 @@ def read_roberta(config: ConfigReader) -> ArchSpec:
 
 def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
     config.expect("position_embedding_type", "absolute")
+    config.expect("is_decoder", False)
     for key in _TRAINING.split():
         config.get(key)
     rows = config.integer("type_vocab_size", 2)
