@@ -34,11 +34,13 @@ SIZES: dict[str, Any] = {
 MODERN = {"local_attention": 8, "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"layer_norm_eps": 1e-3}),
+    "distilbert": ("DistilBert", {"hidden_dim": 48, "dim": 32, "n_layers": 4, "n_heads": 4}),
     "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-3}),
     "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1}),
     "modernbert": ("ModernBert", {**MODERN, "norm_eps": 1e-3}),
     "modernbert-mean": ("ModernBert", {**MODERN, "classifier_pooling": "mean"}),
 }
+SHARED = ("vocab_size", "num_labels", "max_position_embeddings")  # called so by all
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "threads": 2}
 TEXTS = ["a b c d", "z y x " * 20, "q", "the a of and " * 9]
 Make = Callable[..., tuple[Path, Any]]
@@ -64,7 +66,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def build(family: str, head: str = "Model", **changes: Any) -> tuple[Path, Any]:
         name, own = FAMILIES[family]
-        config = getattr(transformers, f"{name}Config")(**{**SIZES, **own, **changes})
+        sizes = {k: v for k, v in SIZES.items() if "dim" not in own or k in SHARED}
+        config = getattr(transformers, f"{name}Config")(**{**sizes, **own, **changes})
         torch.manual_seed(5)
         model = getattr(transformers, f"{name}{head}")(config).eval()
         with torch.no_grad():

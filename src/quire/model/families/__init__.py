@@ -102,6 +102,7 @@ ENCODERS: Mapping[str, Family] = {
     name: Family(kind, models, read, names)
     for kind, models, read, names, classes in (
         ("bert", "BERT, MiniLM, BGE, E5", encoders.read_bert, encoders.BERT_NAMES, "Bert"),
+        ("distilbert", "DistilBERT", encoders.read_distilbert, encoders.DISTILBERT_NAMES, "DistilBert"),
         ("roberta", "RoBERTa", encoders.read_roberta, encoders.ROBERTA_NAMES, "Roberta"),
         (
             "xlm-roberta",

@@ -40,6 +40,22 @@ def _bert_names(base: str, *ignored: str) -> TensorNames:
 
 BERT_NAMES = _bert_names("bert.", r"cls\..*", r"classifier\..*")
 ROBERTA_NAMES = _bert_names("roberta.", r"lm_head\..*", r"classifier\..*")
+DISTILBERT_NAMES = TensorNames(
+    base="distilbert.",
+    embedding="distilbert.embeddings.word_embeddings",
+    positions="distilbert.embeddings.position_embeddings",
+    embedding_norm="distilbert.embeddings.LayerNorm",
+    layer="distilbert.transformer.layer.{i}.",
+    q="attention.q_lin",
+    k="attention.k_lin",
+    v="attention.v_lin",
+    out="attention.out_lin",
+    attention_post_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    mlp_post_norm="output_layer_norm",
+    ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"(pre_)?classifier\..*"),
+)
 MODERNBERT_NAMES = TensorNames(
     base="model.",
     embedding="model.embeddings.tok_embeddings",
@@ -64,7 +80,7 @@ class ClassifierNames:
 
     dense: str
     out: str
-    activation: Literal["tanh", "gelu"] = "tanh"
+    activation: Literal["tanh", "gelu", "relu"] = "tanh"
     norm: str | None = None
 
 
@@ -72,6 +88,7 @@ CLASSIFIERS: Mapping[str, ClassifierNames] = {
     "BertForSequenceClassification": ClassifierNames("bert.pooler.dense", "classifier"),
     "RobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
     "XLMRobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
+    "DistilBertForSequenceClassification": ClassifierNames("pre_classifier", "classifier", "relu"),
     "ModernBertForSequenceClassification": ClassifierNames("head.dense", "classifier", "gelu", "head.norm"),
 }
 
@@ -89,6 +106,16 @@ def read_roberta(config: ConfigReader) -> ArchSpec:
     return _bert_like(config, 2)
 
 
+def read_distilbert(config: ConfigReader) -> ArchSpec:
+    """Sanh et al. 2019, arXiv:1910.01108: BERT without segments. Sinusoidal positions are stored like others."""
+    for key in ("dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"):
+        config.get(key)
+    keys = Keys("dim", "n_layers", "n_heads", "n_heads", "hidden_dim", "activation", "layer_norm_eps")
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else "DistilBertModel"
+    return _post_norm(config, keys, architecture, 0, {})
+
+
 def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
@@ -98,11 +125,21 @@ def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
     names = config.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "BertModel"
     pairs = min(rows, 2) if architecture in CLASSIFIERS else 1  # only classifiers read pairs of texts
-    spec = llama_like(
+    segments = {"segments": pairs, "segment_rows": rows}
+    spec = _post_norm(config, Keys(eps="layer_norm_eps"), architecture, offset, segments)
+    return replace(spec, max_position=spec.max_position - offset, vocab_size=spec.vocab_size * pairs)
+
+
+def _post_norm(
+    config: ConfigReader, keys: Keys, architecture: str, offset: int, segments: Mapping[str, int]
+) -> ArchSpec:
+    """What BERT and its kin share."""
+    config.get("tie_word_embeddings")
+    return llama_like(
         config,
         architecture,
-        keys=Keys(eps="layer_norm_eps"),
-        num_kv_heads=config.integer("num_attention_heads"),
+        keys=keys,
+        num_kv_heads=config.integer(keys.heads),
         default_max_position=512,
         default_activation="gelu",
         default_eps=1e-12,
@@ -120,17 +157,15 @@ def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
         final_norm=False,
         bidirectional=True,
         has_head=False,
-        segments=pairs,
-        segment_rows=rows,
+        **segments,
     )
-    config.get("tie_word_embeddings")
-    return replace(spec, max_position=spec.max_position - offset, vocab_size=spec.vocab_size * max(1, pairs))
 
 
 def read_modernbert(config: ConfigReader) -> ArchSpec:
     """Warner et al. 2024, arXiv:2412.13663: rotary positions; two layers of three see their neighbourhood alone."""
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
         config.expect(key, False)
+    config.expect("classifier_activation", "gelu")
     layers, heads = config.integer("num_hidden_layers", high=4096), config.integer("num_attention_heads")
     every, near = config.integer("global_attn_every_n_layers", 3), config.integer("local_attention", 128) // 2
     kinds = config.get("layer_types")
@@ -138,7 +173,7 @@ def read_modernbert(config: ConfigReader) -> ArchSpec:
     if kinds is not None and kinds != ["full_attention" if w else "sliding_attention" for w in wide]:
         raise config.wrong("layer_types", kinds, f"every {every}th layer full_attention")
     for key in ("embedding_dropout", "mlp_dropout", "classifier_dropout", "classifier_bias", "classifier_pooling",
-                "classifier_activation", "decoder_bias", "deterministic_flash_attn", "reference_compile",
+                "decoder_bias", "deterministic_flash_attn", "reference_compile",
                 "repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction", "initializer_cutoff_factor",
                 "layer_norm_eps", "tie_word_embeddings", "cls_token_id", "position_embedding_type"):  # fmt: skip
         config.get(key)
