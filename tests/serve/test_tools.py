@@ -519,6 +519,17 @@ def test_a_format_beside_free_choice(stories: openai.OpenAI) -> None:
         jsonschema.validate(json.loads(answer.message.content or ""), schema)
 
 
+def test_strict_functions_leave_other_text_free(stories: openai.OpenAI) -> None:
+    strict: list[Any] = [
+        {"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS
+    ]
+    wanted: dict[str, Any] = {"model": "quire-stories", "messages": TELL, "max_tokens": 60, "temperature": 0}
+    held = stories.chat.completions.create(**wanted, tools=strict).choices[0]
+    free = stories.chat.completions.create(**wanted).choices[0]
+    assert held.message.content == free.message.content
+    assert held.finish_reason == free.finish_reason
+
+
 def test_auto_can_be_switched_off() -> None:
     running = start(enable_auto_tool_choice=False)
     try:

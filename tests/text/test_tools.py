@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from quire.text.formats import (
     reasoning_format,
     tool_format,
 )
-from quire.text.tools import OutputParser, parse
+from quire.text.tools import OutputParser, parse, schemas
 from tests.text.tool_vectors import OFFERED, VECTORS, Vector, function
 
 DATA = Path(__file__).parents[3] / "shared/data"
@@ -168,6 +169,8 @@ def test_what_breaks_off_is_told() -> None:
     assert broken.content == "<oops>}}</tool_call>"
     unclosed = parse('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "hermes")
     assert unclosed == Parsed(calls=[Call("f", '{"a": 1}', complete=True)])
+    surplus = parse('<tool_call>{"name": "f", "arguments": {"a": 1}}}]\n</tool_call>', "hermes")
+    assert surplus == unclosed
     nothing = '<tool_call>{"name": "", "arguments": {}}</tool_call>'
     assert parse(nothing, "hermes") == Parsed(content=nothing)
 
@@ -346,3 +349,65 @@ def test_recorded_streams_survive_their_format() -> None:
         assert json.loads(call.arguments) == json.loads("".join(pieces).replace("<|eot_id|>", ""))
         assert call.complete
     assert num_calls
+
+
+def bfcl() -> list[tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]]:
+    """(offered functions, calls) of the cases of a public benchmark of function calling."""
+    folder = DATA / "struct-bfcl"
+    cases = []
+    for name in ("BFCL_v4_parallel.json", "BFCL_v4_simple_python.json"):
+        if not (folder / name).exists():
+            continue
+        answers = {}
+        for line in (folder / "possible_answer" / name).read_text().splitlines():
+            answer = json.loads(line)
+            answers[answer["id"]] = answer["ground_truth"]
+        for line in (folder / name).read_text().splitlines()[::4]:
+            case = json.loads(line)
+            calls = [
+                (function, {key: values[0] for key, values in given.items() if values[0] != ""})
+                for call in answers[case["id"]]
+                for function, given in call.items()
+            ]
+            cases.append(([{"type": "function", "function": f} for f in case["function"]], calls))
+    return cases
+
+
+def _tagged(name: str, arguments: dict[str, Any]) -> str:
+    parameters = "".join(
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def _python(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+WRITERS: dict[str, Callable[[list[tuple[str, dict[str, Any]]]], str]] = {
+    "hermes": lambda calls: "\n".join(
+        f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls
+    ),
+    "llama3_json": lambda calls: "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls),
+    "mistral": lambda calls: "[TOOL_CALLS]" + json.dumps([{"name": n, "arguments": a} for n, a in calls]),
+    "pythonic": lambda calls: f"[{', '.join(_python(n, a) for n, a in calls)}]",
+    "qwen3_coder": lambda calls: "\n".join(_tagged(n, a) for n, a in calls),
+}
+
+
+@pytest.mark.parametrize("tools", WRITERS)
+def test_calls_of_a_benchmark_are_read(tools: str) -> None:
+    cases = bfcl()
+    if not cases:
+        pytest.skip("the benchmark's cases are not here")
+    for offered, calls in cases:
+        text = WRITERS[tools](calls)
+        whole = parse(text, tools, functions=offered)
+        assert [(c.name, json.loads(c.arguments)) for c in whole.calls] == calls
+        assert whole.content == ""
+        parser, parsed = OutputParser(tool_format(tools), functions=schemas(offered)), Parsed()
+        for i in range(0, len(text), 3):
+            parsed.add(parser.feed(text[i : i + 3]))
+        parsed.add(parser.finish())
+        assert parsed == whole

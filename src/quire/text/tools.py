@@ -15,7 +15,8 @@ What it makes of text that keeps to no format, so that no text is lost and nothi
   cannot be), the call ends with `complete` False and what follows is content.
 - Arguments are bounded by brackets, not checked: `{"a": 1,, }` is handed on as it is. Raw control characters and
   unknown escapes in strings are made valid JSON; Python's and tagged arguments are written as JSON.
-- Brackets and end markers missing after whole arguments are forgiven; text between calls is content.
+- After whole arguments, brackets and end markers that are missing and brackets that are too many before an end
+  marker are forgiven; text between calls is content.
 - Reasoning that never ends is reasoning. One that forgets its end before a call of a function that is offered ends
   there.
 - Formats whose calls have no marker of their own (llama3_json, pythonic) have calls only of functions that are
@@ -25,6 +26,7 @@ What it makes of text that keeps to no format, so that no text is lost and nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +36,9 @@ from quire.text.channels import read_channels
 from quire.text.events import Event, Events, Parsed, Trimmed
 from quire.text.formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
 from quire.text.reader import Reader, Steps, Unreadable, starts_of
+
+# What may stand between a whole call and its end marker: brackets that are too many.
+_SURPLUS = re.compile(r"[ \t\r\n}\]]+")
 
 
 def parse(
@@ -178,7 +183,8 @@ class OutputParser:
                     raise Unreadable
             while True:
                 yield from self._call.read(form, bare)
-                yield from reader.skip_space()
+                while form.end and (yield from reader.run(_SURPLUS)):
+                    pass
                 if form.end and (yield from reader.match((form.end,))):
                     reader.mark = reader.at
                 if not (yield from self._another(form, in_section)):
