@@ -102,7 +102,7 @@ class CallReader:
             raise Unreadable
 
     def _object(self, bare: bool) -> Steps[None]:
-        """`{"name": ..., "arguments": ...}` in any order, the name first where `bare`."""
+        """`{"name": ..., "arguments": ...}` in any order; both must be there where `bare`."""
         reader = self._reader
         yield from reader.expect("{")
         name: str | None = None
