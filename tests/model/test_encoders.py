@@ -238,6 +238,6 @@ def test_minilm_equals_sentence_transformers() -> None:
     theirs = SentenceTransformer(model, device="cpu").encode(texts, show_progress_bar=False)
     np.testing.assert_allclose([o.outputs.embedding for o in ours], theirs, atol=1e-5)
     rounded = LLM(model, quantization="int8wo", **OPTIONS).embed(texts, truncate_prompt_tokens=-1)
-    assert min(np.dot(r.outputs.embedding, o) for r, o in zip(rounded, theirs, strict=True)) > 0.999
+    assert min(np.dot(r.outputs.embedding, o) for r, o in zip(rounded, theirs, strict=True)) > 0.99
     near, far = llm.score("A cat is sleeping", ["A kitten takes a nap", "Interest rates rose"])
     assert near.outputs.score > 0.5 > 0.2 > far.outputs.score
