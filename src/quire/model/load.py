@@ -147,7 +147,7 @@ def load_model(
         info = _built(directory, manifest, dtype, quantized)
         return LoadedModel(info, manifest.spec, engine_dir.map_weights(directory, manifest, backend, verify))
     info, spec, checkpoint, names = _open(directory, dtype, quantized)
-    types = weight_types(info.dtype, quantized)
+    types = weight_types(info.dtype, quantized, dtype == "auto")
     return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
 
 
@@ -163,8 +163,9 @@ def outline_model(
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         return load_model(directory, backend, dtype, quantized, verify=False)
-    info, spec, _, names = _open(directory, dtype, quantized)
-    return LoadedModel(info, spec, outline_weights(spec, names, backend, weight_types(info.dtype, quantized)))
+    info, spec, checkpoint, names = _open(directory, dtype, quantized)
+    types = weight_types(info.dtype, quantized, dtype == "auto")
+    return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
 
 
 def outline_config(

@@ -21,7 +21,16 @@ from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.parts import Part
 from quire.model.spec import ArchSpec
-from quire.ops.protocol import Array, Backend, FloatArray, FloatDtype, Matrix, Quantized, WeightType
+from quire.ops.protocol import (
+    GROUPS_OF_INT4,
+    Array,
+    Backend,
+    FloatArray,
+    FloatDtype,
+    Matrix,
+    Quantized,
+    WeightType,
+)
 
 COMPARE = 4 << 20  # elements compared at a time
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -64,23 +73,46 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """A `Source` that reads parts and hands them to the backend; without a checkpoint, outlines of parts."""
+    """A `Source` that reads parts and hands them to the backend; with `outline`, only their shapes.
+
+    `types` has "stored" where a matrix that the checkpoint keeps in int4 stays as it is.
+    """
 
     checkpoint: Checkpoint | None
     backend: Backend
     types: Mapping[Use, WeightType]
+    outline: bool = False
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
+        groups = self._groups(parts) if use == "linear" else []
+        if groups:
+            return self.backend.matrix(groups, self._stored(groups))
         return self.backend.matrix([self._read(part) for part in parts], self.types[use])
 
     def gated(self, gate: Part, up: Part) -> Matrix:
+        groups = self._groups([gate, up])
+        if groups:
+            return self.backend.gated_matrix(groups[0], groups[1], self._stored(groups))
         return self.backend.gated_matrix(self._read(gate), self._read(up), self.types["linear"])
 
     def vector(self, parts: Sequence[Part]) -> FloatArray:
         return np.concatenate([np.array(self._read(part), np.float32) for part in parts])
 
     def _read(self, part: Part) -> Array:
-        return part.outline() if self.checkpoint is None else part.read(self.checkpoint)
+        return part.outline() if self.outline or self.checkpoint is None else part.read(self.checkpoint)
+
+    def _groups(self, parts: Sequence[Part]) -> list[Array]:
+        """All parts in groups of int4, of one type; else none."""
+        if self.checkpoint is None or "stored" not in self.types:
+            return []
+        found = [part.groups(self.checkpoint, self.outline) for part in parts]
+        kept = [groups for groups in found if groups is not None and groups.dtype == found[0].dtype]  # type: ignore[union-attr]
+        return kept if len(kept) == len(parts) else []
+
+    def _stored(self, groups: list[Array]) -> WeightType:
+        stored = self.types["stored"]
+        assert isinstance(stored, Quantized)
+        return replace(stored, symmetric=groups[0].dtype == GROUPS_OF_INT4[0])
 
 
 def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
@@ -103,10 +135,14 @@ def pack_weights(
 
 
 def outline_weights(
-    spec: ArchSpec, names: TensorNames, backend: Backend, types: Mapping[Use, WeightType]
+    spec: ArchSpec,
+    names: TensorNames,
+    backend: Backend,
+    types: Mapping[Use, WeightType],
+    checkpoint: Checkpoint | None = None,
 ) -> DecoderWeights:
     """The weights without values, for a backend that plans."""
-    return Assembly(spec, names, _Packer(None, backend, types)).weights()
+    return Assembly(spec, names, _Packer(checkpoint, backend, types, outline=True)).weights()
 
 
 def check_tensors(
@@ -139,12 +175,20 @@ def check_tensors(
     return expected
 
 
-def weight_types(dtype: FloatDtype, quantized: Quantized | None) -> dict[Use, WeightType]:
-    """The type of a weight by its use. Four bits are too few for the embedding and the head: they get eight."""
-    if quantized is None:
-        return {"linear": dtype, "table": dtype, "positions": dtype, "exact": "float32"}
-    table = replace(quantized, bits=8, group_size=0, symmetric=True)
-    return {"linear": quantized, "table": table, "positions": dtype, "exact": "float32"}
+def weight_types(
+    dtype: FloatDtype, quantized: Quantized | None, stored: bool = False
+) -> dict[Use, WeightType]:
+    """The type of a weight by its use. Four bits are too few for the embedding and the head: they get eight.
+
+    With `stored`, and where int4 is asked for, what the checkpoint keeps in int4 stays as it is.
+    """
+    types: dict[Use, WeightType] = {"linear": dtype, "table": dtype, "positions": dtype, "exact": "float32"}
+    if quantized is not None:
+        types["linear"] = quantized
+        types["table"] = replace(quantized, bits=8, group_size=0, symmetric=True)
+    if (stored and quantized is None) or (quantized is not None and quantized.bits == 4):
+        types["stored"] = Quantized(4, 32, int8_rows=quantized is not None and quantized.int8_rows)
+    return types
 
 
 def _list(names: Sequence[str]) -> str:

@@ -36,6 +36,18 @@ class Part:
     def read(self, checkpoint: Checkpoint) -> Array:
         return self._taken([checkpoint.get(name) for name, _ in self.tensors])
 
+    def groups(self, checkpoint: Checkpoint, outline: bool) -> Array | None:
+        """The part in groups of int4 where the checkpoint keeps it so and taking it leaves the groups whole."""
+        if len(self.tensors) != 1 or self.shape is not None or self.per_element != (1,):
+            return None
+        name, _ = self.tensors[0]
+        found = checkpoint.groups(name, outline)
+        if found is None:
+            return None
+        found = self._taken([found])
+        rows, columns = self.outline().shape
+        return found if found.shape == (rows, columns // 32) else None
+
     def outline(self) -> Array:
         """An array of the result's shape that takes no memory."""
         if self.shape is not None:

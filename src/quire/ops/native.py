@@ -20,6 +20,7 @@ import numpy as np
 from quire import _native
 from quire.errors import EngineError, ModelError
 from quire.ops.protocol import (
+    GROUPS_OF_INT4,
     Activation,
     Array,
     Attention,
@@ -154,6 +155,34 @@ def _packed(weight: Matrix) -> Any:
             f"the native backend got a weight of {type(weight).__name__}; load the model with it"
         )
     return weight.packed
+
+
+def _shape_of(parts: Sequence[Array]) -> tuple[int, int]:
+    group = 32 if parts[0].dtype in GROUPS_OF_INT4 else 1
+    return sum(part.shape[0] for part in parts), parts[0].shape[1] * group
+
+
+def _pack_groups(parts: Sequence[Array], gated: bool) -> Array:
+    """Parts of GROUPS_OF_INT4 as a weight's bytes (csrc/kernels.h, MatrixView, i4 in groups of 32), 64-byte aligned."""
+    rows_OG = list(parts) if gated else [np.concatenate(parts)]
+    panels = []
+    for rows in rows_OG:
+        padded = np.zeros((-(-len(rows) // 16) * 16, rows.shape[1]), rows.dtype)
+        padded[: len(rows)] = rows
+        panels.append(padded.reshape(-1, 16, rows.shape[1]).swapaxes(1, 2))  # [panel, G, 16]
+    stacked = np.stack(panels, axis=1).reshape(-1, *panels[0].shape[1:])
+    # Eight columns a step: four in low halves of bytes, four in high halves.
+    quanta = stacked["quanta"].reshape(*stacked.shape, 4, 2, 4)
+    halves = quanta[..., 0, :] | quanta[..., 1, :] << np.uint8(4)
+    fields = [np.ascontiguousarray(stacked["scale"]).view(np.uint8)]
+    if stacked.dtype == GROUPS_OF_INT4[1]:
+        fields.append(np.ascontiguousarray(stacked["offset"]).view(np.uint8))
+    fields.append(halves.swapaxes(2, 3).reshape(*stacked.shape[:2], -1))
+    groups = np.concatenate(fields, axis=-1).reshape(-1)
+    memory = np.empty(groups.nbytes + 63, np.uint8)
+    start = -memory.ctypes.data % 64
+    memory[start : start + groups.nbytes] = groups
+    return memory[start : start + groups.nbytes]
 
 
 Format = tuple[str, int, bool, bool]  # csrc/kernels.h: layout, group, offsets, int8_rows
@@ -384,6 +413,11 @@ class NativeBackend:
         return int(self._record(graph, kv_spec, limits).workspace_bytes)
 
     def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
+        if parts[0].dtype in GROUPS_OF_INT4:
+            rows, columns = _shape_of(parts)
+            data = _pack_groups(parts, gated)
+            with _engine_errors():
+                return NativeMatrix(_native.packed(rows, columns, _format(dtype), gated, data), self.pool)
         sources = [_source(part) for part in parts]
         with _engine_errors():
             packed = _native.pack(sources, _format(dtype), gated, self.pool)
@@ -421,7 +455,7 @@ class OutlineBackend(NativeBackend):
     """Records plans of models that are not loaded. What it compiles cannot run."""
 
     def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
-        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        rows, columns = _shape_of(parts)
         with _engine_errors():
             return NativeMatrix(_native.outline(rows, columns, _format(dtype), gated), self.pool)
 

@@ -44,6 +44,11 @@ class Quantized:
 
 WeightType = FloatDtype | Quantized
 
+# Elements of int4 weights that come in groups of 32 already, without offsets and with: 32 quanta of 0 to 15 that stand
+# for scale * (quantum - 8), or scale * quantum - offset.
+_SCALED = [("scale", np.float32), ("quanta", np.uint8, (32,))]
+GROUPS_OF_INT4 = (np.dtype(_SCALED), np.dtype([*_SCALED, ("offset", np.float32)]))
+
 
 @runtime_checkable
 class Matrix(Protocol):
@@ -318,7 +323,10 @@ class Backend(Protocol):
     def threads(self) -> int: ...
 
     def matrix(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
-        """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`."""
+        """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`.
+
+        For int4 in groups of 32 they may be [O_i, K / 32] of one of GROUPS_OF_INT4, which are kept bit for bit.
+        """
 
     def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""

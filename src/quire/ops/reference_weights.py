@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from quire.ops.protocol import Array, FloatArray, FloatDtype, Quantized, WeightType
+from quire.ops.protocol import GROUPS_OF_INT4, Array, FloatArray, FloatDtype, Quantized, WeightType
 from quire.ops.reference_rows import Float64Array
 
 DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
@@ -22,9 +22,13 @@ class ReferenceMatrix:
     """A weight [O, K], its values rounded to `dtype` and held as float64."""
 
     def __init__(self, parts: Sequence[Array], dtype: WeightType) -> None:
-        values = np.concatenate([np.asarray(part).astype(np.float32) for part in parts])
         self.int8_rows = isinstance(dtype, Quantized) and dtype.int8_rows
-        self.values: Float64Array = round_weights(values, dtype).astype(np.float64)
+        if parts[0].dtype in GROUPS_OF_INT4:
+            values = np.concatenate([_values_of(part) for part in parts])
+        else:
+            floats = np.concatenate([np.asarray(part).astype(np.float32) for part in parts])
+            values = round_weights(floats, dtype)
+        self.values: Float64Array = values.astype(np.float64)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,6 +45,15 @@ class ReferenceMatrix:
     def seen(self, row: FloatArray) -> Float64Array:
         """One row of activations [K] as products with this weight see it."""
         return (round_int8(row[None])[0] if self.int8_rows else row).astype(np.float64)
+
+
+def _values_of(groups_OG: Array) -> FloatArray:
+    """What GROUPS_OF_INT4 stand for: [O, 32 G]."""
+    scale = groups_OG["scale"].astype(np.float64)[:, :, None]
+    has_offset = groups_OG.dtype == GROUPS_OF_INT4[1]
+    offset = groups_OG["offset"].astype(np.float64)[:, :, None] if has_offset else 8 * scale
+    values: FloatArray = (scale * groups_OG["quanta"] - offset).astype(np.float32)
+    return values.reshape(len(values), -1)
 
 
 def round_weights(values_OK: FloatArray, dtype: WeightType) -> FloatArray:

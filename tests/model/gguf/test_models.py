@@ -14,10 +14,16 @@ from safetensors.numpy import load_file, save_file
 from quire import LLM, SamplingParams
 from quire.build import build_engine
 from quire.config import EngineConfig
+from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.engine_dir import Limits
+from quire.model.gguf.dequantize import dequantize, grouped
+from quire.model.gguf.kinds import KINDS
 from quire.model.load import inspect_model
 from quire.model.source import open_source, open_tokenizer
+from quire.ops.native import NativeBackend
+from quire.ops.protocol import Quantized
+from quire.ops.reference import ReferenceBackend
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
 from tests.tiny import BOS, CONFIG, EOS, write_checkpoint
 
@@ -90,7 +96,50 @@ def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path)
     file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
     tensors = open_source(file).tensors()
     save_file({name: tensors.get(name) for name in tensors.names()}, directory / "model.safetensors")
-    assert run(str(file)) == run(str(directory))
+    # float32 asks for values; left to itself, the engine keeps int4 groups as they are and sums them by group.
+    wanted = run(str(directory))
+    assert run(str(file), dtype="float32") == wanted
+    for ours, theirs in zip(run(str(file)), wanted, strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2] == pytest.approx(theirs[2], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("backend", [NativeBackend(2), ReferenceBackend()], ids=lambda b: type(b).__name__)
+def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: Any) -> None:
+    """What a weight that was packed without a float copy stands for is what the gguf package decodes."""
+    known = next(k for k in KINDS.values() if k.name == kind)
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (40, 512 // known.block, known.nbytes), np.uint8)
+    raw[..., 1] &= 0x3F  # no infinite scales
+    raw[..., 3] &= 0x3F
+    values = dequantize(known, raw.reshape(-1)).reshape(40, 512)
+    groups = grouped(known, raw.reshape(-1))
+    assert groups is not None
+    groups = groups.reshape(40, -1)
+    dtype = Quantized(4, 32, symmetric=kind == "Q4_0", int8_rows=False)
+    np.testing.assert_array_equal(backend.matrix([groups[:7], groups[7:]], dtype).dequantize(), values)
+    gated = backend.gated_matrix(groups[:20], groups[20:], dtype)
+    np.testing.assert_array_equal(gated.dequantize(), values)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    directory = write_checkpoint(tmp_path / "model", "llama", **sizes)
+    file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
+    for options in ({}, {"quantization": "int4wo"}, {"quantization": "int4"}):
+        config = EngineConfig.from_options(model=str(file), **options)
+        backend = NativeBackend(2)
+        planned, real = (
+            find_source(config.model)[1](b, r) for b, r in ((backend.outline(), False), (backend, True))
+        )
+        assert planned.weight_bytes == real.weight_bytes
+        formats = {
+            layer.mlp.down.packed.format
+            for layer in real.weights.layers  # type: ignore[attr-defined]
+        }
+        assert formats == {("int4", 32, kind == "Q4_1", options.get("quantization") == "int4")}
 
 
 def test_everything_comes_from_the_file(made: Made) -> None:

@@ -24,5 +24,11 @@ class Checkpoint(Protocol):
     def path(self, name: str) -> Path:
         """The file that holds the tensor."""
 
+    def groups(self, name: str, outline: bool) -> Array | None:
+        """A matrix [O, K] that is kept in groups of int4, as they are: [O, K / 32] of GROUPS_OF_INT4. Else None.
+
+        With `outline` the values are zero and take no memory.
+        """
+
     def get(self, name: str) -> Array:
         """The tensor, C-contiguous and aligned: a read-only view of the file where it is so on disk."""

@@ -82,6 +82,9 @@ class SafetensorsFile:
     def path(self, name: str) -> Path:
         return self._path
 
+    def groups(self, name: str, outline: bool) -> Array | None:
+        return None  # no such form
+
     def get(self, name: str) -> Array:
         entry = self._entries[name]
         array: Array = np.ndarray(entry.shape, entry.dtype, self._map, entry.begin)

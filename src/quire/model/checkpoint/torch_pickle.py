@@ -147,6 +147,9 @@ class TorchFile:
     def path(self, name: str) -> Path:
         return self._path
 
+    def groups(self, name: str, outline: bool) -> Array | None:
+        return None  # no such form
+
     def get(self, name: str) -> Array:
         tensor, dtype = self._tensors[name], self.dtype(name)
         begin, _ = self._records[f"data/{tensor.storage.key}"]

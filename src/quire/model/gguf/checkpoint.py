@@ -11,12 +11,14 @@ import ml_dtypes
 import numpy as np
 
 from quire.model.checkpoint.protocol import Array
-from quire.model.gguf.dequantize import PLAIN, dequantize
+from quire.model.gguf.dequantize import PLAIN, dequantize, grouped
 from quire.model.gguf.names import Place
 from quire.model.gguf.parts import GGUFParts
+from quire.ops.protocol import GROUPS_OF_INT4
 
 FLOAT32 = np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+GROUPED = ("Q4_0", "Q4_1", "Q4_K")  # what `dequantize.grouped` knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,35 @@ class GGUFCheckpoint:
     def path(self, name: str) -> Path:
         return self.parts.path_of(self.tensors[name].tensor)
 
-    def get(self, name: str) -> Array:
+    def groups(self, name: str, outline: bool) -> Array | None:
         place = self.tensors[name]
-        entry, raw = self.parts.tensors[place.tensor], self.parts.raw(place.tensor)
-        shape = entry.shape
+        entry, shape = self.parts.tensors[place.tensor], place.shape
+        if entry.kind.name not in GROUPED or not place.exact or len(shape) != 2:
+            return None
+        rows, columns = entry.shape[-2:]
+        if outline:
+            none = np.zeros((), GROUPS_OF_INT4[entry.kind.name != "Q4_0"])
+            found: Array = np.broadcast_to(none, (rows, columns // 32))
+        else:
+            groups = grouped(entry.kind, self._raw(place)[0])
+            assert groups is not None
+            found = groups.reshape(rows, -1)
+        if place.take is not None:
+            found = place.take(found)
+        return found if found.shape == (shape[0], shape[1] // 32) else None
+
+    def _raw(self, place: Place) -> tuple[Array, tuple[int, ...]]:
+        """Bytes and shape in the file."""
+        raw, shape = self.parts.raw(place.tensor), self.parts.tensors[place.tensor].shape
         if place.index is not None:
             size, shape = len(raw) // shape[0], shape[1:]
             raw = raw[place.index * size : (place.index + 1) * size]
+        return raw, shape
+
+    def get(self, name: str) -> Array:
+        place = self.tensors[name]
+        entry = self.parts.tensors[place.tensor]
+        raw, shape = self._raw(place)
         plain = PLAIN.get(entry.kind.name)
         array: Array = (dequantize(entry.kind, raw) if plain is None else raw.view(plain)).reshape(shape)
         if place.take is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.model.gguf.kinds import Kind
+from quire.ops.protocol import GROUPS_OF_INT4
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -42,6 +43,30 @@ def dequantize(kind: Kind, raw: Bytes) -> Floats:
         for start in range(0, len(blocks), step):
             out[start : start + step] = decode(blocks[start : start + step])
     return out.reshape(-1)
+
+
+def grouped(kind: Kind, raw: Bytes) -> NDArray[Any] | None:
+    """Blocks as groups of 32 that int4 weights can take as they are (`GROUPS_OF_INT4`); None for other types."""
+    blocks = raw.reshape(-1, kind.nbytes)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.name == "Q4_0":
+            return _groups(_half(blocks, 0), _nibbles(blocks[:, 2:], 16))
+        if kind.name == "Q4_1":
+            return _groups(_half(blocks, 0), _nibbles(blocks[:, 4:], 16), -_half(blocks, 2))
+        if kind.name == "Q4_K":
+            scales, minima = _six_bits(blocks[:, 4:16])
+            quanta = _nibbles(blocks[:, 16:], 32)
+            return _groups(_half(blocks, 0) * scales, quanta, _half(blocks, 2) * minima)
+    return None
+
+
+def _groups(scales: Floats, quanta: Bytes, offsets: Floats | None = None) -> NDArray[Any]:
+    """scales, offsets [B, G] and quanta [B, 32 G] -> [B G]."""
+    out = np.empty(scales.size, GROUPS_OF_INT4[offsets is not None])
+    out["scale"], out["quanta"] = scales.reshape(-1), quanta.reshape(-1, 32)
+    if offsets is not None:
+        out["offset"] = offsets.reshape(-1)
+    return out
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
