@@ -167,6 +167,8 @@ def cached_share(directory: Path) -> float | None:
     for path in _files(directory):
         size = path.stat().st_size
         with path.open("rb") as file:
+            if hasattr(os, "posix_fadvise"):  # a probe that misses must not read ahead for the next one
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for offset in np.linspace(0, max(0, size - 1), min(PROBES, size // PAGE + 1)).astype(int):
                 probes += 1
                 try:

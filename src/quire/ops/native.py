@@ -413,7 +413,7 @@ class NativeBackend:
         return int(self._record(graph, kv_spec, limits).workspace_bytes)
 
     def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
-        if parts[0].dtype in GROUPS_OF_INT4:
+        if parts and parts[0].dtype in GROUPS_OF_INT4:
             rows, columns = _shape_of(parts)
             data = _pack_groups(parts, gated)
             with _engine_errors():
