@@ -1,16 +1,20 @@
 """Each matrix product's share of the machine's limit, measured in the same minute. Knows shapes; loads no model.
 
     python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--weights bfloat16] [--threads N] [--isa auto]
+    python bench/kernels.py --attention [--models S,M]
 
 Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
 the peak of multiply-adds. Product and limit take turns of equal length, since a shared machine changes while it is
 watched; a line is the median turn. Shapes: S is Qwen3-0.6B, M is Llama-3.2-1B, T a Llama of 15 M parameters.
+Attention is one layer of it over a bfloat16 cache: chunks of 1,024 tokens beside the peak of float32, which it computes
+in, and single tokens beside the read bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +66,28 @@ SHAPES = [
 ]
 
 
+@dataclass(frozen=True)
+class Heads:
+    """A model's attention: query heads, kv heads and head_dim."""
+
+    model: str
+    query: int
+    kv: int
+    dim: int
+
+
+HEADS = [Heads("S", 16, 8, 128), Heads("M", 32, 8, 64), Heads("T", 6, 6, 48)]
+STEPS = [  # sequences, new tokens of each, tokens in the cache with them
+    (1, 1024, 1024),
+    (1, 1024, 8192),
+    (1, 1024, 32768),
+    (32, 1, 1024),
+    (1, 1, 8192),
+    (1, 1, 32768),
+]
+BLOCK_SIZE = 16
+
+
 def peak_kind(backend: NativeBackend, dtype: WeightType) -> str:
     """What multiplies: bytes for rounded activations, bfloat16 pairs where the set has them, else float32."""
     if isinstance(dtype, Quantized):
@@ -94,6 +120,58 @@ def measure(backend: NativeBackend, weights: list[Any], rows: int, kind: str) ->
     return seconds, limit, share
 
 
+def measure_attention(
+    backend: NativeBackend, heads: Heads, seqs: int, q_len: int, kv_len: int
+) -> tuple[float, float, float]:
+    """(seconds, limit, share) of a layer's attention, beside the peak or, of single tokens, the read bandwidth."""
+    rng = np.random.default_rng(0)
+    blocks = kv_len // BLOCK_SIZE
+    shape = (seqs * blocks, heads.kv, heads.dim, BLOCK_SIZE)
+    keys = rng.integers(0x3C00, 0x3F00, shape, np.uint16)  # bfloat16 between 0.008 and 0.5
+    cache = _native.AttentionCache(keys, keys.reshape(shape[0], heads.kv, BLOCK_SIZE, heads.dim))
+    q = rng.standard_normal((seqs * q_len, heads.query, heads.dim), np.float32)
+    out = np.empty_like(q)
+    table = rng.permutation(seqs * blocks).astype(np.int32).reshape(seqs, blocks)
+    numbers = np.arange(seqs + 1, dtype=np.int32)
+    lengths = np.full(seqs, kv_len, np.int32)
+
+    def run() -> float:
+        start = time.perf_counter()
+        _native.attention(
+            backend.isa, backend.pool, cache, q, out, numbers * q_len, lengths, numbers[:-1], table,
+            heads.dim**-0.5, 0,
+        )  # fmt: skip
+        return time.perf_counter() - start
+
+    if q_len == 1:
+        work = 2 * seqs * kv_len * heads.kv * heads.dim * keys.itemsize
+    else:
+        seen = kv_len - (q_len - 1) / 2  # positions a query sees, on average
+        work = 4 * seqs * q_len * seen * heads.query * heads.dim
+    turns = []
+    for _ in range(ROUNDS):
+        seconds = statistics.mean(run() for _ in range(3))
+        if q_len == 1:
+            limit = _native.measure_read_bandwidth(STREAMING_BYTES, backend.threads)
+        else:
+            limit = _native.measure_peak("fp32", backend.threads)
+        turns.append((work / seconds / limit, seconds, limit))
+    share, seconds, limit = sorted(turns)[len(turns) // 2]
+    return seconds, limit, share
+
+
+def show_attention(backend: NativeBackend, models: list[str]) -> None:
+    for heads in HEADS:
+        for seqs, q_len, kv_len in STEPS if heads.model in models else []:
+            seconds, limit, share = measure_attention(backend, heads, seqs, q_len, kv_len)
+            unit, value = ("GB/s", "read") if q_len == 1 else ("GFLOP/s", "peak")
+            print(
+                f"{heads.model} attention {seqs:3} x {q_len:4} of {kv_len:5}  {seconds * 1e6:10.1f} us  "
+                f"{share * limit / 1e9:8.1f} {unit:8} {value} {limit / 1e9:7.1f}  share {share:.2f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -103,8 +181,11 @@ def main() -> None:
     parser.add_argument("--weights", choices=list(TYPES), default="bfloat16")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa", default="auto")
+    parser.add_argument("--attention", action="store_true", help="attention instead of matrix products")
     options = parser.parse_args()
     backend = NativeBackend(options.threads, options.isa)
+    if options.attention:
+        return show_attention(backend, options.models.split(","))
     dtype = TYPES[options.weights]
     peak = peak_kind(backend, dtype)
     print(f"{backend.name}, {options.weights} weights, peak of {peak}")

@@ -17,7 +17,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kSegment = 1024;
-constexpr int kJobRows = 48;
+constexpr int kJobRows = 84;
 constexpr int kSplitJobs = 4;   // per thread: with fewer jobs than this, segments become tasks of their own
 constexpr int kSplitTasks = 8;  // per thread: segments in flight then
 constexpr double kSmallStep = 100e3;  // multiply-adds under which waking threads costs more than it saves
@@ -31,13 +31,14 @@ struct Partial {
 };
 
 struct AttentionSizes {
-  size_t padded, tiles, partial, thread, split;
+  size_t padded, tiles, scores, partial, thread, split;
 
   AttentionSizes(int head_dim, int value_dim, int threads)
       : padded(round_up(size_t(value_dim), kLanes)),
         tiles(kTile * (round_up(size_t(head_dim), kLanes) + padded)),  // one of keys and one of values, in floats
+        scores(kJobRows * (kTile + 1)),  // and what each row keeps
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
-        thread(round_up(kJobRows * size_t(head_dim) * 4, 64) + 2 * partial + tiles * 4),  // queries and two partials too
+        thread(2 * partial + round_up((tiles + scores + kJobRows * size_t(head_dim)) * 4, 64)),  // queries too
         split(size_t(threads) * (kSplitTasks + 2 * kSplitJobs) * partial) {}
 };
 
@@ -78,8 +79,9 @@ class Attention {
 
   AttentionJob job(int index) const {
     AttentionJob j;
-    j.head = index % a_.kv.num_kv_heads;
-    const int tile = index / a_.kv.num_kv_heads;
+    // One head after the other: its keys and values stay in L2.
+    const int tiles = jobs_before_[a_.num_seqs], tile = index % tiles;
+    j.head = index / tiles;
     int low = 0, high = a_.num_seqs;  // jobs_before_[low] <= tile < jobs_before_[high]
     while (high - low > 1) (jobs_before_[(low + high) / 2] <= tile ? low : high) = (low + high) / 2;
     j.seq = low;
@@ -144,14 +146,19 @@ class Attention {
     return reinterpret_cast<float*>(thread_memory_ + size_t(thread) * sizes_.thread + 2 * sizes_.partial);
   }
 
-  // Rows of q times scale, contiguous.
+  // Rows of q times scale, packed [H][rows] by tiles of rows.
   const float* load_queries(const AttentionJob& j, int thread) const {
     const size_t H = size_t(a_.kv.head_dim);
-    float* q = thread_tiles(thread) + sizes_.tiles;
-    for (int i = 0; i < j.rows; ++i) {
-      const int token = a_.cu_q[j.seq] + (j.row + i) / group_;
-      const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head_of(j, i)) * H;
-      for (size_t h = 0; h < H; ++h) q[size_t(i) * H + h] = from[h] * a_.scale;
+    float* const q = thread_tiles(thread) + sizes_.tiles + sizes_.scores;
+    const RowTiles tiles(j.rows);
+    for (int t = 0; t < tiles.count; ++t) {
+      const int begin = tiles.begin(t), rows = tiles.begin(t + 1) - begin;
+      for (int i = 0; i < rows; ++i) {
+        const int token = a_.cu_q[j.seq] + (j.row + begin + i) / group_;
+        const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head_of(j, begin + i)) * H;
+        float* to = q + size_t(begin) * H + i;
+        for (size_t h = 0; h < H; ++h) to[h * size_t(rows)] = from[h] * a_.scale;
+      }
     }
     return q;
   }
@@ -170,7 +177,7 @@ class Attention {
     for (int at = low / kTile * kTile; at < high; at += kTile) {
       const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
       // Many rows: widen small types once per tile instead of once per few rows.
-      const bool few = whole_vectors && j.rows <= kMicroRows;
+      const bool few = whole_vectors && j.rows <= kDirectRows;
       if (kv.type == KVType::f32) attend_as<float>(j, q, range, whole_vectors, out, thread);
       else if (kv.type == KVType::bf16) attend_as<uint16_t>(j, q, range, few, out, thread);
       else attend_as<int8_t>(j, q, range, few, out, thread);
@@ -179,18 +186,16 @@ class Attention {
   }
 
   template <class T>
-  void attend(const AttentionJob& j, const float* q, int at, const TileKV<T>& kv, Partial out) const {
+  void attend(const AttentionJob& j, const float* q, int at, const TileKV<T>& kv, Partial out, int thread) const {
     int first[kJobRows], last[kJobRows];
-    int begin = j.rows, end = 0;  // rows that see something: neighbours, for positions ascend
     for (int i = 0; i < j.rows; ++i) {
       const int position = position_of(j, i);
       first[i] = max_of(first_seen(position) - at, 0);
       last[i] = min_of(last_seen(j, position) - at, kTile - 1);
-      if (first[i] <= last[i]) begin = min_of(begin, i), end = i + 1;
     }
-    const int H = a_.kv.head_dim;
-    attend_tile({H, int(sizes_.padded), at, a_.cap}, q + size_t(begin) * size_t(H), end - begin, kv, first + begin, last + begin,
-                out.rows + begin, out.values + size_t(begin) * sizes_.padded);
+    float* scores = thread_tiles(thread) + sizes_.tiles;
+    const TileShape shape{a_.kv.head_dim, int(sizes_.padded), at, a_.cap};
+    attend_tile(shape, q, RowTiles(j.rows), kv, first, last, out.rows, scores, scores + kJobRows * kTile, out.values);
   }
 
   // The tile where it lies in the cache, or copied to floats first.
@@ -199,8 +204,8 @@ class Attention {
     TileScales scales;
     if (std::is_same_v<T, int8_t>) load_scales(j, range, scales);
     const TileScales* used = std::is_same_v<T, int8_t> ? &scales : nullptr;
-    if (in_place) attend(j, q, range.at, direct<T>(j, range, used), out);
-    else attend(j, q, range.at, copied<T>(j, range, thread_tiles(thread), used), out);
+    if (in_place) attend(j, q, range.at, direct<T>(j, range, used), out, thread);
+    else attend(j, q, range.at, copied<T>(j, range, thread_tiles(thread), used), out, thread);
   }
 
   void load_scales(const AttentionJob& j, TileRange range, TileScales& scales) const {
@@ -243,7 +248,7 @@ class Attention {
     const int size = a_.kv.block_size;
     TileKV<T> tile;
     tile.scales = scales;
-    tile.key_stride = size_t(size);
+    tile.key_stride = size_t(size), tile.value_stride = kLanes;
     for (int v = 0; v < kTileVectors; ++v) {
       const int p = range.at + v * kLanes;
       tile.keys[v] = range.touches(v) ? key_at<T>(table(j)[p / size], j.head) + p % size : nullptr;
@@ -259,42 +264,47 @@ class Attention {
   static float widen(uint16_t x) { return bf16_to_float(x); }
   static float widen(int8_t x) { return float(x); }
 
-  template <class T>
-  static inline void widen_run(float* to, const T* from, size_t n) {
-    size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store(to + i, load_kv(from + i));
-    for (; i < n; ++i) to[i] = widen(from[i]);
-  }
-
-  // Pointers to copies in float: keys [H][kTile], values [kTile][padded]. Places outside the range stay as they were.
+  // Pointers to copies in float: keys [kTileVectors][H][16], values [padded / 16][kTile][16], so that what a loop over
+  // one or two vectors reads is in one piece. Places outside the range stay as they were.
   template <class T>
   TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies, const TileScales* scales) const {
     const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
     float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
+    auto key_to = [&](size_t place) { return key_copy + place / kLanes * H * kLanes + place % kLanes; };
     for_runs(j, range, [&](int place, int block, int offset, int length) {
       const T* keys = key_at<T>(block, j.head) + offset;
-      for (size_t h = 0; h < H; ++h) widen_run(key_copy + h * kTile + place, keys + h * size, size_t(length));
-      if (a_.kv.shared_values) return transpose_values(key_copy + place, value_copy + size_t(place) * padded, length);
+      size_t i = 0;
+      for (; place % kLanes == 0 && i + kLanes <= size_t(length); i += kLanes)
+        for (size_t h = 0; h < H; ++h) store(key_to(size_t(place) + i) + h * kLanes, load_kv(keys + h * size + i));
+      for (; i < size_t(length); ++i)
+        for (size_t h = 0; h < H; ++h) key_to(size_t(place) + i)[h * kLanes] = widen(keys[h * size + i]);
+      float* to = value_copy + size_t(place) * kLanes;
+      if (a_.kv.shared_values) return transpose_values(key_to, size_t(place), size_t(length), to);
       const T* values = value_at<T>(block, j.head, offset);
-      for (size_t i = 0; i < size_t(length); ++i) {
-        float* row = value_copy + (size_t(place) + i) * padded;
-        widen_run(row, values + i * H, H);
-        for (size_t h = H; h < padded; ++h) row[h] = 0;
+      for (i = 0; i < size_t(length); ++i, to += kLanes, values += H) {
+        size_t h = 0;
+        for (; h + kLanes <= H; h += kLanes) store(to + h * kTile, load_kv(values + h));
+        if (h == H) continue;
+        store(to + h * kTile, set1(0));
+        for (size_t k = h; k < H; ++k) to[h * kTile + k - h] = widen(values[k]);
       }
     });
     TileKV<float> tile;
     tile.scales = scales;
-    tile.key_stride = kTile;
-    for (int v = 0; v < kTileVectors; ++v) tile.keys[v] = range.touches(v) ? key_copy + v * kLanes : nullptr;
-    for (int i = 0; i < kTile; ++i) tile.values[i] = value_copy + size_t(i) * padded;
+    tile.key_stride = kLanes, tile.value_stride = kTile * kLanes;
+    for (int v = 0; v < kTileVectors; ++v)
+      tile.keys[v] = range.touches(v) ? key_to(size_t(v) * kLanes) : nullptr;
+    for (int i = 0; i < kTile; ++i) tile.values[i] = value_copy + i * kLanes;
     return tile;
   }
 
-  // Values that are the first elements of keys [H][kTile]: rows of their own.
-  void transpose_values(const float* keys, float* rows, int length) const {
-    const size_t W = size_t(a_.kv.value_dim), padded = sizes_.padded;
-    for (size_t i = 0; i < size_t(length); ++i)
-      for (size_t w = 0; w < padded; ++w) rows[i * padded + w] = w < W ? keys[w * kTile + i] : 0.0f;
+  // Values that are the first elements of the copied keys of positions from `place` on.
+  template <class KeyTo>
+  void transpose_values(KeyTo key_to, size_t place, size_t length, float* to) const {
+    const size_t W = size_t(a_.kv.value_dim);
+    for (size_t i = 0; i < length; ++i)
+      for (size_t w = 0; w < sizes_.padded; ++w)
+        to[w / kLanes * kTile * kLanes + i * kLanes + w % kLanes] = w < W ? key_to(place + i)[w * kLanes] : 0.0f;
   }
 
   void merge(const AttentionJob& j, Partial whole, Partial part) const {

@@ -6,6 +6,8 @@
 // tile's four weights as (0 + 16) + (32 + 48).
 #pragma once
 
+#include <type_traits>
+
 #include "activation.h"
 #include "simd.h"
 #include "simd_int.h"
@@ -15,11 +17,17 @@ namespace quire::QUIRE_ISA {
 constexpr int kTile = 64;                   // positions, aligned to absolute position 0
 constexpr int kTileVectors = kTile / kLanes;
 
+// Query rows are worked on in tiles of at most kMicroRows, which meet micro_vectors() vectors of positions, or of values,
+// at a time: as many sums as there are registers.
 #if defined(QUIRE_AVX512)
-constexpr int kMicroRows = 6, kMicroVectors = 4;  // 24 accumulators, 4 loads, 1 broadcast of 32 registers
+constexpr int kMicroRows = 14;
+constexpr int micro_vectors(int rows) { return rows <= 6 ? 4 : 2; }
 #else
-constexpr int kMicroRows = 2, kMicroVectors = 2;  // of 16 registers of half a V
+constexpr int kMicroRows = 2;
+constexpr int micro_vectors(int) { return 2; }
 #endif
+// Rows that meet keys and values where they lie in the cache; for more of them small types are widened once.
+constexpr int kDirectRows = kMicroRows < 8 ? kMicroRows : 8;
 
 inline V load_kv(const float* p) { return load(p); }
 inline V load_kv(const uint16_t* p) { return load_bf16(p); }
@@ -33,12 +41,12 @@ inline float max_lane(V v) {
 #endif
 }
 
-// c[r][v] = sum over i of a[r][i] * b(i, v), starting from c[r][v] * keep[r] where Resume, else from 0.
-template <int R, int N, bool Resume, class B>
-inline __attribute__((always_inline)) void multiply(const float* a, size_t a_stride, int length, B b, float* c,
-                                                    size_t c_stride, const float* keep) {
+// c[r][v] = sum over i of left(r, i) * right(i, v), starting from c[r][v] * keep[r] where Resume, else from 0.
+template <int R, int N, bool Resume, class Left, class Right>
+inline __attribute__((always_inline)) void multiply(Left left, int length, Right right, float* c, size_t c_stride,
+                                                    const float* keep) {
   V sum[R][N];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
@@ -46,17 +54,17 @@ inline __attribute__((always_inline)) void multiply(const float* a, size_t a_str
       else sum[r][v] = set1(0.0f);
     }
   for (int i = 0; i < length; ++i) {
-    V right[N];
+    V shared[N];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) right[v] = b(i, v);
-#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) shared[v] = right(i, v);
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const V left = set1(a[size_t(r) * a_stride + size_t(i)]);
+      const V own = set1(left(r, i));
 #pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+      for (int v = 0; v < N; ++v) sum[r][v] = fma(own, shared[v], sum[r][v]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) store(c + size_t(r) * c_stride + size_t(v) * kLanes, sum[r][v]);
@@ -73,12 +81,14 @@ inline void scale_rows(float* rows, int count, const float* scales) {
     for (int i = 0; i < kTile; i += kLanes) store(rows + r * kTile + i, load(rows + r * kTile + i) * load(scales + i));
 }
 
-// Keys: vector v holds positions 16 v .. 16 v + 15 at element h as keys[v] + h * stride. Null: no position is visible.
+// Vector v of the keys holds positions 16 v .. 16 v + 15, element h at keys[v] + h * key_stride; null: none is visible.
+// Vector v of position i's values is at values[i] + v * value_stride; null where i is not visible.
 template <class T>
 struct TileKV {
   const T* keys[kTileVectors];
   size_t key_stride;
-  const T* values[kTile];  // rows of head_dim rounded up to 16; null where not visible
+  const T* values[kTile];
+  size_t value_stride;
   const TileScales* scales = nullptr;  // of int8
 };
 
@@ -90,30 +100,23 @@ struct RowState {
   alignas(64) float sum[kLanes];
 };
 
+// Scores [R][kTile] of the tile's vectors from v on, micro_vectors(R) of them. q is packed [head_dim][R].
 template <int R, class T>
-void score_rows(const float* q, int head_dim, const TileKV<T>& kv, float* scores) {
-  for (int v = 0; v < kTileVectors;) {
-    if (!kv.keys[v]) {
-      ++v;
-      continue;
-    }
-    bool full = v % kMicroVectors == 0;
-    for (int i = 0; full && i < kMicroVectors; ++i) full = kv.keys[v + i] != nullptr;
-    const size_t stride = kv.key_stride;
-    if (full) {
-      const T* keys[kMicroVectors];
-      for (int i = 0; i < kMicroVectors; ++i) keys[i] = kv.keys[v + i];
-      multiply<R, kMicroVectors, false>(
-          q, size_t(head_dim), head_dim, [&](int h, int i) { return load_kv(keys[i] + size_t(h) * stride); },
-          scores + v * kLanes, kTile, nullptr);
-      v += kMicroVectors;
-    } else {
-      const T* keys = kv.keys[v];
-      multiply<R, 1, false>(
-          q, size_t(head_dim), head_dim, [&](int h, int) { return load_kv(keys + size_t(h) * stride); },
-          scores + v * kLanes, kTile, nullptr);
-      ++v;
-    }
+__attribute__((noinline)) void score_rows(const float* q, int head_dim, const TileKV<T>& kv, int v, float* scores) {
+  constexpr int N = micro_vectors(R);
+  const size_t stride = kv.key_stride;
+  auto row = [&](int r, int h) { return q[size_t(h) * R + size_t(r)]; };
+  const T* keys[N];
+  bool full = true;
+  for (int i = 0; i < N; ++i) full = (keys[i] = kv.keys[v + i]) && full;
+  if (full) {
+    auto key = [&](int h, int i) { return load_kv(keys[i] + size_t(h) * stride); };
+    return multiply<R, N, false>(row, head_dim, key, scores + v * kLanes, kTile, nullptr);
+  }
+  for (int i = 0; i < N; ++i) {
+    if (!keys[i]) continue;
+    auto key = [&](int h, int) { return load_kv(keys[i] + size_t(h) * stride); };
+    multiply<R, 1, false>(row, head_dim, key, scores + (v + i) * kLanes, kTile, nullptr);
   }
 }
 
@@ -163,54 +166,72 @@ inline float softmax_row(const TileShape& tile, float* scores, int first, int la
   return keep[0];
 }
 
-template <int R, int N, class T>
-inline void add_values(const float* weights, const T* const* values, int first, int last, int at, float* out,
-                       size_t out_stride, const float* keep) {
-  multiply<R, N, true>(
-      weights + first, kTile, last + 1 - first,
-      [&](int j, int v) { return load_kv(values[first + j] + at + v * kLanes); }, out + at, out_stride, keep);
-}
-
-// Adds the tile to R rows. Row r sees positions first[r]..last[r] of the tile; those of all rows lie in one range
-// without holes.
+// Adds the values of positions first..last times the rows' weights [R][kTile] to out [R][padded], vectors from v on:
+// micro_vectors(R), or what is left of `vectors`.
 template <int R, class T>
-__attribute__((noinline)) void attend_rows(const TileShape& tile, const float* q, const TileKV<T>& kv, const int* first,
-                                           const int* last, RowState* rows, float* out) {
-  const int padded = tile.padded;
-  alignas(64) float scores[R * kTile];
-  float keep[R];
-  score_rows<R>(q, tile.head_dim, kv, scores);
-  if (kv.scales) scale_rows(scores, R, kv.scales->keys);
-  int low = kTile, high = -1;
-  for (int r = 0; r < R; ++r) {
-    keep[r] = softmax_row(tile, scores + r * kTile, first[r], last[r], rows[r]);
-    if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
-  }
-  if (kv.scales) scale_rows(scores, R, kv.scales->values);
-  int at = 0;
-  for (; at + kMicroVectors * kLanes <= padded; at += kMicroVectors * kLanes)
-    add_values<R, kMicroVectors>(scores, kv.values, low, high, at, out, size_t(padded), keep);
-  for (; at < padded; at += kLanes) add_values<R, 1>(scores, kv.values, low, high, at, out, size_t(padded), keep);
+__attribute__((noinline)) void add_values(const float* weights, const TileKV<T>& kv, int first, int last, int v,
+                                          int vectors, float* out, const float* keep) {
+  constexpr int N = micro_vectors(R);
+  const size_t out_stride = size_t(vectors) * kLanes, stride = kv.value_stride;
+  auto weight = [&](int r, int i) { return weights[r * kTile + first + i]; };
+  auto add = [&](auto count, int at) {
+    const T* const* values = kv.values + first;
+    const size_t offset = size_t(at) * stride;
+    auto value = [&](int i, int n) { return load_kv(values[i] + offset + size_t(n) * stride); };
+    multiply<R, decltype(count)::value, true>(weight, last + 1 - first, value, out + at * kLanes, out_stride, keep);
+  };
+  if (v + N <= vectors) return add(std::integral_constant<int, N>{}, v);
+  for (; v < vectors; ++v) add(std::integral_constant<int, 1>{}, v);
 }
 
+// Calls f with `rows`, 1..R, as a constant.
+template <int R = kMicroRows, class F>
+inline void with_rows(int rows, F&& f) {
+  if constexpr (R > 1)
+    if (rows < R) return with_rows<R - 1>(rows, f);
+  f(std::integral_constant<int, R>{});
+}
+
+// The query rows of a job in equal tiles of at most kMicroRows.
+struct RowTiles {
+  int rows, count;
+  explicit RowTiles(int rows_) : rows(rows_), count((rows_ + kMicroRows - 1) / kMicroRows) {}
+  int begin(int tile) const { return rows * tile / count; }
+};
+
+// Adds a tile of positions to all rows. Row r sees positions first[r]..last[r] of it; those of all rows lie in one
+// range without holes. q is packed by tiles of rows; scores [rows][kTile] and keep [rows] are scratch. All rows meet one
+// or two vectors of keys, or of values, before the next: those stay in L1.
 template <class T>
-void attend_tile(const TileShape& tile, const float* q, int count, const TileKV<T>& kv, const int* first,
-                 const int* last, RowState* rows, float* out) {
-  for (int r = 0; r < count;) {
-    const int n = min_of(count - r, kMicroRows);
-    const float* qr = q + size_t(r) * size_t(tile.head_dim);
-    float* o = out + size_t(r) * size_t(tile.padded);
-    auto call = [&](auto kernel) { kernel(tile, qr, kv, first + r, last + r, rows + r, o); };
-    if constexpr (kMicroRows == 6) {
-      if (n == 6) call(attend_rows<6, T>);
-      if (n == 5) call(attend_rows<5, T>);
-      if (n == 4) call(attend_rows<4, T>);
-      if (n == 3) call(attend_rows<3, T>);
+void attend_tile(const TileShape& shape, const float* q, const RowTiles& tiles, const TileKV<T>& kv, const int* first,
+                 const int* last, RowState* rows, float* scores, float* keep, float* out) {
+  const int vectors = micro_vectors(tiles.begin(1)), value_vectors = shape.padded / kLanes;
+  // f(rows, first row) for each tile of rows of which some see something.
+  auto for_tiles = [&](auto&& f) {
+    for (int t = 0; t < tiles.count; ++t) {
+      const int begin = tiles.begin(t), count = tiles.begin(t + 1) - begin;
+      bool seen = false;
+      for (int r = begin; r < begin + count; ++r) seen = seen || first[r] <= last[r];
+      if (seen) with_rows(count, [&](auto n) { f(n, begin); });
     }
-    if (n == 2) call(attend_rows<2, T>);
-    if (n == 1) call(attend_rows<1, T>);
-    r += n;
-  }
+  };
+  for (int v = 0; v < kTileVectors; v += vectors)
+    for_tiles([&](auto n, int begin) {
+      score_rows<decltype(n)::value>(q + size_t(begin) * size_t(shape.head_dim), shape.head_dim, kv, v,
+                                     scores + begin * kTile);
+    });
+  if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->keys);
+  for (int r = 0; r < tiles.rows; ++r) keep[r] = softmax_row(shape, scores + r * kTile, first[r], last[r], rows[r]);
+  if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->values);
+  for (int v = 0; v < value_vectors; v += vectors)
+    for_tiles([&](auto n, int begin) {
+      constexpr int R = decltype(n)::value;
+      int low = kTile, high = -1;
+      for (int r = begin; r < begin + R; ++r)
+        if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
+      add_values<R>(scores + begin * kTile, kv, low, high, v, value_vectors,
+                    out + size_t(begin) * size_t(shape.padded), keep + begin);
+    });
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -32,7 +32,7 @@ struct Format {
 // A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K.
 //   f32   [ceil(O / 16)][K][16]
 //   bf16  [ceil(O / 16)][ceil(K / 2)][16][2]
-//   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] int8, scale [16] float, 128 times the sum of a row [16] int32 }
+//   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] bytes, each 128 more than its value, scale [16] float }
 //   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
 //           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
 // In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
@@ -64,7 +64,7 @@ struct MatrixView {
     }
     return 0;
   }
-  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + (format.layout == Layout::i8 ? 128 : 0); }
+  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + (format.layout == Layout::i8 ? 64 : 0); }
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE size_t nbytes() const { return panel_bytes() * size_t(panels()); }
 };

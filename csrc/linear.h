@@ -129,7 +129,8 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
   const ptrdiff_t tail = ptrdiff_t(panel_bytes - w.offset(w.padded_cols()));
   MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
-  m.group = w.format.group, m.offsets = w.format.offsets, m.sums = a.x_sums;
+  m.group = w.format.group, m.offsets = w.format.offsets;
+  if (a.x_sums) m.sums = a.x_sums;
   for (int panel = first; panel < last;) {
     const int count = min_of(group, last - panel);
     for (int done = 0; done < count;) {
@@ -203,8 +204,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         const int begin = tiles.begin(tile);
         m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
         m.a = packed + packed_offset<Dot>(tiles, tile, k, columns);
-        if constexpr (Dot::kGroups)
-          if (a.x_sums) m.sums = a.x_sums + group_sums_offset(w, begin, tiles.begin(tile + 1) - begin, k);
+        if (a.x_sums) m.sums = a.x_sums + group_sums_offset(w, begin, tiles.begin(tile + 1) - begin, k);
         m.c = c + size_t(begin - row0) * c_stride + (panel - first) * 16;
         const int rows = tiles.begin(tile + 1) - begin;
         micro_for<Dot, Prefetch::activations>(rows, count)(m);

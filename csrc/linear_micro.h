@@ -12,12 +12,34 @@
 
 namespace quire::QUIRE_ISA {
 
+// acc[r][p] += a[r] * w[p]. (A multiply-add that broadcasts its own operand from memory has half the rate.)
+template <int R, int P>
+inline void add_products(const float* a, const V (&w)[P], V (&acc)[R][P]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const V x = set1(a[r]);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
+  }
+}
+
+// The same with sums of four products of bytes: weights without a sign, activations with.
+template <int R, int P>
+inline void add_dots(const uint32_t* a, const I (&w)[P], I (&acc)[R][P]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const I x = iset1(int32_t(a[r]));
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], w[p], x);
+  }
+}
+
 // How one step of K multiplies. Steps: `kStepK` columns of K; a step of a panel is `kStepBytes`; a row has `kStepA`
 // elements of 4 bytes in a step of a tile.
 struct FloatSums {
   using Sum = V;
   static constexpr bool kGroups = false;
-  static inline V zero() { return set1(0); }
+  static inline V begin(int32_t) { return set1(0); }
   static inline V load_sum(const float* p) { return load(p); }
   static inline void store_sum(float* p, V v) { store(p, v); }
 };
@@ -31,12 +53,7 @@ struct DotF32 : FloatSums {
     V w[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) w[p] = load(reinterpret_cast<const float*>(b[p]));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const V x = set1(a[r]);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
-    }
+    add_products(a, w, acc);
   }
 };
 
@@ -50,20 +67,10 @@ struct DotWide : FloatSums {
     V w[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) w[p] = pair_first(reinterpret_cast<const uint16_t*>(b[p]));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const V x = set1(a[r]);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
-    }
+    add_products(a, w, acc);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) w[p] = pair_second(reinterpret_cast<const uint16_t*>(b[p]));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const V x = set1(a[R + r]);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
-    }
+    add_products(a + R, w, acc);
   }
 };
 
@@ -99,14 +106,15 @@ struct DotPairs : FloatSums {
 };
 #endif
 
-// int8 weights times activations rounded to int8 (held without a sign: plus 128), four columns of K an instruction.
-// Sums are integers, kept as such in the float rows between blocks of K.
+// int8 weights times activations rounded to int8, four columns of K an instruction. The weights' bytes are 128 more
+// than their values, so a row's sums begin at -128 times the sum of its activations. Sums are integers, kept as such in
+// the float rows between blocks of K.
 struct DotI8 {
   using A = uint32_t;
   using Sum = I;
   static constexpr bool kGroups = false;
-  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 1;
-  static inline I zero() { return iset1(0); }
+  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 1, kHeldPlus = 128;
+  static inline I begin(int32_t sum) { return iset1(sum); }
   static inline I load_sum(const float* p) { return iload(p); }
   static inline void store_sum(float* p, I v) { istore(p, v); }
 
@@ -115,12 +123,7 @@ struct DotI8 {
     I w[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) w[p] = iload(b[p]);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const I x = iset1(int32_t(a[r]));
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], x, w[p]);
-    }
+    add_dots(a, w, acc);
   }
 };
 
@@ -133,7 +136,7 @@ struct DotI8Wide : FloatSums {
   static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
     I w[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = iload(b[p]);
+    for (int p = 0; p < P; ++p) w[p] = iload(b[p]) ^ iset1(int32_t(0x80808080u));
     column<0>(a, w, acc);
     column<1>(a + R, w, acc);
     column<2>(a + 2 * R, w, acc);
@@ -146,12 +149,7 @@ struct DotI8Wide : FloatSums {
     V v[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) v[p] = signed_byte<j>(w[p]);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const V x = set1(a[r]);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = fma(x, v[p], acc[r][p]);
-    }
+    add_products(a, v, acc);
   }
 };
 
@@ -161,7 +159,7 @@ struct DotI4 {
   using A = uint32_t;
   using Sum = I;
   static constexpr bool kGroups = true;
-  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 2;
+  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 2, kHeldPlus = 8;
 
   template <int R, int P>
   static inline void step(const A* a, const char* const (&b)[P], I (&acc)[R][P]) {
@@ -171,16 +169,11 @@ struct DotI4 {
       I w[P];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) w[p] = shift_right(iload(b[p]), half * 4) & mask;
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const I x = iset1(int32_t(a[half * R + r]));
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], w[p], x);
-      }
+      add_dots(a + half * R, w, acc);
     }
   }
 
-  // A group's sums begin at -8 times the sum of its activations (`begin`, by row); with offsets at zero.
+  // A group's sums begin at -8 times the sum of its activations; with offsets at zero.
   static inline I begin(int32_t sum) { return iset1(sum); }
   static inline V scaled(I acc, V scale, V before) { return fma(scale, to_float(acc), before); }
   static inline V shift(V, V offset) { return set1(0) - offset; }  // times the float sum of the activations
@@ -200,12 +193,7 @@ struct DotI4Wide {
       V w[P];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) w[p] = nibble_less_8(shift_right(iload(b[p]), k % 4 * 8 + k / 4 * 4));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const V x = set1(a[k * R + r]);
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
-      }
+      add_products(a + k * R, w, acc);
     }
   }
 
@@ -227,6 +215,8 @@ constexpr int kMaxRows = 3;
 constexpr int max_panels(int) { return 1; }
 #endif
 
+inline constexpr int32_t kNoSums[kMaxRows] = {};
+
 // One block of K for one tile of rows and P panels.
 struct MicroArgs {
   const void* a;       // tile, at the block's first step
@@ -240,7 +230,7 @@ struct MicroArgs {
   const char* next = nullptr;  // Prefetch::activations: a panel to fetch meanwhile, 64 bytes a step
   int group = 0;         // layouts with groups: columns of one
   bool offsets = false;
-  const int32_t* sums = nullptr;  // [group][R]: of the activations, in the form that Dot::group reads
+  const int32_t* sums = kNoSums;  // [group][R], without groups [R]: of the activations, as Dot::begin takes them
 };
 
 // What the loop fetches ahead: weights where they stream from memory once, activations where weights are in cache.
@@ -249,8 +239,6 @@ enum class Prefetch { weights, activations };
 constexpr int kWeightsAhead = 24;
 constexpr int kActivationsAhead = 2048;
 constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
-
-inline constexpr int32_t kNoSums[kMaxRows] = {};
 
 inline void fetch_meanwhile(const char*& next) {
   __builtin_prefetch(next, 0, 2);
@@ -326,7 +314,7 @@ void micro_plain(const MicroArgs& m) {
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p)
-      acc[r][p] = m.accumulate ? Dot::load_sum(m.c + size_t(r) * m.c_stride + p * 16) : Dot::zero();
+      acc[r][p] = m.accumulate ? Dot::load_sum(m.c + size_t(r) * m.c_stride + p * 16) : Dot::begin(m.sums[r]);
 
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
   const char *b = m.b, *next = m.next;

@@ -31,7 +31,7 @@ struct BlocksOfK {
 // Where the rounded rows lie in the workspace of a product: the packed tiles, then the scales, then the sums.
 struct QuantizedRows {
   float* scale;   // [rows]
-  int32_t* sums;  // i4: tile after tile [K / group][R], as DotI4::group reads them
+  int32_t* sums;  // tile after tile [groups][R], as Dot::begin takes them; with offsets as floats
 
   explicit QuantizedRows(const LinearArgs& a) {
     char* p = static_cast<char*>(a.workspace) + packed_bytes(a.weight, a.rows);
@@ -44,7 +44,9 @@ struct QuantizedRows {
   }
 };
 
-inline int groups_of(const MatrixView& w) { return w.format.group > 0 ? w.padded_cols() / w.format.group : 0; }
+// Columns that share a scale: without groups all of them.
+inline int group_of(const MatrixView& w) { return w.format.group > 0 ? w.format.group : w.padded_cols(); }
+inline int groups_of(const MatrixView& w) { return w.padded_cols() / group_of(w); }
 
 inline size_t quantized_bytes(const MatrixView& w, int rows) {
   return QuantizedRows::packed_bytes(w, rows) + size_t(rows) * 4 * size_t(1 + groups_of(w)) + 128;
@@ -52,11 +54,11 @@ inline size_t quantized_bytes(const MatrixView& w, int rows) {
 
 // Where the sums of a tile's rows from column k on begin.
 inline size_t group_sums_offset(const MatrixView& w, int first_row, int rows, int k) {
-  return size_t(first_row) * size_t(groups_of(w)) + size_t(k / w.format.group) * size_t(rows);
+  return size_t(first_row) * size_t(groups_of(w)) + size_t(k / group_of(w)) * size_t(rows);
 }
 
-// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. For i8 four
-// columns of a row are one element, plus 128 each; for i4 the two elements of eight columns lie R apart.
+// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. Four columns
+// of a row are one element.
 template <class Dot, class Place>
 inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int begin, int end, int8_t* q,
                           Place&& place) {
@@ -72,19 +74,16 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
       for (int i = 0; i < columns / 4; ++i) {
         uint32_t four;
         std::memcpy(&four, q + k + 4 * i, 4);
-        out[size_t(i) * size_t(count)] = Dot::kGroups ? four : four ^ 0x80808080u;
+        out[size_t(i) * size_t(count)] = four;
       }
     }
-    if constexpr (Dot::kGroups) {
-      const int group = w.format.group;
-      for (int g = 0; g < blocks.padded / group; ++g) {
-        int32_t sum = 0;
-        for (int k = g * group; k < (g + 1) * group; ++k) sum += q[k];
-        const float real = float(sum);
-        if (w.format.offsets) std::memcpy(&sum, &real, 4);
-        else sum *= -8;
-        rows.sums[group_sums_offset(w, begin, count, g * group) + size_t(r)] = sum;
-      }
+    for (int k = 0; k < blocks.padded; k += group_of(w)) {
+      int32_t sum = 0;
+      for (int i = k; i < k + group_of(w); ++i) sum += q[i];
+      const float real = float(sum);
+      if (w.format.offsets) std::memcpy(&sum, &real, 4);
+      else sum *= -Dot::kHeldPlus;
+      rows.sums[group_sums_offset(w, begin, count, k) + size_t(r)] = sum;
     }
   }
 }
@@ -116,16 +115,12 @@ template <>
 struct Scaling<DotI8> {
   const float* row_scale;
   const V scale;
-  const I correction;
-  Scaling(const LinearArgs& a, int panel)
-      : row_scale(a.x_scale),
-        scale(load(panel_tail(a.weight, panel))),
-        correction(iload(panel_tail(a.weight, panel) + 16)) {}
+  Scaling(const LinearArgs& a, int panel) : row_scale(a.x_scale), scale(load(scales(a.weight, panel))) {}
   V operator()(const float* sums, size_t row) const {
-    return to_float(iload(sums) - correction) * (scale * set1(row_scale[row]));
+    return to_float(iload(sums)) * (scale * set1(row_scale[row]));
   }
-  // The scales [16] and corrections [16] behind a panel's columns.
-  static const float* panel_tail(const MatrixView& w, int panel) {
+  // The scales [16] behind a panel's columns.
+  static const float* scales(const MatrixView& w, int panel) {
     return reinterpret_cast<const float*>(w.data + w.panel_bytes() * size_t(panel) + w.offset(w.padded_cols()));
   }
 };
@@ -133,7 +128,7 @@ struct Scaling<DotI8> {
 template <>
 struct Scaling<DotI8Wide> {
   const V scale;
-  Scaling(const LinearArgs& a, int panel) : scale(load(Scaling<DotI8>::panel_tail(a.weight, panel))) {}
+  Scaling(const LinearArgs& a, int panel) : scale(load(Scaling<DotI8>::scales(a.weight, panel))) {}
   V operator()(const float* sums, size_t) const { return load(sums) * scale; }
 };
 

@@ -115,28 +115,21 @@ void read_row(const Row& row, int cols, int padded, float* out) {
     for (int k = 0; k < cols; k += kBlock) read_f32(row.data, size_t(k), std::min(kBlock, cols - k), row.type, out + k);
 }
 
-// A scale a row: the largest magnitude becomes 127.
+// A scale a row: the largest magnitude becomes 127. Bytes have no sign: they are held plus 128.
 void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
   const int padded = view.padded_cols();
   std::vector<float> values(static_cast<size_t>(padded));
   float scales[kPanel];
-  int32_t corrections[kPanel];
   for (int lane = 0; lane < kPanel; ++lane) {
     read_row(rows[lane], view.cols, padded, values.data());
     float most = 0;
     for (const float v : values) most = std::max(most, std::abs(v));
     const float inverse = most >= kLeast ? 127.0f / most : 0.0f;
-    int32_t sum = 0;
-    for (int k = 0; k < padded; ++k) {
-      const int q = int(std::nearbyint(values[size_t(k)] * inverse));
-      out[k / 4 * 64 + lane * 4 + k % 4] = char(int8_t(q));
-      sum += q;
-    }
+    for (int k = 0; k < padded; ++k)
+      out[k / 4 * 64 + lane * 4 + k % 4] = char(int(std::nearbyint(values[size_t(k)] * inverse)) + 128);
     scales[lane] = most / 127.0f;
-    corrections[lane] = 128 * sum;
   }
   std::memcpy(out + view.offset(padded), scales, sizeof(scales));
-  std::memcpy(out + view.offset(padded) + 64, corrections, sizeof(corrections));
 }
 
 // A scale for each group of columns of a row. Without offsets the largest magnitude becomes -8, so that all sixteen
@@ -185,7 +178,7 @@ float value_at(const char* panel, const MatrixView& view, int k, int lane) {
     case Layout::bf16:
       return load(panel, (size_t(k) / 2 * kPanel + at) * 2 + size_t(k) % 2, ElementType::bfloat16);
     case Layout::i8:
-      return float(int8_t(panel[k / 4 * 64 + lane * 4 + k % 4])) *
+      return float(uint8_t(panel[k / 4 * 64 + lane * 4 + k % 4]) - 128) *
              number(panel + view.offset(view.padded_cols()) + lane * 4);
     case Layout::i4: {
       const int column = k % view.format.group;

@@ -79,10 +79,10 @@ inline double probe_int8(int64_t steps) {
 #pragma GCC unroll 16
     for (int i = 0; i < kProbeChains; ++i) acc[i] = dot_bytes(acc[i], x, y);
   }
-  alignas(64) int32_t out[kProbeChains][16];
+  I sum = acc[0];  // of all chains: the compiler drops one that nobody reads
 #pragma GCC unroll 16
-  for (int i = 0; i < kProbeChains; ++i) istore(out[i], acc[i]);
-  volatile int32_t sink = out[0][0] ^ out[kProbeChains - 1][0];
+  for (int i = 1; i < kProbeChains; ++i) sum = sum + acc[i];
+  volatile float sink = reduce_add(to_float(sum));
   (void)sink;
   return double(kProbeChains) * 128;
 }

@@ -74,10 +74,10 @@ inline void embed(const EmbedArgs& a, ThreadPool& pool) {
         const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel) + lane * 2;
         for (int k = 0; k < w.cols; ++k) y[k] = bf16_to_float(pairs[(k / 2) * 32 + k % 2]) * a.scale;
       } else if (w.format.layout == Layout::i8) {
-        const int8_t* bytes = reinterpret_cast<const int8_t*>(panel) + lane * 4;
+        const uint8_t* bytes = reinterpret_cast<const uint8_t*>(panel) + lane * 4;
         float scale;
         std::memcpy(&scale, panel + w.offset(w.padded_cols()) + lane * 4, 4);
-        for (int k = 0; k < w.cols; ++k) y[k] = float(bytes[(k / 4) * 64 + k % 4]) * scale * a.scale;
+        for (int k = 0; k < w.cols; ++k) y[k] = float(bytes[(k / 4) * 64 + k % 4] - 128) * scale * a.scale;
       } else {
         const float* values = reinterpret_cast<const float*>(panel) + lane;
         for (int k = 0; k < w.cols; ++k) y[k] = values[size_t(k) * 16] * a.scale;

@@ -17,8 +17,10 @@ struct I {
 inline I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline void istore(void* p, I v) { _mm512_storeu_si512(p, v.r); }
+inline I operator+(I a, I b) { return {_mm512_add_epi32(a.r, b.r)}; }
 inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.r, b.r)}; }
 inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
+inline I operator^(I a, I b) { return {_mm512_xor_si512(a.r, b.r)}; }
 inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
 inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
 // Byte `j` of each integer, as a signed number.
@@ -65,8 +67,10 @@ inline void istore(void* p, I v) {
   _mm256_storeu_si256(q, v.a);
   _mm256_storeu_si256(q + 1, v.b);
 }
+inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline I operator-(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline I operator^(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 inline I shift_right(I x, int bits) {
   const __m128i n = _mm_cvtsi32_si128(bits);
   return {_mm256_srl_epi32(x.a, n), _mm256_srl_epi32(x.b, n)};
@@ -108,11 +112,17 @@ inline I iload(const void* p) {
   return r;
 }
 inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof(x.v)); }
+inline I operator+(I x, I y) {
+  return each([&](int i) { return x.v[i] + y.v[i]; });
+}
 inline I operator-(I x, I y) {
   return each([&](int i) { return x.v[i] - y.v[i]; });
 }
 inline I operator&(I x, I y) {
   return each([&](int i) { return x.v[i] & y.v[i]; });
+}
+inline I operator^(I x, I y) {
+  return each([&](int i) { return x.v[i] ^ y.v[i]; });
 }
 inline I shift_right(I x, int bits) {
   return each([&](int i) { return int32_t(uint32_t(x.v[i]) >> bits); });

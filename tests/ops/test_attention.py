@@ -133,8 +133,10 @@ def attend(case: Case, data: Data, isa: str, threads: int) -> list[np.ndarray]:
 
 def check(case: Case, isa: str, threads: int) -> None:
     data = make(case)
+    # Slopes lift positions ahead to scores of some tens, whose last bits are that much larger.
+    atol = 3e-5 if case.slopes and case.ahead else 2e-6
     for ours, theirs in zip(attend(case, data, isa, threads), expected(case, data), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=atol)
 
 
 @st.composite

@@ -24,7 +24,7 @@ from quire.model.spec import ArchSpec
 from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Quantized
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 2
+FORMAT = 3
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 HASH_PIECE = 8 << 20  # bytes checked by one thread at a time
