@@ -17,7 +17,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kSegment = 1024;
-constexpr int kJobRows = 84;
+constexpr int kJobRows = 112;
 constexpr int kSplitJobs = 4;   // per thread: with fewer jobs than this, segments become tasks of their own
 constexpr int kSplitTasks = 8;  // per thread: segments in flight then
 constexpr double kSmallStep = 100e3;  // multiply-adds under which waking threads costs more than it saves

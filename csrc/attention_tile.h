@@ -159,10 +159,15 @@ inline float softmax_row(const TileShape& tile, float* scores, int first, int la
     s[v] = exp(s[v] - top);
     store(scores + v * kLanes, s[v]);
   }
+  const V sum = (s[0] + s[1]) + (s[2] + s[3]);
+  if (row.best == best) {  // most often: the past keeps all it has
+    store(row.sum, load(row.sum) + sum);
+    return 1.0f;
+  }
   alignas(64) float keep[kLanes];
   store(keep, exp(set1(row.best - shift)));
   row.best = best;
-  store(row.sum, load(row.sum) * load(keep) + ((s[0] + s[1]) + (s[2] + s[3])));
+  store(row.sum, load(row.sum) * load(keep) + sum);
   return keep[0];
 }
 
