@@ -15,7 +15,7 @@ ROOT = Path(quire.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
-    {"errors"},
+    {"errors", "lazy"},
     {"types", "config", "radix"},
     {"sched", "ops", "text", "grammar"},
     {"quant", "model"},

@@ -16,7 +16,7 @@ from quire.config import EngineConfig
 from quire.engine.start import make_backend, model_directory, quantized_weights
 from quire.errors import ConfigError
 from quire.model import engine_dir
-from quire.model.engine_dir import MANIFEST, WEIGHTS, Limits, Manifest, Writer
+from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, Limits, Manifest, Writer
 from quire.model.gguf import is_gguf
 from quire.model.load import LoadedModel, load_model
 from quire.model.source import open_tokenizer
@@ -74,6 +74,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits
     with (directory / WEIGHTS).open("wb") as file:
         writer = Writer(file, backend)
         tree = writer.weights(model.weights)
+    written = engine_dir.map_weights(directory, writer.size)
     manifest = Manifest(
         fingerprint=backend.fingerprint,
         spec=model.spec,
@@ -87,7 +88,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits
         weights=tree,
         tensors=tuple(writer.tensors),
         size=writer.size,
-        checksums=tuple(writer.checksums),
+        checksums=Checksums(written, min(backend.threads, MAX_PARTS)).result(),
     )
     engine_dir.write_manifest(directory, manifest)
     return manifest

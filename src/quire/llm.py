@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-from rich.progress import Progress, TextColumn
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.engine.outputs import OutputStream, RequestOutput
 from quire.engine.scoring import plan_scores
-from quire.engine.start import start_core, start_front
+from quire.engine.start import start_both
 from quire.engine.vectors import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -22,8 +20,14 @@ from quire.engine.vectors import (
     shortened,
 )
 from quire.errors import QuireError, RequestError
+from quire.lazy import Lazy
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, EngineStats, Pooling, SamplingParams
+
+if TYPE_CHECKING:
+    from rich import progress
+else:
+    progress = Lazy("rich.progress")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
@@ -49,11 +53,10 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig, skip_tokenizer: bool) -> None:
-        started = start_core(config)
+        started, self._front = start_both(config, skip_tokenizer, config.seed)
         self.config = config
         self.report = started.report
         self._core = started.core
-        self._front = start_front(config, started.info, skip_tokenizer, seed=config.seed)
         if started.core.grammars is not None:
             self._front.compile_grammar = started.core.grammars.check
         self._num_requests = 0
@@ -272,10 +275,10 @@ class LLM:
             )
         return params
 
-    def _run(self, streams: list[OutputStream], progress: bool) -> list[RequestOutput]:
+    def _run(self, streams: list[OutputStream], use_tqdm: bool) -> list[RequestOutput]:
         """Step the engine until all are finished. A failure aborts the rest, so that the engine stays usable."""
         by_id = {s.request.id: s for s in streams}
-        show = _progress(len(streams), progress)
+        show = _progress(len(streams), use_tqdm)
         try:
             for stream in streams:
                 self._core.add(stream.request)
@@ -344,9 +347,8 @@ def _progress(total: int, enabled: bool) -> Callable[[int], None]:
     """A progress bar on stderr that counts finished requests; returns its update function."""
     if not enabled or total < 2:
         return lambda tokens: None
-    bar = Progress(
-        *Progress.get_default_columns(), TextColumn("{task.completed}/{task.total}"), transient=True
-    )
+    columns = progress.Progress.get_default_columns()
+    bar = progress.Progress(*columns, progress.TextColumn("{task.completed}/{task.total}"), transient=True)
     task = bar.add_task("generating", total=total)
     bar.start()
 

@@ -282,4 +282,4 @@ def _byte_letters() -> list[str]:
 
 def start_front(config: EngineConfig, info: ModelInfo) -> Front:
     tokenizer = make_tokenizer()
-    return Front(info, tokenizer, ChatTemplate.load(tokenizer), config.seed)
+    return Front(info, tokenizer, lambda: ChatTemplate.load(tokenizer), config.seed)

@@ -41,7 +41,8 @@ def run(options: InspectOptions) -> None:
         )
     manifest = engine_dir.read_manifest(directory)
     if options.verify:
-        engine_dir.check_weights(directory, manifest)
+        data = engine_dir.map_weights(directory, manifest.size)
+        engine_dir.Checksums(data, len(manifest.checksums)).check(directory, manifest)
     if options.json:
         print(json.dumps(figures(manifest), indent=1))
     else:

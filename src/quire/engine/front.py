@@ -9,13 +9,16 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from quire.engine.outputs import OutputStream
 from quire.errors import RequestError
-from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from quire.types import SEED_MASK, Pooling, Request, SamplingParams, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from quire.text.chat import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,22 @@ class Front:
     """
 
     def __init__(
-        self, info: ModelInfo, tokenizer: Tokenizer | None, template: ChatTemplate | None, seed: int | None
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer | None,
+        load_template: Callable[[], ChatTemplate] | None,
+        seed: int | None,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
-        self.template = template
+        self._load_template = load_template
         self.compile_grammar: Callable[[StructuredOutputsParams], str] | None = None
         self._seeds = random.Random(seed)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, read when it is first asked for: only chats need it. ModelError where it is broken."""
+        return None if self._load_template is None else self._load_template()
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's default sampling parameters, overridden by `given`."""

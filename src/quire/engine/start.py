@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.engine.core import EngineCore
@@ -21,6 +21,7 @@ from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
+from quire.lazy import Lazy
 from quire.model import load
 from quire.model.gguf import is_gguf
 from quire.model.hub import find_model
@@ -36,8 +37,12 @@ from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, 
 from quire.runtime.runner import Runner
 from quire.runtime.sampler import NativeSampler, ReferenceSampler, Sampler
 from quire.sched.scheduler import Scheduler
-from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.text import chat
+else:
+    chat = Lazy("quire.text.chat")
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +208,29 @@ def plan_engine(config: EngineConfig) -> Plan:
 
 def start_core(config: EngineConfig) -> Started:
     """Plan memory, load the model, and make the engine ready for its first request."""
+    started, model = _begin(config)
+    return _ended(started, model)
+
+
+def start_both(
+    config: EngineConfig, skip_tokenizer: bool = False, seed: int | None = None
+) -> tuple[Started, Front]:
+    """The engine, and the front that feeds it: its tokenizer is read while a built engine's weights are checked."""
+    started, model = _begin(config)
+    with started.report.phase("tokenizer"):
+        front = start_front(config, started.info, skip_tokenizer, seed)
+    return _ended(started, model), front
+
+
+def _ended(started: Started, model: load.ServedModel) -> Started:
+    with started.report.phase("checking the weights"):
+        model.wait()
+    started.report.log()
+    return started
+
+
+def _begin(config: EngineConfig) -> tuple[Started, load.ServedModel]:
+    """An engine that may run when its model's `wait` has returned."""
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
@@ -238,7 +266,6 @@ def start_core(config: EngineConfig) -> Started:
     report.parameters, report.memory = plan.model.num_parameters, memory
     report.layer_parameters = plan.layer_parameters
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
-    report.log()
     most, head = config.model.max_logprobs, plan.model.pooling
     segments = spec.segments if isinstance(spec, ArchSpec) else 0
     info = ModelInfo(
@@ -255,7 +282,7 @@ def start_core(config: EngineConfig) -> Started:
         labels=() if head is None else head.labels,
         segment_size=spec.vocab_size // segments if segments > 1 else 0,
     )
-    return Started(EngineCore(scheduler, runner, grammars), info, report)
+    return Started(EngineCore(scheduler, runner, grammars), info, report), model
 
 
 def start_front(
@@ -267,7 +294,8 @@ def start_front(
     tokenizer = load_tokenizer(config.model)
     chosen = config.model.chat_template
     has_template = chosen is not None or tokenizer.chat_template is not None
-    return Front(info, tokenizer, ChatTemplate.load(tokenizer, chosen) if has_template else None, seed)
+    template = (lambda: chat.ChatTemplate.load(tokenizer, chosen)) if has_template else None
+    return Front(info, tokenizer, template, seed)
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

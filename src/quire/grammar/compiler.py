@@ -1,6 +1,6 @@
 """Compiles grammars within bounds and keeps the latest. Knows no requests and no scheduler.
 
-Bounds: llguidance stops where a grammar is too large or needs too much work for one token (`LIMITS`). What a
+Bounds: llguidance stops where a grammar is too large or needs too much work for one token (`_limits`). What a
 grammar costs beyond that in time is found by `try_out`, in a process that can be killed.
 """
 
@@ -12,30 +12,39 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
 
 from quire.errors import RequestError
 from quire.grammar.constraint import grammar_text
 from quire.grammar.matcher import GrammarError, Matcher, first_line
 from quire.grammar.schema import EFFORTS
 from quire.grammar.vocabulary import Vocabulary
+from quire.lazy import Lazy
 from quire.types import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    import llguidance
+else:
+    llguidance = Lazy("llguidance")
 
 TRIED_TOKENS = 24
 MAX_CACHED = 64
 MAX_CACHED_CHARACTERS = 16 << 20
 
+
 # A state of the lexer takes 1 to 2 kB, so a grammar takes up to 100 MB; 14 units of fuel are a microsecond.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
+def _limits() -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
 
 _UNSUPPORTED = ("not supported", "Unimplemented", "Unknown format", "only supported", "unsupported")
 
@@ -52,7 +61,7 @@ class Grammar:
 
     __slots__ = ("_prototype", "_vocabulary")
 
-    def __init__(self, prototype: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, prototype: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
         self._prototype = prototype
         self._vocabulary = vocabulary
 
@@ -100,7 +109,7 @@ class GrammarCompiler:
         if grammar is not None:
             return grammar
         vocabulary = self.vocabulary
-        prototype = LLMatcher(vocabulary.table, text, log_level=0, limits=LIMITS)
+        prototype = llguidance.LLMatcher(vocabulary.table, text, log_level=0, limits=_limits())
         if prototype.is_error():
             raise _explain(prototype.get_error())
         grammar = Grammar(prototype, vocabulary)

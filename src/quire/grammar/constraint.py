@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
-
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import RequestError
 from quire.grammar.schema import prepare_schema
 from quire.grammar.tags import TagWriter
+from quire.lazy import Lazy
 from quire.types import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    import llguidance
+else:
+    llguidance = Lazy("llguidance")
 
 MAX_EBNF = 1 << 17
 SOME_WHITESPACE = r"[ \n]{0,8}"
@@ -31,7 +34,7 @@ def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int], ef
     only compiling can tell is left to `GrammarCompiler`.
     """
     if params.regex is not None:
-        text: str = LLMatcher.grammar_from_regex(params.regex)
+        text: str = llguidance.LLMatcher.grammar_from_regex(params.regex)
         return text
     if params.choice is not None:
         return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
@@ -71,7 +74,7 @@ def _ebnf(text: str) -> str:
     if len(text) > MAX_EBNF:
         raise refuse(f"grammar has {len(text)} characters, the most is {MAX_EBNF}")
     try:
-        lark: str = any_to_lark(text)
+        lark: str = llguidance.gbnf_to_lark.any_to_lark(text)
     except Exception as error:  # the library raises bare Exception, and IndexError where the text ends early
         raise refuse(f"grammar is neither EBNF nor Lark: {error}") from error
     return lark

@@ -8,13 +8,15 @@ give the same output, whatever the model says.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from quire.errors import QuireError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 TokenMask = NDArray[np.uint32]
 

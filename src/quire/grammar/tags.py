@@ -35,11 +35,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from llguidance import regex_to_lark
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import RequestError
+from quire.lazy import Lazy
+
+if TYPE_CHECKING:
+    import llguidance
+else:
+    llguidance = Lazy("llguidance")
 
 MAX_FORMATS = 4096
 MAX_DEPTH = 64
@@ -131,7 +135,7 @@ class TagWriter:
             schema = self._json_schema(form.get("json_schema", True))
             return self._side_grammar({"json_schema": schema})
         if kind == "regex":
-            return self._rule("regex", f"/{regex_to_lark(_text(form, 'pattern'), 'd')}/")
+            return self._rule("regex", f"/{llguidance.regex_to_lark(_text(form, 'pattern'), 'd')}/")
         if kind == "grammar":
             return self._side_grammar({"lark_grammar": self._lark(_text(form, "grammar"))})
         if kind == "any_text":

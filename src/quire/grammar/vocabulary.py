@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llguidance import LLTokenizer
+from quire.lazy import Lazy
+
+if TYPE_CHECKING:
+    import llguidance
+else:
+    llguidance = Lazy("llguidance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +27,15 @@ class Vocabulary:
     special: dict[str, int]
     ends: tuple[int, ...]
     encode: Callable[[str], list[int]]
-    table: LLTokenizer = field(init=False)
+    table: llguidance.LLTokenizer = field(init=False)
 
     def __post_init__(self) -> None:
         end = list(self.ends) or [len(self.pieces) - 1]
         source: Any = _Source(self.pieces, list(self.special.values()), end[0], self.encode)
         object.__setattr__(self, "ends", tuple(end))
-        object.__setattr__(self, "table", LLTokenizer(source, n_vocab=len(self.pieces), eos_token=end))
+        object.__setattr__(
+            self, "table", llguidance.LLTokenizer(source, n_vocab=len(self.pieces), eos_token=end)
+        )
 
 
 class _Source:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -24,10 +24,10 @@ from quire.model.spec import ArchSpec
 from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Quantized
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 3
+FORMAT = 4
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
-HASH_PIECE = 8 << 20  # bytes checked by one thread at a time
+MAX_PARTS = 256
 _REBUILD = "run `quire build` again"
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -53,7 +53,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of an engine but its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
 
-    `checksums` are those of weights.bin, one for each HASH_PIECE bytes.
+    `checksums` are those of weights.bin in as many equal parts as there are checksums.
     """
 
     fingerprint: str
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weights: msgspec.Raw
     tensors: tuple[Tensor, ...]
     size: Limit
-    checksums: tuple[str, ...]
+    checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +90,11 @@ class Writer:
         self._file, self._backend = file, backend
         self._numbers: dict[int, int] = {}  # by identity: a tied head is the embedding
         self.tensors: list[Tensor] = []
-        self.checksums: list[str] = []
-        self._pending = bytearray()
         self.size = 0
 
     def weights(self, weights: DecoderWeights) -> msgspec.Raw:
         """The tree with numbers in place of tensors, which are written."""
-        tree = msgspec.Raw(msgspec.json.encode(weights, enc_hook=self._number))
-        self._end_piece()
-        return tree
+        return msgspec.Raw(msgspec.json.encode(weights, enc_hook=self._number))
 
     def _number(self, tensor: Any) -> int:
         if id(tensor) not in self._numbers:
@@ -121,15 +117,6 @@ class Writer:
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self.size += len(data)
-        for start in range(0, len(data), HASH_PIECE):
-            self._pending += data[start : start + HASH_PIECE]
-            while len(self._pending) >= HASH_PIECE:
-                self.checksums.append(_checksum(self._pending[:HASH_PIECE]))
-                del self._pending[:HASH_PIECE]
-
-    def _end_piece(self) -> None:
-        if self._pending:
-            self.checksums.append(_checksum(self._pending))
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -176,17 +163,13 @@ class _Reader:
         return self._made[number]
 
 
-def map_weights(directory: Path, manifest: Manifest, backend: Backend, verify: bool = True) -> DecoderWeights:
-    """The weights, in place in the mapped file.
-
-    ModelError for another machine's and, with `verify`, for bytes that changed.
-    """
+def place_weights(directory: Path, manifest: Manifest, data: Array, backend: Backend) -> DecoderWeights:
+    """The weights, in place in the mapped file `data`, which need not be read. ModelError for another machine's."""
     if backend.fingerprint != manifest.fingerprint:
         raise ModelError(
             f"{directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
             "run `quire build` again on this machine, or choose the instruction set with --isa if the CPU has it"
         )
-    data = check_weights(directory, manifest, backend.threads) if verify else _map(directory, manifest)
     reader = _Reader(data, manifest.tensors, backend)
     try:
         return msgspec.json.decode(manifest.weights, type=DecoderWeights, dec_hook=reader.tensor)
@@ -194,27 +177,39 @@ def map_weights(directory: Path, manifest: Manifest, backend: Backend, verify: b
         raise ModelError(f"{directory / MANIFEST}: {error}; {_REBUILD}") from error
 
 
-def check_weights(directory: Path, manifest: Manifest, threads: int = 1) -> Array:
-    """Map weights.bin and compare every piece with its checksum, which also brings it into memory. ModelError."""
-    data = _map(directory, manifest)
-    pieces = [data[start : start + HASH_PIECE] for start in range(0, len(data), HASH_PIECE)]
-    with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(_checksum, pieces))
-    for number, pair in enumerate(zip_longest(found, manifest.checksums)):
-        if pair[0] != pair[1]:
-            place = f"{directory / WEIGHTS}: bytes after {number * HASH_PIECE}"
-            raise ModelError(f"{place} were altered since it was built; {_REBUILD}")
-    return data
+class Checksums:
+    """Checksums of a mapped file in equal parts, which also brings it into memory.
+
+    Each part has a thread and is one call without the GIL: whatever the caller does meanwhile, they go on.
+    """
+
+    def __init__(self, data: Array, parts: int) -> None:
+        """Begin."""
+        self._bounds = [len(data) * i // parts for i in range(parts + 1)]
+        threads = ThreadPoolExecutor(parts, "checksums")
+        self._found = [threads.submit(_checksum, data[a:b]) for a, b in pairwise(self._bounds)]
+        threads.shutdown(wait=False)
+
+    def result(self) -> tuple[str, ...]:
+        """Wait for them."""
+        return tuple(found.result() for found in self._found)
+
+    def check(self, directory: Path, manifest: Manifest) -> None:
+        """Wait for them. ModelError where they are not those of the manifest."""
+        for start, *pair in zip(self._bounds, self.result(), manifest.checksums, strict=False):
+            if pair[0] != pair[1]:
+                place = f"{directory / WEIGHTS}: bytes after {start}"
+                raise ModelError(f"{place} were altered since it was built; {_REBUILD}")
 
 
-def _map(directory: Path, manifest: Manifest) -> Array:
-    """The whole file as bytes that cannot be written to; they stay mapped as long as anything views them."""
+def map_weights(directory: Path, right: int) -> Array:
+    """weights.bin of the `right` size as bytes that cannot be written to, mapped as long as anything views them."""
     path = directory / WEIGHTS
     try:
         size = path.stat().st_size
-        if size != manifest.size:
+        if size != right:
             raise ModelError(
-                f"{path} has {size} bytes and the manifest says {manifest.size}: cut off or altered; {_REBUILD}"
+                f"{path} has {size} bytes and the manifest says {right}: cut off or altered; {_REBUILD}"
             )
         with path.open("rb") as file:
             return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)

@@ -271,6 +271,9 @@ class ForeignModel:
         self._check()
         return self
 
+    def wait(self) -> None:
+        """`load` has done all."""
+
     def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int:
         """Logits and activations: a guess, for the model's own code decides."""
         widest = 4 * max(

@@ -7,7 +7,9 @@ one matrix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -75,6 +77,8 @@ class ServedModel(Protocol):
     def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int: ...
     def kv_cache(self, backend: Backend, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
     def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable: ...
+    def wait(self) -> None:
+        """Until all of it is read and found to be whole. ModelError where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class LoadedModel:
     info: ModelInfo
     spec: ArchSpec
     weights: DecoderWeights
+    check: Callable[[], None] | None = None
 
     @property
     def dtype(self) -> FloatDtype:
@@ -106,6 +111,10 @@ class LoadedModel:
 
     def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable:
         return backend.compile(self.graph, kv, limits)
+
+    def wait(self) -> None:
+        if self.check is not None:
+            self.check()
 
 
 def inspect_model(
@@ -139,13 +148,19 @@ def load_model(
     `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
     float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
     `quantized` rounds the matrices further, one by one as they are read.
-    A built engine is mapped, and its bytes are compared with their checksums where `verify` is true.
+    A built engine is mapped. Where `verify` is true its bytes are compared with their checksums, beside whatever the
+    caller does next: `wait` tells the outcome.
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         manifest = engine_dir.read_manifest(directory)
         info = _built(directory, manifest, dtype, quantized)
-        return LoadedModel(info, manifest.spec, engine_dir.map_weights(directory, manifest, backend, verify))
+        data = engine_dir.map_weights(directory, manifest.size)
+        weights = engine_dir.place_weights(directory, manifest, data, backend)
+        check = None
+        if verify:
+            check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
+        return LoadedModel(info, manifest.spec, weights, check)
     info, spec, checkpoint, names = _open(directory, dtype, quantized)
     types = weight_types(info.dtype, quantized, dtype == "auto")
     return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))

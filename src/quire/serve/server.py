@@ -63,7 +63,7 @@ def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     _tls(config)
     parts = load_maker(maker)
     started = parts.start_core(engine_config)
-    parts.start_front(engine_config, started.info)
+    _ = parts.start_front(engine_config, started.info).template
     stats, info = started.core.stats(), started.info
     tokens = stats.num_blocks * engine_config.cache.block_size
     return (
