@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.ops.native_cases import ISAS, KV, apply_rows, int32, native, normal, rows_step
 
 from quire import _native
@@ -240,7 +240,7 @@ def test_a_bad_step_is_refused_and_the_next_runs(field: str, change: Any, messag
     executable, inputs = ready()
     before = executable.run(inputs).copy()
     with pytest.raises(EngineError, match=message):
-        executable.run(dataclasses.replace(inputs, **{field: change(getattr(inputs, field))}))
+        executable.run(replace(inputs, **{field: change(getattr(inputs, field))}))
     assert executable.run(inputs).tobytes() == before.tobytes()
 
 
@@ -248,7 +248,7 @@ def test_a_block_that_a_sequence_does_not_use_may_be_anything() -> None:
     executable, inputs = ready()
     before = executable.run(inputs).copy()
     table = changed(inputs.block_table_SM, (0, 3), -1)
-    assert executable.run(dataclasses.replace(inputs, block_table_SM=table)).tobytes() == before.tobytes()
+    assert executable.run(replace(inputs, block_table_SM=table)).tobytes() == before.tobytes()
 
 
 @pytest.mark.parametrize("limits", [Limits(5, 3, 2), Limits(16, 1, 2)])
@@ -262,8 +262,8 @@ def test_logits_beyond_the_first_rows_come_from_the_last_run() -> None:
     executable, inputs = ready(Limits(16, 3, 2))
     rows = int32(3, 0, 5, 1, 4)
     whole, _ = ready(Limits(16, 3, 8))
-    want = whole.run(dataclasses.replace(inputs, logit_rows_L=rows)).copy()
-    first = executable.run(dataclasses.replace(inputs, logit_rows_L=rows))
+    want = whole.run(replace(inputs, logit_rows_L=rows)).copy()
+    first = executable.run(replace(inputs, logit_rows_L=rows))
     assert first.shape == (2, V)
     assert first.tobytes() == want[:2].tobytes()
     assert executable.logits(2, 4).tobytes() == want[2:4].tobytes()
@@ -354,18 +354,16 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
     backend = native()
     graph, spec = model(backend)
     limits = Limits(8, 2, 2)
-    other = backend.kv_cache(dataclasses.replace(spec, head_dim=H + 1), 4, 4)
+    other = backend.kv_cache(replace(spec, head_dim=H + 1), 4, 4)
     with pytest.raises(ValueError, match="KV cache has another shape"):
         backend._record(graph, spec, limits).bind(other.store)
     wrong = backend.matrix([np.ones((V, D + 1), np.float32)], "float32")
     with pytest.raises(EngineError, match="columns"):
-        backend.workspace_bytes(
-            dataclasses.replace(graph, head=lambda ops, h: ops.linear(h, wrong)), spec, limits
-        )
+        backend.workspace_bytes(replace(graph, head=lambda ops, h: ops.linear(h, wrong)), spec, limits)
     with pytest.raises(EngineError, match="logits"):
-        backend.workspace_bytes(dataclasses.replace(graph, vocab_size=V + 1), spec, limits)
+        backend.workspace_bytes(replace(graph, vocab_size=V + 1), spec, limits)
     with pytest.raises(EngineError, match="select_rows"):
-        backend.workspace_bytes(dataclasses.replace(graph, hidden=lambda ops: ops.embed(wrong)), spec, limits)
+        backend.workspace_bytes(replace(graph, hidden=lambda ops: ops.embed(wrong)), spec, limits)
     with pytest.raises(EngineError, match="ReferenceMatrix"):
         backend.workspace_bytes(model(ReferenceBackend())[0], spec, limits)
     with pytest.raises(EngineError, match="ReferenceKVCache"):

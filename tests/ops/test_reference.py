@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from quire.errors import EngineError
 from quire.ops.protocol import Attention, Graph, KVSpec, Limits, ModelInput, Norm, Rope
@@ -144,7 +144,7 @@ def test_rope_store_and_attention_equal_torch(
 
     for b, (_, old) in enumerate(lengths):
         if old:
-            first = dataclasses.replace(
+            first = replace(
                 step([(old, old)], block),
                 slots_B=second.slots_B[b : b + 1],
                 block_table_SM=second.block_table_SM,
@@ -241,7 +241,7 @@ def test_logits_come_in_pieces_where_rows_exceed_the_limit() -> None:
     assert pieces.hidden().shape == (3, 12)
     with pytest.raises(EngineError, match="limit is 2"):
         pieces.logits(0, 3)
-    none = dataclasses.replace(inputs, logit_rows_L=np.empty(0, np.int32))
+    none = replace(inputs, logit_rows_L=np.empty(0, np.int32))
     assert pieces.run(none).shape == (0, 11)
 
 
@@ -261,7 +261,7 @@ def test_logits_come_in_pieces_where_rows_exceed_the_limit() -> None:
 def test_a_step_that_breaks_its_promises_is_refused(changes: dict[str, Any], message: str) -> None:
     executable = BACKEND.compile(little_graph(), BACKEND.kv_cache(SPEC, 1, 4), Limits(4, 2, 4))
     with pytest.raises(EngineError, match=message):
-        executable.run(dataclasses.replace(step([(2, 2)], 4), **changes))
+        executable.run(replace(step([(2, 2)], 4), **changes))
 
 
 def test_workspace_is_known_before_compiling() -> None:

@@ -66,6 +66,8 @@ def run(config: EngineConfig, options: StartupOptions) -> None:
         return measure_start(command, len(options.prompt.encode()), options.timeout)
 
     notes: list[str] = []
+    if sys.dont_write_bytecode:
+        notes.append("Python may compile modules at every start, as PYTHONDONTWRITEBYTECODE asks for")
     cold = list(_cold_starts(directory, options.num_iters_cold, start, notes))
     for _ in range(options.num_iters_warmup):
         start()

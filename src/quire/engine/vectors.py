@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 from quire.engine.core import EngineCore
 from quire.errors import QuireError
@@ -14,20 +15,17 @@ from quire.types import FinishReason, Request
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingOutput:
+class PoolingOutput(msgspec.Struct, frozen=True):
     """The model's vector as it is."""
 
     data: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
+class EmbeddingOutput(msgspec.Struct, frozen=True):
     embedding: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationOutput:
+class ClassificationOutput(msgspec.Struct, frozen=True):
     """A probability for each label, and the most likely one."""
 
     probs: list[float]
@@ -38,13 +36,11 @@ class ClassificationOutput:
         return len(self.probs)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringOutput:
+class ScoringOutput(msgspec.Struct, frozen=True):
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class VectorRequestOutput(Generic[T]):
+class VectorRequestOutput(msgspec.Struct, Generic[T], frozen=True):
     """What one text (or pair of texts) ended with."""
 
     request_id: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from quire.model.rope import alibi_slopes, make_rope
@@ -14,8 +14,7 @@ from quire.ops.protocol import Attention, Expert, FloatArray, Graph, Matrix, Nor
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class LatentWeights:
+class LatentWeights(msgspec.Struct, frozen=True):
     """Latent attention. N heads, C = kv_rank, R = rope_dim; `q_down` and `q_norm` are None without a query rank.
 
     kv_down [C + R, D]; q_nope [N nope_dim, .] and q_rope [N R, .] of the query's rank or D. By head: `keys` [C,
@@ -32,8 +31,7 @@ class LatentWeights:
     values: tuple[Matrix, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionWeights:
+class AttentionWeights(msgspec.Struct, frozen=True):
     """N and G query and key/value heads, H head_dim. qkv [(N + 2 G) H, D] is q, k and v stacked (None where latent)."""
 
     qkv: Matrix | None
@@ -46,8 +44,7 @@ class AttentionWeights:
     out_bias: FloatArray | None
 
 
-@dataclass(frozen=True, slots=True)
-class MLPWeights:
+class MLPWeights(msgspec.Struct, frozen=True):
     """I intermediate size. `up` is [I, D], or a gated matrix [2 I, D] of gate and up; down is [D, I]."""
 
     up: Matrix
@@ -56,8 +53,7 @@ class MLPWeights:
     down_bias: FloatArray | None
 
 
-@dataclass(frozen=True, slots=True)
-class MoEWeights:
+class MoEWeights(msgspec.Struct, frozen=True):
     """router [E, D], with a shared expert that has a gate [E + 1, D]; the shared expert is the last."""
 
     router: Matrix
@@ -66,8 +62,7 @@ class MoEWeights:
     experts: tuple[Expert, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerWeights(msgspec.Struct, frozen=True):
     """One layer: what its place in the spec asks for; exactly one of `mlp` and `moe`.
 
     Norms before attention and MLP, and after them (on what they give, or on the sum where the spec says so).
@@ -82,8 +77,7 @@ class LayerWeights:
     mlp_post_norm: Norm | None
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
+class DecoderWeights(msgspec.Struct, frozen=True):
     """`head` is `embedding` itself where the spec ties them: both [V, D]; None where the model has none."""
 
     embedding: Matrix

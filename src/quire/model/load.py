@@ -8,10 +8,12 @@ one matrix.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from quire.errors import ModelError
 from quire.model import engine_dir
@@ -273,11 +275,11 @@ def _info(
 
 def _matrices(weights: Any) -> dict[int, Matrix]:
     """Every matrix in a tree of weights, by identity."""
+    if isinstance(weights, msgspec.Struct):
+        weights = tuple(getattr(weights, name) for name in weights.__struct_fields__)
     if isinstance(weights, tuple):
         return {key: value for item in weights for key, value in _matrices(item).items()}
-    if is_dataclass(weights):
-        return _matrices(tuple(getattr(weights, field.name) for field in fields(weights)))
-    return {id(weights): weights} if isinstance(weights, Matrix) else {}
+    return {id(weights): weights} if hasattr(weights, "dequantize") else {}
 
 
 def _eos(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:

@@ -6,13 +6,14 @@ Knows checkpoints and backends; assemble.py knows what goes where.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from msgspec.structs import replace
 
 from quire.errors import ModelError
 from quire.model.assemble import Assembly, Use

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from quire.ops.protocol import Activation, KVDtype, KVSpec, NormKind, Routing
 
@@ -19,8 +20,7 @@ Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"
 QKNorm = Literal["head", "own_head", "all_heads"]
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
+class RopeSpec(msgspec.Struct, frozen=True):
     """Rotary position embedding, half-split pairs.
 
     Kinds: default; linear (positions divided by factor); dynamic (default, within the trained length that the engine
@@ -45,8 +45,7 @@ class RopeSpec:
     factors: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LatentSpec:
+class LatentSpec(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds kv_rank + rope_dim elements a token.
 
     `q_rank` is None where queries come from the hidden state directly. `norm_eps` is that of the latents' norms.
@@ -60,8 +59,7 @@ class LatentSpec:
     norm_eps: float = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class MoESpec:
+class MoESpec(msgspec.Struct, frozen=True):
     """Mixture of experts in the layers where `layers` is true; the others have the MLP of ArchSpec.
 
     `bias`: the router and the experts have biases; `correction`: the choice adds a bias of its own.
@@ -89,8 +87,7 @@ class ModelShape(Protocol):
     def kv_spec(self, dtype: KVDtype) -> KVSpec: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ArchSpec:
+class ArchSpec(msgspec.Struct, frozen=True):
     """A residual stream between an embedding and a head, with attention and an MLP in each layer.
 
     `windows` has one entry a layer: the sliding window in tokens, or None for full attention. Where given,

@@ -11,9 +11,9 @@ G key/value heads, H head_dim, V vocabulary, S slots, M blocks per sequence, O a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ FloatDtype = Literal["float32", "bfloat16"]
 KVDtype = Literal["float32", "bfloat16", "int8"]
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
+class Quantized(msgspec.Struct, frozen=True):
     """A weight in few bits. int8: a scale a row. int4: a scale for each `group_size` columns (32, 64 or 128) of a row,
     and with `symmetric` false an offset.
 
@@ -64,8 +63,7 @@ class Matrix(Protocol):
         """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(msgspec.Struct, frozen=True):
     """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32.
 
     Of queries and keys (`store_kv`) the weight is [H], one for all heads; [N, H], one a head; or [N H], whose
@@ -78,8 +76,7 @@ class Norm:
     eps: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(msgspec.Struct, frozen=True):
     """Rotary embedding in the half-split convention: pairs are (i, i + rotary_dim / 2).
 
     `inv_freq` [rotary_dim / 2] float32; angle = float32(position) * inv_freq; cos and sin are multiplied by `scale`.
@@ -89,8 +86,7 @@ class Rope:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class KVSpec:
+class KVSpec(msgspec.Struct, frozen=True):
     """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
 
     As int8 each key and each value of a head has a scale of its own, a float32.
@@ -112,8 +108,7 @@ class KVSpec:
         return heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True):
     """Which positions a query sees, and what its scores go through before the softmax.
 
     A query at position p sees those from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), as far as
@@ -131,8 +126,7 @@ class Attention:
     sinks: FloatArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(msgspec.Struct, frozen=True):
     """How a token chooses experts from its scores [E]; `correction` [E] counts for the choice, not for the weight.
 
     Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over those chosen). With
@@ -154,8 +148,7 @@ class Routing:
     shared_gate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Expert:
+class Expert(msgspec.Struct, frozen=True):
     """`up` is a gated matrix [2 I, D], `down` is [D, I]."""
 
     up: Matrix
@@ -180,8 +173,7 @@ class KVCache(Protocol):
         """Copy whole blocks (source, destination) of every layer, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInput:
+class ModelInput(msgspec.Struct, frozen=True):
     """One ragged step; all arrays are C-contiguous int32.
 
     Sequence b owns tokens cu_q[b]..cu_q[b+1]-1 at consecutive positions ending at kv_len[b]-1; its block table
@@ -198,8 +190,7 @@ class ModelInput:
     logit_rows_L: IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """The largest step that an executable must hold: tokens, sequences, and rows of logits at a time."""
 
     max_tokens: int
@@ -302,8 +293,7 @@ class Executable(Protocol):
         """Final hidden states [L, D] of the last run (after the last norm, before the head); a view."""
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True):
     """A model as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V]."""
 
     hidden: Callable[[Ops[Any]], Any]

@@ -271,7 +271,7 @@ class ReferenceOps:
 def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
     """Raise EngineError where a step breaks a promise of ModelInput or exceeds the limits."""
     total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
-    arrays = [getattr(inputs, name) for name in ModelInput.__slots__]
+    arrays = [getattr(inputs, name) for name in ModelInput.__struct_fields__]
     if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
         raise EngineError("every array of a step must be C-contiguous int32")
     if total > limits.max_tokens or batch > limits.max_seqs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.llama import Keys, head_size, llama_like

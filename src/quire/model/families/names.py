@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import msgspec
+from msgspec.structs import replace
 
-@dataclass(frozen=True, slots=True)
-class TensorNames:
+
+class TensorNames(msgspec.Struct, frozen=True):
     """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
 
     `layer` is the prefix of layer {i}; of what follows there, None means that the family has nothing of the kind.
@@ -74,7 +75,7 @@ class TensorNames:
         """These names, or without `base` where no tensor has it."""
         if any(name.startswith(self.base) for name in present):
             return self
-        values = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "base")
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__ if name != "base")
         shorter: dict[str, Any] = {
             name: value.removeprefix(self.base) for name, value in values if isinstance(value, str)
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.llama import (
