@@ -77,9 +77,8 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
         out[size_t(i) * size_t(count)] = four;
       }
     }
-    for (int k = 0; k < blocks.padded; k += group_of(w)) {
-      int32_t sum = 0;
-      for (int i = k; i < k + group_of(w); ++i) sum += q[i];
+    for (int k = 0, group = group_of(w); k < blocks.padded; k += group) {
+      int32_t sum = sum_int8(q + k, group);
       const float real = float(sum);
       if (w.format.offsets) std::memcpy(&sum, &real, 4);
       else sum *= -Dot::kHeldPlus;

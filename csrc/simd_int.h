@@ -159,6 +159,20 @@ inline V load_int8(const int8_t* p) {
 inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
 #endif
 
+// The sum of n bytes.
+inline int32_t sum_int8(const int8_t* q, int n) {
+  I sums = iset1(0);
+  for (int i = 0; i < n; i += 64) {
+    int8_t last[64] = {};
+    if (n - i < 64) std::memcpy(last, q + i, size_t(n - i));
+    sums = dot_bytes(sums, iset1(0x01010101), iload(n - i < 64 ? last : q + i));
+  }
+  int32_t lanes[16], total = 0;
+  istore(lanes, sums);
+  for (const int32_t lane : lanes) total += lane;
+  return total;
+}
+
 // q = round(x * 127 / max|x|) for n values; returns the scale, max|x| / 127. It is not a number where any value is not
 // finite.
 inline float round_to_int8(const float* x, int n, int8_t* q) {
