@@ -79,16 +79,17 @@ class Attention {
 
   AttentionJob job(int index) const {
     AttentionJob j;
-    // One head after the other: its keys and values stay in L2.
-    const int tiles = jobs_before_[a_.num_seqs], tile = index % tiles;
-    j.head = index / tiles;
-    int low = 0, high = a_.num_seqs;  // jobs_before_[low] <= tile < jobs_before_[high]
-    while (high - low > 1) (jobs_before_[(low + high) / 2] <= tile ? low : high) = (low + high) / 2;
+    const int G = a_.kv.num_kv_heads;
+    int low = 0, high = a_.num_seqs;  // jobs_before_[low] G <= index < jobs_before_[high] G
+    while (high - low > 1) (jobs_before_[(low + high) / 2] * G <= index ? low : high) = (low + high) / 2;
     j.seq = low;
-    const int q_len = a_.cu_q[low + 1] - a_.cu_q[low];
-    // The last rows see most: begin with them.
-    j.row = (jobs_before_[low + 1] - 1 - tile) * kJobRows;
-    j.rows = min_of(kJobRows, q_len * group_ - j.row);
+    const int q_len = a_.cu_q[low + 1] - a_.cu_q[low], rows = q_len * group_;
+    // One head after the other: its keys and values stay in L2. The last rows see most: begin with them.
+    const int jobs = jobs_before_[low + 1] - jobs_before_[low], place = index - jobs_before_[low] * G;
+    j.head = place / jobs;
+    const int part = jobs - 1 - place % jobs;
+    j.row = int(int64_t(rows) * part / jobs);
+    j.rows = int(int64_t(rows) * (part + 1) / jobs) - j.row;
     j.start = a_.kv_len[low] - q_len;
     j.low = first_seen(j.start + j.row / group_);
     j.high = last_seen(j, j.start + (j.row + j.rows - 1) / group_) + 1;

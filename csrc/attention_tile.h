@@ -17,7 +17,7 @@ namespace quire::QUIRE_ISA {
 constexpr int kTile = 64;                   // positions, aligned to absolute position 0
 constexpr int kTileVectors = kTile / kLanes;
 
-// Query rows are worked on in tiles of at most kMicroRows, which meet micro_vectors() vectors of positions, or of values,
+// Query rows are worked on in tiles of at most kMicroRows, which meet micro_vectors() vectors of positions or values
 // at a time: as many sums as there are registers.
 #if defined(QUIRE_AVX512)
 constexpr int kMicroRows = 14;
@@ -100,24 +100,30 @@ struct RowState {
   alignas(64) float sum[kLanes];
 };
 
+// Calls f with `n`, 1..Most, as a constant.
+template <int Most, class F>
+inline __attribute__((always_inline)) void with_count(int n, F&& f) {
+  if constexpr (Most > 1)
+    if (n < Most) return with_count<Most - 1>(n, f);
+  f(std::integral_constant<int, Most>{});
+}
+
 // Scores [R][kTile] of the tile's vectors from v on, micro_vectors(R) of them. q is packed [head_dim][R].
 template <int R, class T>
 __attribute__((noinline)) void score_rows(const float* q, int head_dim, const TileKV<T>& kv, int v, float* scores) {
   constexpr int N = micro_vectors(R);
   const size_t stride = kv.key_stride;
   auto row = [&](int r, int h) { return q[size_t(h) * R + size_t(r)]; };
-  const T* keys[N];
-  bool full = true;
-  for (int i = 0; i < N; ++i) full = (keys[i] = kv.keys[v + i]) && full;
-  if (full) {
+  int end = v + N;
+  while (v < end && !kv.keys[v]) ++v;
+  while (v < end && !kv.keys[end - 1]) --end;
+  if (v == end) return;
+  with_count<N>(end - v, [&](auto count) {
+    const T* keys[N];
+    for (int i = 0; i < count; ++i) keys[i] = kv.keys[v + i];
     auto key = [&](int h, int i) { return load_kv(keys[i] + size_t(h) * stride); };
-    return multiply<R, N, false>(row, head_dim, key, scores + v * kLanes, kTile, nullptr);
-  }
-  for (int i = 0; i < N; ++i) {
-    if (!keys[i]) continue;
-    auto key = [&](int h, int) { return load_kv(keys[i] + size_t(h) * stride); };
-    multiply<R, 1, false>(row, head_dim, key, scores + (v + i) * kLanes, kTile, nullptr);
-  }
+    multiply<R, decltype(count)::value, false>(row, head_dim, key, scores + v * kLanes, kTile, nullptr);
+  });
 }
 
 // What all rows of a tile share: sizes (`padded` is the value's, rounded up to 16), the tile's first position, soft-cap.
@@ -179,22 +185,12 @@ __attribute__((noinline)) void add_values(const float* weights, const TileKV<T>&
   constexpr int N = micro_vectors(R);
   const size_t out_stride = size_t(vectors) * kLanes, stride = kv.value_stride;
   auto weight = [&](int r, int i) { return weights[r * kTile + first + i]; };
-  auto add = [&](auto count, int at) {
-    const T* const* values = kv.values + first;
-    const size_t offset = size_t(at) * stride;
-    auto value = [&](int i, int n) { return load_kv(values[i] + offset + size_t(n) * stride); };
-    multiply<R, decltype(count)::value, true>(weight, last + 1 - first, value, out + at * kLanes, out_stride, keep);
-  };
-  if (v + N <= vectors) return add(std::integral_constant<int, N>{}, v);
-  for (; v < vectors; ++v) add(std::integral_constant<int, 1>{}, v);
-}
-
-// Calls f with `rows`, 1..R, as a constant.
-template <int R = kMicroRows, class F>
-inline void with_rows(int rows, F&& f) {
-  if constexpr (R > 1)
-    if (rows < R) return with_rows<R - 1>(rows, f);
-  f(std::integral_constant<int, R>{});
+  const T* const* values = kv.values + first;
+  const size_t offset = size_t(v) * stride;
+  auto value = [&](int i, int n) { return load_kv(values[i] + offset + size_t(n) * stride); };
+  with_count<N>(min_of(N, vectors - v), [&](auto count) {
+    multiply<R, decltype(count)::value, true>(weight, last + 1 - first, value, out + v * kLanes, out_stride, keep);
+  });
 }
 
 // The query rows of a job in equal tiles of at most kMicroRows.
@@ -205,23 +201,25 @@ struct RowTiles {
 };
 
 // Adds a tile of positions to all rows. Row r sees positions first[r]..last[r] of it; those of all rows lie in one
-// range without holes. q is packed by tiles of rows; scores [rows][kTile] and keep [rows] are scratch. All rows meet one
-// or two vectors of keys, or of values, before the next: those stay in L1.
+// range without holes. q is packed by tiles of rows; scores [rows][kTile] and keep [rows] are scratch. All rows meet
+// one or two vectors of keys, or of values, before the next: those stay in L1.
 template <class T>
 void attend_tile(const TileShape& shape, const float* q, const RowTiles& tiles, const TileKV<T>& kv, const int* first,
                  const int* last, RowState* rows, float* scores, float* keep, float* out) {
   const int vectors = micro_vectors(tiles.begin(1)), value_vectors = shape.padded / kLanes;
-  // f(rows, first row) for each tile of rows of which some see something.
+  // f(rows, first row, first position, last position) for each tile of rows that sees positions.
   auto for_tiles = [&](auto&& f) {
     for (int t = 0; t < tiles.count; ++t) {
-      const int begin = tiles.begin(t), count = tiles.begin(t + 1) - begin;
-      bool seen = false;
-      for (int r = begin; r < begin + count; ++r) seen = seen || first[r] <= last[r];
-      if (seen) with_rows(count, [&](auto n) { f(n, begin); });
+      const int begin = tiles.begin(t), end = tiles.begin(t + 1);
+      int low = kTile, high = -1;
+      for (int r = begin; r < end; ++r)
+        if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
+      if (low <= high) with_count<kMicroRows>(end - begin, [&](auto n) { f(n, begin, low, high); });
     }
   };
   for (int v = 0; v < kTileVectors; v += vectors)
-    for_tiles([&](auto n, int begin) {
+    for_tiles([&](auto n, int begin, int low, int high) {
+      if (high < v * kLanes || low >= (v + vectors) * kLanes) return;
       score_rows<decltype(n)::value>(q + size_t(begin) * size_t(shape.head_dim), shape.head_dim, kv, v,
                                      scores + begin * kTile);
     });
@@ -229,13 +227,9 @@ void attend_tile(const TileShape& shape, const float* q, const RowTiles& tiles, 
   for (int r = 0; r < tiles.rows; ++r) keep[r] = softmax_row(shape, scores + r * kTile, first[r], last[r], rows[r]);
   if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->values);
   for (int v = 0; v < value_vectors; v += vectors)
-    for_tiles([&](auto n, int begin) {
-      constexpr int R = decltype(n)::value;
-      int low = kTile, high = -1;
-      for (int r = begin; r < begin + R; ++r)
-        if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
-      add_values<R>(scores + begin * kTile, kv, low, high, v, value_vectors,
-                    out + size_t(begin) * size_t(shape.padded), keep + begin);
+    for_tiles([&](auto n, int begin, int low, int high) {
+      add_values<decltype(n)::value>(scores + begin * kTile, kv, low, high, v, value_vectors,
+                                     out + size_t(begin) * size_t(shape.padded), keep + begin);
     });
 }
 
