@@ -160,16 +160,20 @@ def measure_attention(
     return seconds, limit, share
 
 
+def show(name: str, streaming: bool, seconds: float, limit: float, share: float) -> None:
+    unit, value = ("GB/s", "read") if streaming else ("GFLOP/s", "peak")
+    print(
+        f"{name}  {seconds * 1e6:10.1f} us  {share * limit / 1e9:8.1f} {unit:8} {value} {limit / 1e9:7.1f}  "
+        f"share {share:.2f}",
+        flush=True,
+    )
+
+
 def show_attention(backend: NativeBackend, models: list[str]) -> None:
     for heads in HEADS:
         for seqs, q_len, kv_len in STEPS if heads.model in models else []:
-            seconds, limit, share = measure_attention(backend, heads, seqs, q_len, kv_len)
-            unit, value = ("GB/s", "read") if q_len == 1 else ("GFLOP/s", "peak")
-            print(
-                f"{heads.model} attention {seqs:3} x {q_len:4} of {kv_len:5}  {seconds * 1e6:10.1f} us  "
-                f"{share * limit / 1e9:8.1f} {unit:8} {value} {limit / 1e9:7.1f}  share {share:.2f}",
-                flush=True,
-            )
+            figures = measure_attention(backend, heads, seqs, q_len, kv_len)
+            show(f"{heads.model} attention {seqs:3} x {q_len:4} of {kv_len:5}", q_len == 1, *figures)
 
 
 def main() -> None:
@@ -199,12 +203,7 @@ def main() -> None:
             streaming = rows <= 8
             weights = make_weights(backend, shape, dtype, STREAMING_BYTES if streaming else 1)
             seconds, limit, share = measure(backend, weights, rows, "read" if streaming else peak)
-            unit, value = ("GB/s", "read") if streaming else ("GFLOP/s", "peak")
-            print(
-                f"{shape.model} {shape.name:8} {rows:5} rows  {seconds * 1e6:10.1f} us  "
-                f"{share * limit / 1e9:8.1f} {unit:8} {value} {limit / 1e9:7.1f}  share {share:.2f}",
-                flush=True,
-            )
+            show(f"{shape.model} {shape.name:8} {rows:5} rows", streaming, seconds, limit, share)
             shares[streaming].append(share)
     for streaming, label in ((True, "of the read bandwidth"), (False, "of the peak")):
         if shares[streaming]:

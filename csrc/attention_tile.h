@@ -193,12 +193,7 @@ __attribute__((noinline)) void add_values(const float* weights, const TileKV<T>&
   });
 }
 
-// The query rows of a job in equal tiles of at most kMicroRows.
-struct RowTiles {
-  int rows, count;
-  explicit RowTiles(int rows_) : rows(rows_), count((rows_ + kMicroRows - 1) / kMicroRows) {}
-  int begin(int tile) const { return rows * tile / count; }
-};
+using RowTiles = EqualTiles<kMicroRows>;  // of a job's query rows
 
 // Adds a tile of positions to all rows. Row r sees positions first[r]..last[r] of it; those of all rows lie in one
 // range without holes. q is packed by tiles of rows; scores [rows][kTile] and keep [rows] are scratch. All rows meet

@@ -8,12 +8,7 @@ namespace quire::QUIRE_ISA {
 // Columns of float32 or bfloat16 in a block of K; of smaller types there are more.
 constexpr int kBlockK = 256;
 
-// Rows split into equal tiles of at most kMaxRows.
-struct Tiles {
-  int rows, count;
-  explicit Tiles(int rows_) : rows(rows_), count((rows_ + kMaxRows - 1) / kMaxRows) {}
-  int begin(int tile) const { return int(int64_t(rows) * tile / count); }
-};
+using Tiles = EqualTiles<kMaxRows>;
 
 // K split into equal blocks of whole steps; the last may be shorter.
 struct BlocksOfK {

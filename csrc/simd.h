@@ -30,6 +30,14 @@ inline A max_of(A a, A b) {
   return a < b ? b : a;
 }
 
+// Rows split into equal tiles of at most `Most`.
+template <int Most>
+struct EqualTiles {
+  int rows, count;
+  explicit EqualTiles(int rows_) : rows(rows_), count((rows_ + Most - 1) / Most) {}
+  int begin(int tile) const { return int(int64_t(rows) * tile / count); }
+};
+
 inline float bf16_to_float(uint16_t h) {
   const uint32_t bits = uint32_t{h} << 16;
   float f;

@@ -18,7 +18,6 @@ inline I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline void istore(void* p, I v) { _mm512_storeu_si512(p, v.r); }
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.r, b.r)}; }
-inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.r, b.r)}; }
 inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
 inline I operator^(I a, I b) { return {_mm512_xor_si512(a.r, b.r)}; }
 inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }

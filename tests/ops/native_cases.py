@@ -11,7 +11,7 @@ import numpy as np
 
 from quire import _native
 from quire.ops.native import NativeBackend
-from quire.ops.protocol import Backend, Graph, KVSpec, Limits, ModelInput, Ops
+from quire.ops.protocol import Backend, Graph, KVSpec, Limits, ModelInput, Ops, WeightType
 
 ISAS = _native.available_isas()
 KV = KVSpec(num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32")
@@ -72,3 +72,15 @@ def apply_rows(
         executable._plan.poison()  # type: ignore[attr-defined]
     executable.run(rows_step(rows))
     return executable.hidden().copy()
+
+
+def linear(backend: Backend, x: Any, w: Any, dtype: WeightType, **options: Any) -> Any:
+    """x [L, K] times a weight [O, K], as `apply_rows` runs it."""
+    weight = backend.matrix([w], dtype)
+    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight, **options), len(w))
+
+
+def gated(backend: Backend, x: Any, gate: Any, up: Any, dtype: WeightType, **options: Any) -> Any:
+    """x [L, K] through a gated weight of gate and up, [I, K] each."""
+    weight = backend.gated_matrix(gate, up, dtype)
+    return apply_rows(backend, x, lambda ops, t: ops.gated_linear(t, weight, **options), len(gate))

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.native_cases import ISAS, apply_rows, native, normal, rounds_activations, to_bf16
+from tests.ops.native_cases import (
+    ISAS,
+    apply_rows,
+    gated,
+    linear,
+    native,
+    normal,
+    rounds_activations,
+    to_bf16,
+)
 
 from quire.errors import EngineError
 from quire.ops.protocol import Activation, FloatDtype
@@ -17,18 +26,6 @@ from quire.ops.reference import ReferenceBackend
 
 ACTIVATIONS: list[Activation | None] = [None, "silu", "gelu", "gelu_tanh", "relu"]
 DTYPES: list[FloatDtype] = ["float32", "bfloat16"]
-
-
-def linear(isa: str, x: Any, w: Any, dtype: FloatDtype, threads: int = 2, **options: Any) -> Any:
-    backend = native(isa, threads)
-    weight = backend.matrix([w], dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight, **options), len(w))
-
-
-def gated(isa: str, x: Any, gate: Any, up: Any, dtype: FloatDtype, threads: int = 2, **options: Any) -> Any:
-    backend = native(isa, threads)
-    weight = backend.gated_matrix(gate, up, dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.gated_linear(t, weight, **options), len(gate))
 
 
 def seen(isa: str, x: Any, dtype: FloatDtype) -> Any:
@@ -104,7 +101,7 @@ def test_gated_linear_equals_the_reference(
     x = seen(isa, normal(rng, rows, columns), dtype)
     gate, up = (normal(rng, half, columns) / np.float32(np.sqrt(columns)) for _ in range(2))
     bias = normal(rng, 2 * half) if with_bias else None
-    got = gated(isa, x, gate, up, dtype, activation=activation, bias=bias)
+    got = gated(native(isa), x, gate, up, dtype, activation=activation, bias=bias)
     reference = ReferenceBackend()
     weight = reference.gated_matrix(gate, up, dtype)
     want = apply_rows(reference, x, lambda ops, t: ops.gated_linear(t, weight, activation, bias), half)
@@ -123,16 +120,16 @@ def test_a_row_alone_has_the_bits_it_has_in_any_batch(
     x[0] = 0.0
     x[1] = -0.0
     x[2, ::3] *= np.float32(1e30)
-    alone = np.concatenate([linear(isa, row[None], w, dtype) for row in x])
+    alone = np.concatenate([linear(native(isa), row[None], w, dtype) for row in x])
     for rows in range(2, 41):
-        got = linear(isa, x[:rows], w, dtype)
+        got = linear(native(isa), x[:rows], w, dtype)
         assert got.tobytes() == alone[:rows].tobytes(), f"{rows} rows"
     half = outputs // 2
     alone = np.concatenate(
-        [gated(isa, row[None], w[:half], w[half : 2 * half], dtype, activation="silu") for row in x]
+        [gated(native(isa), row[None], w[:half], w[half : 2 * half], dtype, activation="silu") for row in x]
     )
     for rows in (2, 5, 15, 29, 40):
-        got = gated(isa, x[:rows], w[:half], w[half : 2 * half], dtype, activation="silu")
+        got = gated(native(isa), x[:rows], w[:half], w[half : 2 * half], dtype, activation="silu")
         assert got.tobytes() == alone[:rows].tobytes(), f"{rows} rows"
 
 
@@ -142,15 +139,15 @@ def test_a_row_alone_has_the_bits_it_has_in_any_batch(
 def test_threads_do_not_change_bits(isa: str, dtype: FloatDtype, rows: int) -> None:
     rng = np.random.default_rng(rows)
     x, w = normal(rng, rows, 321), normal(rng, 200, 321)
-    one = linear(isa, x, w, dtype, threads=1)
+    one = linear(native(isa, 1), x, w, dtype)
     for threads in (2, 3):
-        assert linear(isa, x, w, dtype, threads=threads).tobytes() == one.tobytes()
+        assert linear(native(isa, threads), x, w, dtype).tobytes() == one.tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_bfloat16_dot_sets_round_activations_and_others_do_not(isa: str) -> None:
     x, w = np.full((1, 2), 1.0 + 2.0**-12, np.float32), np.ones((1, 2), np.float32)
-    exact = linear(isa, x, w, "bfloat16")[0, 0] == 2.0 + 2.0**-11
+    exact = linear(native(isa), x, w, "bfloat16")[0, 0] == 2.0 + 2.0**-11
     assert exact != rounds_activations(isa)
 
 
@@ -175,7 +172,7 @@ def test_not_a_number_stays_visible(isa: str) -> None:
     x = np.array([[1.0, np.nan], [1.0, 2.0], [np.inf, 1.0]], np.float32)
     w = np.array([[1.0, 1.0], [0.5, -1.0]], np.float32)
     for activation in ACTIVATIONS:
-        got = linear(isa, x, w, "float32", activation=activation)
+        got = linear(native(isa), x, w, "float32", activation=activation)
         assert np.isnan(got[0]).all(), activation
         assert np.isfinite(got[1]).all()
         assert np.isposinf(got[2]).all()

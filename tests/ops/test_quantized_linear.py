@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.native_cases import ISAS, apply_rows, native, normal
+from tests.ops.native_cases import ISAS, apply_rows, gated, linear, native, normal
 
-from quire.ops.protocol import Backend, Quantized
+from quire.ops.protocol import Quantized
 from quire.ops.reference import ReferenceBackend
 
 TYPES = [
@@ -24,16 +22,6 @@ TYPES = [
     ),
 ]
 FEW = [Quantized(8), Quantized(8, int8_rows=False), Quantized(4, 32), Quantized(4, 64, False, False)]
-
-
-def linear(backend: Backend, x: Any, w: Any, dtype: Quantized, **options: Any) -> Any:
-    weight = backend.matrix([w], dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight, **options), len(w))
-
-
-def gated(backend: Backend, x: Any, gate: Any, up: Any, dtype: Quantized, **options: Any) -> Any:
-    weight = backend.gated_matrix(gate, up, dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.gated_linear(t, weight, "silu", **options), len(gate))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=repr)
@@ -92,8 +80,8 @@ def test_linear_equals_the_reference(
     want = linear(ReferenceBackend(), x, w, dtype, bias=bias, activation="relu")
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
     half = outputs // 2 + 1
-    got = gated(native(isa, threads), x, w[:half], w[-half:], dtype)
-    want = gated(ReferenceBackend(), x, w[:half], w[-half:], dtype)
+    got = gated(native(isa, threads), x, w[:half], w[-half:], dtype, activation="silu")
+    want = gated(ReferenceBackend(), x, w[:half], w[-half:], dtype, activation="silu")
     np.testing.assert_allclose(got, want, rtol=3e-5, atol=3e-5)
 
 
@@ -113,9 +101,11 @@ def test_a_row_alone_has_the_bits_it_has_in_any_batch(
         assert linear(one, x[:rows], w, dtype).tobytes() == alone[:rows].tobytes(), f"{rows} rows"
     half = outputs // 2
     halves = w[:half], w[half : 2 * half]
-    alone = np.concatenate([gated(one, row[None], *halves, dtype) for row in x])
+    alone = np.concatenate([gated(one, row[None], *halves, dtype, activation="silu") for row in x])
     for rows in (2, 5, 15, 29, 40):
-        assert gated(one, x[:rows], *halves, dtype).tobytes() == alone[:rows].tobytes(), f"{rows} rows"
+        assert gated(one, x[:rows], *halves, dtype, activation="silu").tobytes() == alone[:rows].tobytes(), (
+            f"{rows} rows"
+        )
 
 
 @pytest.mark.parametrize("dtype", FEW, ids=repr)

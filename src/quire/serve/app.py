@@ -100,7 +100,13 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
     *(
         Plain(path, make, body, answer, summary)
         for paths, make, body, answer, summary in (
-            ("/pooling", vectors.pool, vectors.PoolingRequest, vectors.PoolingAnswer, "Vectors as they are"),
+            (
+                "/pooling",
+                vectors.pool,
+                embeddings.PoolingRequest,
+                vectors.PoolingAnswer,
+                "Vectors as they are",
+            ),
             (
                 "/classify",
                 vectors.classify,

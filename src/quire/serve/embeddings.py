@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,24 +16,34 @@ from quire.engine.vectors import shortened
 from quire.errors import EngineError
 from quire.serve.completions import split_prompts
 from quire.serve.errors import invalid
-from quire.serve.protocol import LogprobCount, Name, Prompt
+from quire.serve.protocol import LogprobCount, Name, Priority, Prompt
 from quire.serve.service import Service
 from quire.serve.sse import watched
 from quire.types import FinishReason, Pooling, Request
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/embeddings."""
+class TextsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request says that has a vector made of each of its texts."""
 
     input: Prompt
     model: Name | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     user: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: LogprobCount | None = None
-    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    priority: Priority = 0
+
+
+class PoolingRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /pooling."""
+
+    encoding_format: Literal["float", "base64"] = "float"
     pooling: Pooling | None = None
+
+
+class EmbeddingRequest(PoolingRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
 
 class Embedding(msgspec.Struct):
@@ -69,29 +80,38 @@ async def embed(service: Service, http: HttpRequest) -> bytes:
         raise invalid(
             f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
         )
-    texts = split_prompts(body.input)
     call_id = service.new_id("embd-", http)
-    size = sum(len(t) for t in texts if isinstance(t, str))
-    requests = await service.work(size, lambda: [_make(service, body, t, call_id) for t in texts])
+    requests = await pooled_requests(service, body, body.pooling or service.config.pooling, call_id)
     vectors = await run_vectors(service, http, requests)
     width = len(vectors[0])
     if body.dimensions is not None and body.dimensions > width:
         raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
-    num_tokens = sum(len(request.tokens) for request in requests)
     data = [
         Embedding(i, coded(shortened(vector, body.dimensions), body.encoding_format))
         for i, vector in enumerate(vectors)
     ]
-    usage = EmbeddingUsage(num_tokens, num_tokens)
-    return _encode(Embeddings(call_id, service.created, model, data, usage))
+    return _encode(Embeddings(call_id, service.created, model, data, usage_of(requests)))
 
 
-def _make(service: Service, body: EmbeddingRequest, text: str | list[int], call_id: str) -> Request:
+async def pooled_requests(
+    service: Service, body: TextsRequest, pooling: Pooling | None, call_id: str
+) -> list[Request]:
+    """One request for each text."""
+    texts = split_prompts(body.input)
     front = service.front
-    tokens = front.encode(text, body.add_special_tokens) if isinstance(text, str) else text
-    tokens = front.truncated(tokens, body.truncate_prompt_tokens)
-    pooling = body.pooling or service.config.pooling
-    return front.pooled(service.next_request_id(call_id), tokens, pooling, body.priority)
+
+    def make(text: str | list[int]) -> Request:
+        tokens = front.encode(text, body.add_special_tokens) if isinstance(text, str) else text
+        tokens = front.truncated(tokens, body.truncate_prompt_tokens)
+        return front.pooled(service.next_request_id(call_id), tokens, pooling, body.priority)
+
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    return await service.work(size, lambda: [make(text) for text in texts])
+
+
+def usage_of(requests: Sequence[Request]) -> EmbeddingUsage:
+    count = sum(len(request.tokens) for request in requests)
+    return EmbeddingUsage(count, count)
 
 
 async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:

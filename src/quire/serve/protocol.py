@@ -16,6 +16,7 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 LogprobCount = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+Priority = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Name = Annotated[str, Meta(max_length=1024)]
 Stop = str | list[str]
 Prompt = str | list[str | TokenId | list[TokenId]]
@@ -59,7 +60,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     bad_words: list[str] | None = None
     truncate_prompt_tokens: LogprobCount | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    priority: Priority = 0
     cache_salt: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
     return_token_ids: bool | None = None

@@ -14,7 +14,7 @@ from quire.serve.chat import prepare
 from quire.serve.errors import HttpError, invalid, unsupported
 from quire.serve.items import Change, Item, Items
 from quire.serve.params import TokenNames, chat_logprobs, sampling_params
-from quire.serve.protocol import ChatRequest, Int64, LogprobCount, Name, Stop, TokenId, TokenLogprob
+from quire.serve.protocol import ChatRequest, Int64, LogprobCount, Name, Priority, Stop, TokenId, TokenLogprob
 from quire.serve.response_input import messages_of, tools_of
 from quire.serve.service import Service
 from quire.serve.sse import event
@@ -58,7 +58,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     ignore_eos: bool = False
-    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    priority: Priority = 0
     cache_salt: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None

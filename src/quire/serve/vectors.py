@@ -11,33 +11,25 @@ from starlette.requests import Request as HttpRequest
 
 from quire.engine.scoring import Scoring, plan_scores
 from quire.engine.vectors import probabilities
-from quire.serve.completions import MAX_PROMPTS, split_prompts
-from quire.serve.embeddings import EmbeddingUsage, coded, run_vectors
+from quire.serve.completions import MAX_PROMPTS
+from quire.serve.embeddings import (
+    EmbeddingUsage,
+    PoolingRequest,
+    TextsRequest,
+    coded,
+    pooled_requests,
+    run_vectors,
+    usage_of,
+)
 from quire.serve.errors import invalid
-from quire.serve.protocol import LogprobCount, Name, Prompt
+from quire.serve.protocol import LogprobCount, Name, Priority
 from quire.serve.service import Service
-from quire.types import Pooling, Request
 
-Priority = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Texts = str | list[str]
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ClassifyRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /classify."""
-
-    input: Prompt
-    model: Name | None = None
-    user: str | None = None
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: LogprobCount | None = None
-    priority: Priority = 0
-
-
-class PoolingRequest(ClassifyRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /pooling."""
-
-    encoding_format: Literal["float", "base64"] = "float"
-    pooling: Pooling | None = None
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -144,10 +136,10 @@ async def pool(service: Service, http: HttpRequest) -> bytes:
     """The model's vector of each text as it is: an embedding, or a classifier's outputs."""
     body = await service.read(http, _pooling)
     model, call_id = service.check_model(body.model), service.new_id("pool-", http)
-    requests = await _requests(service, body, body.pooling or service.config.pooling, call_id)
+    requests = await pooled_requests(service, body, body.pooling or service.config.pooling, call_id)
     vectors = await run_vectors(service, http, requests)
     data = [Pooled(i, coded(vector, body.encoding_format)) for i, vector in enumerate(vectors)]
-    return _encode(PoolingAnswer(call_id, service.created, model, data, _usage(requests)))
+    return _encode(PoolingAnswer(call_id, service.created, model, data, usage_of(requests)))
 
 
 async def classify(service: Service, http: HttpRequest) -> bytes:
@@ -157,12 +149,12 @@ async def classify(service: Service, http: HttpRequest) -> bytes:
     info = service.front.info
     if info.scores is None:
         raise invalid(f"{model} is no classifier: it has no labels", "model", "unsupported_parameter")
-    requests = await _requests(service, body, None, call_id)
+    requests = await pooled_requests(service, body, None, call_id)
     data = []
     for i, vector in enumerate(await run_vectors(service, http, requests)):
         probs = probabilities(vector, info.scores)
         data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
-    return _encode(ClassifyAnswer(call_id, service.created, model, data, _usage(requests)))
+    return _encode(ClassifyAnswer(call_id, service.created, model, data, usage_of(requests)))
 
 
 async def score(service: Service, http: HttpRequest) -> bytes:
@@ -174,7 +166,7 @@ async def score(service: Service, http: HttpRequest) -> bytes:
     scoring = await _scoring(service, body, firsts, seconds, call_id)
     scores = scoring.scores(await run_vectors(service, http, scoring.requests))
     data = [Scored(i, value) for i, value in enumerate(scores)]
-    return _encode(ScoreAnswer(call_id, service.created, model, data, _usage(scoring.requests)))
+    return _encode(ScoreAnswer(call_id, service.created, model, data, usage_of(scoring.requests)))
 
 
 async def rerank(service: Service, http: HttpRequest) -> bytes:
@@ -189,22 +181,7 @@ async def rerank(service: Service, http: HttpRequest) -> bytes:
         Ranked(i, scores[i], None if text is None else RerankDocument(text))
         for i, text in ((i, shown[i]) for i in best)
     ]
-    return _encode(RerankAnswer(call_id, model, _usage(scoring.requests), results))
-
-
-async def _requests(
-    service: Service, body: ClassifyRequest, pooling: Pooling | None, call_id: str
-) -> list[Request]:
-    texts = split_prompts(body.input)
-    front = service.front
-
-    def make(text: str | list[int]) -> Request:
-        tokens = front.encode(text, body.add_special_tokens) if isinstance(text, str) else text
-        tokens = front.truncated(tokens, body.truncate_prompt_tokens)
-        return front.pooled(service.next_request_id(call_id), tokens, pooling, body.priority)
-
-    size = sum(len(text) for text in texts if isinstance(text, str))
-    return await service.work(size, lambda: [make(text) for text in texts])
+    return _encode(RerankAnswer(call_id, model, usage_of(scoring.requests), results))
 
 
 async def _scoring(
@@ -228,8 +205,3 @@ async def _scoring(
         )
 
     return await service.work(sum(map(len, [*firsts, *seconds])), plan)
-
-
-def _usage(requests: Sequence[Request]) -> EmbeddingUsage:
-    count = sum(len(request.tokens) for request in requests)
-    return EmbeddingUsage(count, count)
