@@ -5,11 +5,12 @@
 // so that a long sequence may be split over threads. Hence a row's bits depend on neither the batch, the chunk it came
 // in, the block size nor the number of threads.
 //
-// A job is up to kJobRows query rows of one sequence and kv head; row i is token i / group, head i % group.
+// A job is a group of query rows and a kv head. Rows of sequences that begin with the same blocks meet those together.
 #pragma once
 
 #include <type_traits>
 
+#include "attention_jobs.h"
 #include "attention_tile.h"
 #include "kernels.h"
 #include "simd.h"
@@ -17,9 +18,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kSegment = 1024;
-constexpr int kJobRows = 112;
-constexpr int kSplitJobs = 4;   // per thread: with fewer jobs than this, segments become tasks of their own
-constexpr int kSplitTasks = 8;  // per thread: segments in flight then
+constexpr int kSplitTasks = 8;  // per thread: segments in flight where there are few jobs
 constexpr double kSmallStep = 100e3;  // multiply-adds under which waking threads costs more than it saves
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -31,27 +30,25 @@ struct Partial {
 };
 
 struct AttentionSizes {
-  size_t padded, tiles, scores, partial, thread, split;
+  size_t padded, tiles, scores, queries, partial, thread, split;
 
   AttentionSizes(int head_dim, int value_dim, int threads)
       : padded(round_up(size_t(value_dim), kLanes)),
         tiles(kTile * (round_up(size_t(head_dim), kLanes) + padded)),  // one of keys and one of values, in floats
-        scores(kJobRows * (kTile + 1)),  // and what each row keeps
+        scores(kJobRows * (kTile + 1)),                                // and what each row keeps
+        queries(kJobRows * size_t(head_dim)),
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
-        thread(2 * partial + round_up((tiles + scores + kJobRows * size_t(head_dim)) * 4, 64)),  // queries too
+        thread(2 * partial + round_up((tiles + scores + 2 * queries) * 4, 64)),
         split(size_t(threads) * (kSplitTasks + 2 * kSplitJobs) * partial) {}
 };
 
 inline size_t attention_workspace(const AttentionLimits& l) {
   const AttentionSizes sizes(l.head_dim, l.value_dim, l.threads);
-  return round_up((size_t(l.max_seqs) + 1) * 4, 64) + size_t(l.threads) * sizes.thread + sizes.split;
+  return round_up(RowGroups::bytes(l), 64) + size_t(l.threads) * sizes.thread + sizes.split;
 }
 
-struct AttentionJob {
-  int seq, head;       // kv head
-  int row, rows;       // first row and how many
-  int start;           // position of the sequence's first query token
-  int low, high;       // positions low..high-1 are seen by some row
+struct AttentionJob : RowGroup {
+  int head;  // kv head
 
   int first_segment() const { return low / kSegment; }
   int segments() const { return (high - 1) / kSegment + 1 - first_segment(); }
@@ -59,49 +56,35 @@ struct AttentionJob {
 
 class Attention {
  public:
-  Attention(const AttentionArgs& args, int threads)
-      : a_(args), sizes_(args.kv.head_dim, args.kv.value_dim, threads), group_(args.num_heads / args.kv.num_kv_heads) {
-    char* p = static_cast<char*>(args.workspace);
-    jobs_before_ = reinterpret_cast<int32_t*>(p);
-    p += round_up((size_t(args.num_seqs) + 1) * 4, 64);
-    thread_memory_ = p;
-    split_memory_ = p + size_t(threads) * sizes_.thread;
-    jobs_before_[0] = 0;
-    for (int b = 0; b < args.num_seqs; ++b) {
-      const int rows = (args.cu_q[b + 1] - args.cu_q[b]) * group_;
-      jobs_before_[b + 1] = jobs_before_[b] + (rows + kJobRows - 1) / kJobRows;
-      work_ += double(rows) * args.kv_len[b] * args.kv.head_dim * 2 * args.kv.num_kv_heads;
-    }
+  Attention(const AttentionArgs& args, const AttentionLimits& limits)
+      : a_(args),
+        sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
+        groups_(args, limits.threads, args.workspace),
+        thread_memory_(static_cast<char*>(args.workspace) + round_up(RowGroups::bytes(limits), 64)),
+        split_memory_(thread_memory_ + size_t(limits.threads) * sizes_.thread) {}
+
+  int jobs() const { return groups_.count() * a_.kv.num_kv_heads; }
+
+  // Multiply-adds of the step.
+  double work() const {
+    double positions = 0;
+    for (int i = 0; i < groups_.count(); ++i) positions += double(groups_[i].rows) * (groups_[i].high - groups_[i].low);
+    return positions * a_.kv.head_dim * 2 * a_.kv.num_kv_heads;
   }
 
-  int jobs() const { return jobs_before_[a_.num_seqs] * a_.kv.num_kv_heads; }
-  double work() const { return work_; }
-
+  // The same sequences' groups one head after the other: keys and values of a head stay in L2.
   AttentionJob job(int index) const {
-    AttentionJob j;
-    const int G = a_.kv.num_kv_heads;
-    int low = 0, high = a_.num_seqs;  // jobs_before_[low] G <= index < jobs_before_[high] G
-    while (high - low > 1) (jobs_before_[(low + high) / 2] * G <= index ? low : high) = (low + high) / 2;
-    j.seq = low;
-    const int q_len = a_.cu_q[low + 1] - a_.cu_q[low], rows = q_len * group_;
-    // One head after the other: its keys and values stay in L2. The last rows see most: begin with them.
-    const int jobs = jobs_before_[low + 1] - jobs_before_[low], place = index - jobs_before_[low] * G;
-    j.head = place / jobs;
-    const int part = jobs - 1 - place % jobs;
-    j.row = int(int64_t(rows) * part / jobs);
-    j.rows = int(int64_t(rows) * (part + 1) / jobs) - j.row;
-    j.start = a_.kv_len[low] - q_len;
-    j.low = first_seen(j.start + j.row / group_);
-    j.high = last_seen(j, j.start + (j.row + j.rows - 1) / group_) + 1;
-    return j;
+    const RowGroup& any = groups_[index / a_.kv.num_kv_heads];
+    const int place = index - any.begin * a_.kv.num_kv_heads;
+    return {groups_[any.begin + place % any.count], place / any.count};
   }
 
   // All segments of a job, in order.
   void run(const AttentionJob& j, int thread) const {
     Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
-    const float* q = load_queries(j, thread);
+    load_queries(j, thread);
     for (int s = 0; s < j.segments(); ++s) {
-      segment(j, q, j.first_segment() + s, s == 0 ? whole : part, thread);
+      segment(j, j.first_segment() + s, s == 0 ? whole : part, thread);
       if (s > 0) merge(j, whole, part);
     }
     finish(j, whole);
@@ -109,7 +92,8 @@ class Attention {
 
   // Segment number `s` of a job into slot `slot`.
   void run_segment(const AttentionJob& j, int s, int slot, int thread) const {
-    segment(j, load_queries(j, thread), j.first_segment() + s, split_partial(slot), thread);
+    load_queries(j, thread);
+    segment(j, j.first_segment() + s, split_partial(slot), thread);
   }
 
   void merge_slots(const AttentionJob& j, int into, int from) const {
@@ -128,13 +112,19 @@ class Attention {
     }
   };
 
-  int first_seen(int position) const {
-    const int first = a_.window > 0 ? max_of(0, position - a_.window + 1) : 0;
-    return a_.chunk > 0 ? max_of(first, position / a_.chunk * a_.chunk) : first;
-  }
-  int last_seen(const AttentionJob& j, int position) const { return min_of(position + a_.ahead, a_.kv_len[j.seq] - 1); }
-  int position_of(const AttentionJob& j, int row) const { return j.start + (j.row + row) / group_; }
-  int head_of(const AttentionJob& j, int row) const { return j.head * group_ + (j.row + row) % group_; }
+  // Keys and values of one kv head of a sequence.
+  struct Source {
+    const int32_t* table;
+    int head;
+  };
+
+  // Query rows that meet the same keys and values: what they have gathered, and queries packed by tiles of rows.
+  struct Rows {
+    const float* q;
+    RowState* states;
+    float* values;
+    int count;
+  };
 
   Partial partial_at(char* p) const {
     return {reinterpret_cast<RowState*>(p), reinterpret_cast<float*>(p + kJobRows * sizeof(RowState))};
@@ -146,75 +136,109 @@ class Attention {
   float* thread_tiles(int thread) const {
     return reinterpret_cast<float*>(thread_memory_ + size_t(thread) * sizes_.thread + 2 * sizes_.partial);
   }
-
-  // Rows of q times scale, packed [H][rows] by tiles of rows.
-  const float* load_queries(const AttentionJob& j, int thread) const {
-    const size_t H = size_t(a_.kv.head_dim);
-    float* const q = thread_tiles(thread) + sizes_.tiles + sizes_.scores;
-    const RowTiles tiles(j.rows);
-    for (int t = 0; t < tiles.count; ++t) {
-      const int begin = tiles.begin(t), rows = tiles.begin(t + 1) - begin;
-      for (int i = 0; i < rows; ++i) {
-        const int token = a_.cu_q[j.seq] + (j.row + begin + i) / group_;
-        const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head_of(j, begin + i)) * H;
-        float* to = q + size_t(begin) * H + i;
-        for (size_t h = 0; h < H; ++h) to[h * size_t(rows)] = from[h] * a_.scale;
-      }
-    }
-    return q;
+  float* thread_scores(int thread) const { return thread_tiles(thread) + sizes_.tiles; }
+  float* part_queries(int thread) const { return thread_scores(thread) + sizes_.scores; }
+  float* joint_queries(int thread) const { return part_queries(thread) + sizes_.queries; }
+  Source source(int seq, int head) const {
+    return {a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, head};
   }
 
-  void segment(const AttentionJob& j, const float* q, int index, Partial out, int thread) const {
-    for (int i = 0; i < j.rows; ++i) {
-      out.rows[i].best = -__builtin_inff();
-      out.rows[i].slope = a_.slopes ? a_.slopes[head_of(j, i)] : 0.0f;
-      out.rows[i].position = position_of(j, i);
-      store(out.rows[i].sum, set1(0.0f));
+  // Rows of q times scale: those of each part by themselves, and those of several parts together.
+  void load_queries(const AttentionJob& j, int thread) const {
+    const RowTiles joint(j.rows);
+    groups_.for_parts(j, [&](const RowPart& p) {
+      pack_queries(j, p, RowTiles(p.rows), 0, part_queries(thread) + size_t(p.at) * size_t(a_.kv.head_dim));
+      if (j.members > 1) pack_queries(j, p, joint, p.at, joint_queries(thread));
+    });
+  }
+
+  // A part's rows as rows `at`.. of tiles, packed [H][rows] by tile.
+  void pack_queries(const AttentionJob& j, const RowPart& p, const RowTiles& tiles, int at, float* packed) const {
+    const size_t H = size_t(a_.kv.head_dim);
+    for (int t = 0, i = 0; t < tiles.count && i < p.rows; ++t) {
+      const int begin = tiles.begin(t), end = tiles.begin(t + 1);
+      for (; i < p.rows && at + i < end; ++i) {
+        const int token = a_.cu_q[p.seq] + groups_.token(p, i), head = groups_.head(p, i, j.head);
+        const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head) * H;
+        float* to = packed + size_t(begin) * H + size_t(at + i - begin);
+        for (size_t h = 0; h < H; ++h) to[h * size_t(end - begin)] = from[h] * a_.scale;
+      }
     }
+  }
+
+  void start(const AttentionJob& j, Partial out) const {
+    groups_.for_parts(j, [&](const RowPart& p) {
+      for (int i = 0; i < p.rows; ++i) {
+        RowState& row = out.rows[p.at + i];
+        row.best = -__builtin_inff();
+        row.slope = a_.slopes ? a_.slopes[groups_.head(p, i, j.head)] : 0.0f;
+        row.position = groups_.position(p, i);
+        row.first = groups_.first_seen(row.position);
+        row.last = groups_.last_seen(p.seq, row.position);
+        store(row.sum, set1(0.0f));
+      }
+    });
     std::memset(out.values, 0, size_t(j.rows) * sizes_.padded * 4);
-    const KVView& kv = a_.kv;
-    const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
-    const int low = max_of(j.low, index * kSegment), high = min_of(j.high, (index + 1) * kSegment);
-    for (int at = low / kTile * kTile; at < high; at += kTile) {
-      const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
-      // Many rows: widen small types once per tile instead of once per few rows.
-      const bool few = whole_vectors && j.rows <= kDirectRows;
-      if (kv.type == KVType::f32) attend_as<float>(j, q, range, whole_vectors, out, thread);
-      else if (kv.type == KVType::bf16) attend_as<uint16_t>(j, q, range, few, out, thread);
-      else attend_as<int8_t>(j, q, range, few, out, thread);
-    }
+  }
+
+  void segment(const AttentionJob& j, int index, Partial out, int thread) const {
+    start(j, out);
+    const int begin = index * kSegment, end = begin + kSegment;
+    const int joint = j.members > 1 ? j.shared / kTile * kTile : 0;
+    const Rows all{joint_queries(thread), out.rows, out.values, j.rows};
+    if (joint > 0) walk(source(a_.order[j.first], j.head), all, max_of(j.low, begin), min_of(joint, end), thread);
+    groups_.for_parts(j, [&](const RowPart& p) {
+      const Rows own{part_queries(thread) + size_t(p.at) * size_t(a_.kv.head_dim), out.rows + p.at,
+                     out.values + size_t(p.at) * sizes_.padded, p.rows};
+      const int low = max_of(own.states[0].first, joint), high = own.states[p.rows - 1].last + 1;
+      walk(source(p.seq, j.head), own, max_of(low, begin), min_of(high, end), thread);
+    });
     for (int i = 0; i < j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
-  template <class T>
-  void attend(const AttentionJob& j, const float* q, int at, const TileKV<T>& kv, Partial out, int thread) const {
-    int first[kJobRows], last[kJobRows];
-    for (int i = 0; i < j.rows; ++i) {
-      const int position = position_of(j, i);
-      first[i] = max_of(first_seen(position) - at, 0);
-      last[i] = min_of(last_seen(j, position) - at, kTile - 1);
+  // Adds positions low..high-1, as far as rows see them.
+  void walk(Source from, const Rows& rows, int low, int high, int thread) const {
+    const KVView& kv = a_.kv;
+    const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
+    // Many rows: widen small types once per tile instead of once per few rows.
+    const bool few = whole_vectors && rows.count <= kDirectRows;
+    for (int at = low / kTile * kTile; at < high; at += kTile) {
+      const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
+      if (kv.type == KVType::f32) attend_as<float>(from, rows, range, whole_vectors, thread);
+      else if (kv.type == KVType::bf16) attend_as<uint16_t>(from, rows, range, few, thread);
+      else attend_as<int8_t>(from, rows, range, few, thread);
     }
-    float* scores = thread_tiles(thread) + sizes_.tiles;
+  }
+
+  template <class T>
+  void attend(const Rows& rows, int at, const TileKV<T>& kv, int thread) const {
+    int first[kJobRows], last[kJobRows];
+    for (int i = 0; i < rows.count; ++i) {
+      first[i] = max_of(rows.states[i].first - at, 0);
+      last[i] = min_of(rows.states[i].last - at, kTile - 1);
+    }
+    float* scores = thread_scores(thread);
     const TileShape shape{a_.kv.head_dim, int(sizes_.padded), at, a_.cap};
-    attend_tile(shape, q, RowTiles(j.rows), kv, first, last, out.rows, scores, scores + kJobRows * kTile, out.values);
+    attend_tile(shape, rows.q, RowTiles(rows.count), kv, first, last, rows.states, scores, scores + kJobRows * kTile,
+                rows.values);
   }
 
   // The tile where it lies in the cache, or copied to floats first.
   template <class T>
-  void attend_as(const AttentionJob& j, const float* q, TileRange range, bool in_place, Partial out, int thread) const {
+  void attend_as(Source from, const Rows& rows, TileRange range, bool in_place, int thread) const {
     TileScales scales;
-    if (std::is_same_v<T, int8_t>) load_scales(j, range, scales);
+    if (std::is_same_v<T, int8_t>) load_scales(from, range, scales);
     const TileScales* used = std::is_same_v<T, int8_t> ? &scales : nullptr;
-    if (in_place) attend(j, q, range.at, direct<T>(j, range, used), out, thread);
-    else attend(j, q, range.at, copied<T>(j, range, thread_tiles(thread), used), out, thread);
+    if (in_place) attend(rows, range.at, direct<T>(from, range, used), thread);
+    else attend(rows, range.at, copied<T>(from, range, thread_tiles(thread), used), thread);
   }
 
-  void load_scales(const AttentionJob& j, TileRange range, TileScales& scales) const {
+  void load_scales(Source from, TileRange range, TileScales& scales) const {
     std::memset(&scales, 0, sizeof(scales));
     const size_t skipped = a_.kv.tile_elements();
-    for_runs(j, range, [&](int place, int block, int offset, int length) {
-      const char* keys = a_.kv.key_tile(a_.layer, block, j.head) + skipped;
-      const char* values = a_.kv.shared_values ? keys : a_.kv.value_tile(a_.layer, block, j.head) + skipped;
+    for_runs(from, range, [&](int place, int block, int offset, int length) {
+      const char* keys = a_.kv.key_tile(a_.layer, block, from.head) + skipped;
+      const char* values = a_.kv.shared_values ? keys : a_.kv.value_tile(a_.layer, block, from.head) + skipped;
       std::memcpy(scales.keys + place, keys + size_t(offset) * 4, size_t(length) * 4);
       std::memcpy(scales.values + place, values + size_t(offset) * 4, size_t(length) * 4);
     });
@@ -228,34 +252,31 @@ class Attention {
   const T* value_at(int block, int head, int offset) const {
     return reinterpret_cast<const T*>(a_.kv.value_tile(a_.layer, block, head)) + size_t(offset) * size_t(a_.kv.head_dim);
   }
-  const int32_t* table(const AttentionJob& j) const {
-    return a_.block_table + size_t(a_.slots[j.seq]) * a_.block_table_stride;
-  }
 
   // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
   template <class F>
-  void for_runs(const AttentionJob& j, TileRange range, F&& f) const {
+  void for_runs(Source from, TileRange range, F&& f) const {
     const int size = a_.kv.block_size;
     for (int p = range.from; p < range.to;) {
       const int offset = p % size, length = min_of(size - offset, range.to - p);
-      f(p - range.at, table(j)[p / size], offset, length);
+      f(p - range.at, from.table[p / size], offset, length);
       p += length;
     }
   }
 
   // Pointers into the cache, where vectors of keys and of values are whole.
   template <class T>
-  TileKV<T> direct(const AttentionJob& j, TileRange range, const TileScales* scales) const {
+  TileKV<T> direct(Source from, TileRange range, const TileScales* scales) const {
     const int size = a_.kv.block_size;
     TileKV<T> tile;
     tile.scales = scales;
     tile.key_stride = size_t(size), tile.value_stride = kLanes;
     for (int v = 0; v < kTileVectors; ++v) {
       const int p = range.at + v * kLanes;
-      tile.keys[v] = range.touches(v) ? key_at<T>(table(j)[p / size], j.head) + p % size : nullptr;
+      tile.keys[v] = range.touches(v) ? key_at<T>(from.table[p / size], from.head) + p % size : nullptr;
     }
-    for_runs(j, range, [&](int place, int block, int offset, int length) {
-      const T* values = value_at<T>(block, j.head, offset);
+    for_runs(from, range, [&](int place, int block, int offset, int length) {
+      const T* values = value_at<T>(block, from.head, offset);
       for (int i = 0; i < length; ++i) tile.values[place + i] = values + size_t(i) * size_t(a_.kv.head_dim);
     });
     return tile;
@@ -268,12 +289,12 @@ class Attention {
   // Pointers to copies in float: keys [kTileVectors][H][16], values [padded / 16][kTile][16], so that what a loop over
   // one or two vectors reads is in one piece. Places outside the range stay as they were.
   template <class T>
-  TileKV<float> copied(const AttentionJob& j, TileRange range, float* copies, const TileScales* scales) const {
+  TileKV<float> copied(Source from, TileRange range, float* copies, const TileScales* scales) const {
     const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
     float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
     auto key_to = [&](size_t place) { return key_copy + place / kLanes * H * kLanes + place % kLanes; };
-    for_runs(j, range, [&](int place, int block, int offset, int length) {
-      const T* keys = key_at<T>(block, j.head) + offset;
+    for_runs(from, range, [&](int place, int block, int offset, int length) {
+      const T* keys = key_at<T>(block, from.head) + offset;
       size_t i = 0;
       for (; place % kLanes == 0 && i + kLanes <= size_t(length); i += kLanes)
         for (size_t h = 0; h < H; ++h) store(key_to(size_t(place) + i) + h * kLanes, load_kv(keys + h * size + i));
@@ -281,7 +302,7 @@ class Attention {
         for (size_t h = 0; h < H; ++h) key_to(size_t(place) + i)[h * kLanes] = widen(keys[h * size + i]);
       float* to = value_copy + size_t(place) * kLanes;
       if (a_.kv.shared_values) return transpose_values(key_to, size_t(place), size_t(length), to);
-      const T* values = value_at<T>(block, j.head, offset);
+      const T* values = value_at<T>(block, from.head, offset);
       for (i = 0; i < size_t(length); ++i, to += kLanes, values += H) {
         size_t h = 0;
         for (; h + kLanes <= H; h += kLanes) store(to + h * kTile, load_kv(values + h));
@@ -324,25 +345,26 @@ class Attention {
 
   void finish(const AttentionJob& j, Partial whole) const {
     const int W = a_.kv.value_dim;
-    for (int i = 0; i < j.rows; ++i) {
-      const int token = a_.cu_q[j.seq] + (j.row + i) / group_, head = head_of(j, i);
-      float* out = a_.out + size_t(token) * a_.out_stride + size_t(head) * size_t(W);
-      const float* in = whole.values + size_t(i) * sizes_.padded;
-      V sum = set1(whole.rows[i].sum[0]), keep = set1(1.0f);
-      if (a_.sinks) {
-        const float best = max_of(whole.rows[i].best, a_.sinks[head]);
-        keep = exp(set1(whole.rows[i].best - best));
-        sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
+    groups_.for_parts(j, [&](const RowPart& p) {
+      for (int i = 0; i < p.rows; ++i) {
+        const int token = a_.cu_q[p.seq] + groups_.token(p, i), head = groups_.head(p, i, j.head);
+        const RowState& row = whole.rows[p.at + i];
+        float* out = a_.out + size_t(token) * a_.out_stride + size_t(head) * size_t(W);
+        const float* in = whole.values + size_t(p.at + i) * sizes_.padded;
+        V sum = set1(row.sum[0]), keep = set1(1.0f);
+        if (a_.sinks) {
+          const float best = max_of(row.best, a_.sinks[head]);
+          keep = exp(set1(row.best - best));
+          sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
+        }
+        for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * keep / sum, min_of(kLanes, W - w));
       }
-      for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * keep / sum, min_of(kLanes, W - w));
-    }
+    });
   }
 
   const AttentionArgs& a_;
   AttentionSizes sizes_;
-  int group_;
-  double work_ = 0;
-  int32_t* jobs_before_;  // [B + 1] jobs per kv head
+  RowGroups groups_;
   char* thread_memory_;
   char* split_memory_;
 };
@@ -367,7 +389,9 @@ inline void attention_split(const Attention& attention, int jobs, int segments, 
 }
 
 inline void attention(const AttentionArgs& a, ThreadPool& pool) {
-  const Attention attention(a, pool.threads());
+  const AttentionLimits limits{a.cu_q[a.num_seqs], a.num_seqs, a.num_heads, a.kv.num_kv_heads, a.kv.head_dim,
+                               a.kv.value_dim, pool.threads()};
+  const Attention attention(a, limits);
   const int jobs = attention.jobs(), threads = pool.threads();
   if (threads == 1 || attention.work() < kSmallStep) {
     pool.parallel_for(1, [&](int, int thread) {

@@ -12,6 +12,7 @@
 #include "bindings.h"
 #include "isa.h"
 #include "kernels.h"
+#include "shared_prefix.h"
 
 namespace nb = nanobind;
 
@@ -65,12 +66,12 @@ void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t bloc
   check(a.ahead >= 0 && a.ahead <= 1 << 28, "ahead must be 0 or more");
   for (int b = 0; b < a.num_seqs; ++b) {
     const int q_len = a.cu_q[b + 1] - a.cu_q[b];
-    check(q_len >= 0 && a.kv_len[b] >= q_len, "each kv_len must be at least the sequence's new tokens");
+    check(q_len > 0 && a.kv_len[b] >= q_len, "each kv_len must be at least the sequence's new tokens, which are at least 1");
     check(a.slots[b] >= 0 && size_t(a.slots[b]) < slots, "a slot is outside the block table");
     const size_t blocks = size_t((a.kv_len[b] + a.kv.block_size - 1) / a.kv.block_size);
     check(blocks <= blocks_per_seq, "kv_len exceeds the block table");
     const int first = a.window > 0 ? std::max(0, a.kv_len[b] - q_len - a.window + 1) : 0;
-    for (size_t i = size_t(first / a.kv.block_size); q_len > 0 && i < blocks; ++i) {
+    for (size_t i = size_t(first / a.kv.block_size); i < blocks; ++i) {
       const int32_t block = a.block_table[size_t(a.slots[b]) * a.block_table_stride + i];
       check(block >= 0 && block < a.kv.num_blocks, "a block is outside the cache");
     }
@@ -92,11 +93,14 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
     check(!values || int(values->shape(0)) == heads, "slopes and sinks need one value a head");
   const size_t stride = size_t(heads) * q.shape(2);
   AttentionArgs args{q.data(), stride, out.data(), stride, cache.view(), 0, heads, seqs, cu_q.data(), kv_len.data(),
-                     slots.data(), table.data(), table.shape(1), scale, window, chunk, ahead, cap,
+                     slots.data(), table.data(), table.shape(1), nullptr, nullptr, scale, window, chunk, ahead, cap,
                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
   const AttentionLimits limits{tokens, seqs, heads, cache.view().num_kv_heads, cache.view().head_dim, cache.view().value_dim,
                                pool.threads()};
+  SharedPrefixes prefixes;
+  prefixes.find(seqs, args.kv_len, args.slots, args.block_table, args.block_table_stride, args.kv.block_size);
+  args.order = prefixes.order(), args.shared = prefixes.shared();
   args.workspace = cache.workspace(kernels.attention_workspace(limits));
   const nb::gil_scoped_release release;
   kernels.attention(args, pool);

@@ -93,10 +93,11 @@ struct TileKV {
 };
 
 // What a query row has gathered: greatest score, sum of weights by lane, weighted values. Not yet divided.
-// `slope` and `position` are the row's own: what a score gains by distance, and where its query stands.
+// `slope` and `position` are the row's own: what a score gains by distance, and where its query stands; it sees positions
+// first..last.
 struct RowState {
   float best, slope;
-  int position;
+  int position, first, last;
   alignas(64) float sum[kLanes];
 };
 

@@ -193,6 +193,8 @@ struct AttentionArgs {
   const int32_t* slots;   // [B]
   const int32_t* block_table;
   size_t block_table_stride;
+  const int32_t* order;   // [B] sequences, those that begin with the same blocks side by side (SharedPrefixes)
+  const int32_t* shared;  // [B] positions in blocks that each of them has in common with the one before
   float scale;
   int window, chunk;
   int ahead;  // positions after its own that a query sees too: 0 where attention is causal

@@ -12,6 +12,7 @@
 #include "kv_cache.h"
 #include "matrix.h"
 #include "memory.h"
+#include "shared_prefix.h"
 #include "thread_pool.h"
 
 namespace quire {
@@ -195,6 +196,7 @@ class Plan {
   HugeBuffer arena_, workspace_;
   std::vector<int32_t> token_block_, token_offset_, logit_rows_, table_rows_;
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
+  SharedPrefixes prefixes_;
   StepInput step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
 };

@@ -88,6 +88,8 @@ void Plan::run(const StepInput& input) {
   step_ = input;
   num_logit_rows_ = input.num_logit_rows;
   locate_tokens(input);
+  prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
+                 kv_->view().block_size);
   head_start_ = 0;
   head_rows_ = std::min(num_logit_rows_, limits_.max_logit_rows);
   execute(0, ops_.size());
@@ -235,6 +237,8 @@ void Plan::execute_attention(const Op& op) {
   args.slots = step_.slots;
   args.block_table = step_.block_table;
   args.block_table_stride = size_t(step_.blocks_per_slot);
+  args.order = prefixes_.order();
+  args.shared = prefixes_.shared();
   args.scale = op.attention.scale;
   args.window = op.attention.window;
   args.chunk = op.attention.chunk;

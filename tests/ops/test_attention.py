@@ -21,7 +21,8 @@ POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2, 3)}
 class Case:
     """Sequences with `computed` tokens in the cache and `new` tokens to compute; heads = kv_heads * group.
 
-    window, chunk and cap are 0 where there is none; `slopes` and `sinks` are drawn from the seed.
+    window, chunk and cap are 0 where there is none; `slopes` and `sinks` are drawn from the seed. `shared` has for each
+    sequence an earlier one and how many tokens it begins with as that does: whole blocks of them are the same blocks.
     """
 
     kv_heads: int
@@ -38,6 +39,13 @@ class Case:
     slopes: bool = False
     sinks: bool = False
     ahead: int = 0
+    shared: tuple[tuple[int, int], ...] = ()
+
+    def shared_blocks(self, b: int) -> tuple[int, int]:
+        """The sequence whose first blocks sequence b has too, and how many of them."""
+        parent, tokens = self.shared[b] if self.shared else (b, 0)
+        lengths = (self.computed[i] + self.new[i] for i in (b, parent))
+        return parent, min(tokens, *lengths) // self.block_size
 
     def first(self, position: int) -> int:
         """The first position that a query at `position` sees."""
@@ -62,13 +70,16 @@ def make(case: Case) -> Data:
     rng = np.random.default_rng(case.seed)
     dtype = ml_dtypes.bfloat16 if case.bf16 else np.float32
     data = Data([], [], [])
-    for computed, new in zip(case.computed, case.new, strict=True):
+    for b, (computed, new) in enumerate(zip(case.computed, case.new, strict=True)):
         shape = (computed + new, case.kv_heads, case.head_dim)
         data.q.append(
             rng.standard_normal((shape[0], case.kv_heads * case.group, case.head_dim)).astype(np.float32)
         )
         data.k.append(rng.standard_normal(shape).astype(np.float32).astype(dtype))
         data.v.append(rng.standard_normal(shape).astype(np.float32).astype(dtype))
+        parent, blocks = case.shared_blocks(b)
+        for whole in (data.k, data.v):
+            whole[b][: blocks * case.block_size] = whole[parent][: blocks * case.block_size]
     return data
 
 
@@ -110,8 +121,12 @@ def attend(case: Case, data: Data, isa: str, threads: int) -> list[np.ndarray]:
     values = np.full((num_blocks, case.kv_heads, size, case.head_dim), np.nan, dtype)
     slots = rng.permutation(len(lengths) + 1)[: len(lengths)].astype(np.int32)
     table = np.full((len(lengths) + 1, max(needed) + 1), -(2**31), np.int32)
+    tables: list[np.ndarray] = []
     for b, length in enumerate(lengths):
-        blocks, ids = ids[: needed[b]], ids[needed[b] :]
+        parent, common = case.shared_blocks(b)
+        blocks, ids = ids[: needed[b]].copy(), ids[needed[b] :]
+        blocks[:common] = tables[parent][:common] if common else ()
+        tables.append(blocks)
         table[slots[b], : needed[b]] = blocks
         for p in range(case.first(case.computed[b]), length):
             keys[blocks[p // size], :, :, p % size] = data.k[b][p]
@@ -218,6 +233,51 @@ def test_bits_depend_on_the_sequence_alone(case: Case, isa: str, data: st.DataOb
         cut = Data([alone.q[0][:end]], [alone.k[0][:end]], [alone.v[0][:end]])
         np.testing.assert_array_equal(attend(part, cut, isa, threads)[0], whole[b][done : done + chunk])
         done += chunk
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> Case:
+    """Up to eight sequences, each beginning with blocks of an earlier one."""
+    case, count = draw(cases()), draw(st.integers(2, 8))
+    starts = draw(st.sampled_from([100, 500, 1200]))
+    lengths = st.tuples(st.integers(starts // 2, starts), st.sampled_from([1, 1, 1, 4, 50]))
+    pairs = [draw(lengths) for _ in range(count)]
+    return replace(
+        case,
+        kv_heads=draw(st.integers(1, 2)),
+        head_dim=draw(st.sampled_from([7, 16, 64])),
+        computed=tuple(c for c, _ in pairs),
+        new=tuple(n for _, n in pairs),
+        shared=(
+            (0, 0),
+            *((draw(st.integers(0, b - 1)), draw(st.integers(0, starts))) for b in range(1, count)),
+        ),
+        ahead=draw(st.sampled_from([0, 0, 3])),
+        window=draw(st.sampled_from([0, 0, 0, 100, 700])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(sharing(), st.sampled_from(ISAS), st.sampled_from([1, 2, 3]))
+def test_shared_blocks_change_no_bits(case: Case, isa: str, threads: int) -> None:
+    tensors = make(case)
+    together = attend(case, tensors, isa, threads)
+    for b in range(len(case.new)):
+        alone = replace(case, computed=(case.computed[b],), new=(case.new[b],), shared=())
+        part = Data([tensors.q[b]], [tensors.k[b]], [tensors.v[b]])
+        np.testing.assert_array_equal(attend(alone, part, isa, 1)[0], together[b])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_batch_that_shares_its_prompt(isa: str, bf16: bool) -> None:
+    """Enough rows for groups of many sequences, over whole shared segments and parts of them."""
+    count = 24
+    case = Case(
+        2, 2, 32, 16, 0, (1500,) * count, (1,) * count, bf16, shared=((0, 0), *[(0, 1300)] * (count - 1))
+    )
+    check(case, isa, 1)
+    check(replace(case, window=700), isa, 3)
 
 
 def test_large_scores_stay_finite() -> None:
