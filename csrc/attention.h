@@ -44,47 +44,30 @@ struct AttentionSizes {
 
 inline size_t attention_workspace(const AttentionLimits& l) {
   const AttentionSizes sizes(l.head_dim, l.value_dim, l.threads);
-  return round_up(RowGroups::bytes(l), 64) + size_t(l.threads) * sizes.thread + sizes.split;
+  return round_up(AttentionJobs::bytes(l), 64) + size_t(l.threads) * sizes.thread + sizes.split;
 }
-
-struct AttentionJob : RowGroup {
-  int head;  // kv head
-
-  int first_segment() const { return low / kSegment; }
-  int segments() const { return (high - 1) / kSegment + 1 - first_segment(); }
-};
 
 class Attention {
  public:
   Attention(const AttentionArgs& args, const AttentionLimits& limits)
       : a_(args),
         sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
-        groups_(args, limits.threads, args.workspace),
-        thread_memory_(static_cast<char*>(args.workspace) + round_up(RowGroups::bytes(limits), 64)),
+        jobs_(args, limits.threads, args.workspace),
+        thread_memory_(static_cast<char*>(args.workspace) + round_up(AttentionJobs::bytes(limits), 64)),
         split_memory_(thread_memory_ + size_t(limits.threads) * sizes_.thread) {}
 
-  int jobs() const { return groups_.count() * a_.kv.num_kv_heads; }
+  const AttentionJobs& jobs() const { return jobs_; }
+  double work() const { return jobs_.cost() * a_.kv.head_dim * 2 * a_.kv.num_kv_heads; }  // multiply-adds
 
-  // Multiply-adds of the step.
-  double work() const {
-    double positions = 0;
-    for (int i = 0; i < groups_.count(); ++i) positions += double(groups_[i].rows) * (groups_[i].high - groups_[i].low);
-    return positions * a_.kv.head_dim * 2 * a_.kv.num_kv_heads;
-  }
-
-  // The same sequences' groups one head after the other: keys and values of a head stay in L2.
-  AttentionJob job(int index) const {
-    const RowGroup& any = groups_[index / a_.kv.num_kv_heads];
-    const int place = index - any.begin * a_.kv.num_kv_heads;
-    return {groups_[any.begin + place % any.count], place / any.count};
-  }
+  static int first_segment(const AttentionJob& j) { return j.low / kSegment; }
+  static int segments(const AttentionJob& j) { return (j.high - 1) / kSegment + 1 - first_segment(j); }
 
   // All segments of a job, in order.
   void run(const AttentionJob& j, int thread) const {
     Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
     load_queries(j, thread);
-    for (int s = 0; s < j.segments(); ++s) {
-      segment(j, j.first_segment() + s, s == 0 ? whole : part, thread);
+    for (int s = 0; s < segments(j); ++s) {
+      segment(j, first_segment(j) + s, s == 0 ? whole : part, thread);
       if (s > 0) merge(j, whole, part);
     }
     finish(j, whole);
@@ -93,7 +76,7 @@ class Attention {
   // Segment number `s` of a job into slot `slot`.
   void run_segment(const AttentionJob& j, int s, int slot, int thread) const {
     load_queries(j, thread);
-    segment(j, j.first_segment() + s, split_partial(slot), thread);
+    segment(j, first_segment(j) + s, split_partial(slot), thread);
   }
 
   void merge_slots(const AttentionJob& j, int into, int from) const {
@@ -118,7 +101,7 @@ class Attention {
     int head;
   };
 
-  // Query rows that meet the same keys and values: what they have gathered, and queries packed by tiles of rows.
+  // Rows of a head that meet the same keys and values: what they have gathered, and queries packed by tiles of rows.
   struct Rows {
     const float* q;
     RowState* states;
@@ -139,26 +122,24 @@ class Attention {
   float* thread_scores(int thread) const { return thread_tiles(thread) + sizes_.tiles; }
   float* part_queries(int thread) const { return thread_scores(thread) + sizes_.scores; }
   float* joint_queries(int thread) const { return part_queries(thread) + sizes_.queries; }
-  Source source(int seq, int head) const {
-    return {a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, head};
-  }
-
   // Rows of q times scale: those of each part by themselves, and those of several parts together.
   void load_queries(const AttentionJob& j, int thread) const {
     const RowTiles joint(j.rows);
-    groups_.for_parts(j, [&](const RowPart& p) {
-      pack_queries(j, p, RowTiles(p.rows), 0, part_queries(thread) + size_t(p.at) * size_t(a_.kv.head_dim));
-      if (j.members > 1) pack_queries(j, p, joint, p.at, joint_queries(thread));
-    });
+    const size_t H = size_t(a_.kv.head_dim);
+    for (int h = 0; h < j.heads; ++h)
+      jobs_.for_parts(j, [&](const RowPart& p) {
+        pack_queries(p, j.head + h, RowTiles(p.rows), 0, part_queries(thread) + size_t(h * j.rows + p.at) * H);
+        if (j.members > 1) pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * H);
+      });
   }
 
   // A part's rows as rows `at`.. of tiles, packed [H][rows] by tile.
-  void pack_queries(const AttentionJob& j, const RowPart& p, const RowTiles& tiles, int at, float* packed) const {
+  void pack_queries(const RowPart& p, int kv_head, const RowTiles& tiles, int at, float* packed) const {
     const size_t H = size_t(a_.kv.head_dim);
     for (int t = 0, i = 0; t < tiles.count && i < p.rows; ++t) {
       const int begin = tiles.begin(t), end = tiles.begin(t + 1);
       for (; i < p.rows && at + i < end; ++i) {
-        const int token = a_.cu_q[p.seq] + groups_.token(p, i), head = groups_.head(p, i, j.head);
+        const int token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
         const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head) * H;
         float* to = packed + size_t(begin) * H + size_t(at + i - begin);
         for (size_t h = 0; h < H; ++h) to[h * size_t(end - begin)] = from[h] * a_.scale;
@@ -167,47 +148,58 @@ class Attention {
   }
 
   void start(const AttentionJob& j, Partial out) const {
-    groups_.for_parts(j, [&](const RowPart& p) {
-      for (int i = 0; i < p.rows; ++i) {
-        RowState& row = out.rows[p.at + i];
-        row.best = -__builtin_inff();
-        row.slope = a_.slopes ? a_.slopes[groups_.head(p, i, j.head)] : 0.0f;
-        row.position = groups_.position(p, i);
-        row.first = groups_.first_seen(row.position);
-        row.last = groups_.last_seen(p.seq, row.position);
-        store(row.sum, set1(0.0f));
-      }
-    });
-    std::memset(out.values, 0, size_t(j.rows) * sizes_.padded * 4);
+    for (int h = 0; h < j.heads; ++h)
+      jobs_.for_parts(j, [&](const RowPart& p) {
+        for (int i = 0; i < p.rows; ++i) {
+          RowState& row = out.rows[h * j.rows + p.at + i];
+          row.best = -__builtin_inff();
+          row.slope = a_.slopes ? a_.slopes[jobs_.head(p, i, j.head + h)] : 0.0f;
+          row.position = jobs_.position(p, i);
+          row.first = jobs_.first_seen(row.position);
+          row.last = jobs_.last_seen(p.seq, row.position);
+          store(row.sum, set1(0.0f));
+        }
+      });
+    std::memset(out.values, 0, size_t(j.heads * j.rows) * sizes_.padded * 4);
+  }
+
+  // `count` rows of the job's first head, from row `at` on.
+  Rows rows_of(Partial out, const float* queries, int at, int count) const {
+    return {queries + size_t(at) * size_t(a_.kv.head_dim), out.rows + at, out.values + size_t(at) * sizes_.padded, count};
   }
 
   void segment(const AttentionJob& j, int index, Partial out, int thread) const {
     start(j, out);
     const int begin = index * kSegment, end = begin + kSegment;
     const int joint = j.members > 1 ? j.shared / kTile * kTile : 0;
-    const Rows all{joint_queries(thread), out.rows, out.values, j.rows};
-    if (joint > 0) walk(source(a_.order[j.first], j.head), all, max_of(j.low, begin), min_of(joint, end), thread);
-    groups_.for_parts(j, [&](const RowPart& p) {
-      const Rows own{part_queries(thread) + size_t(p.at) * size_t(a_.kv.head_dim), out.rows + p.at,
-                     out.values + size_t(p.at) * sizes_.padded, p.rows};
+    if (joint > 0)
+      walk(j, a_.order[j.first], rows_of(out, joint_queries(thread), 0, j.rows), max_of(j.low, begin),
+           min_of(joint, end), thread);
+    jobs_.for_parts(j, [&](const RowPart& p) {
+      const Rows own = rows_of(out, part_queries(thread), p.at, p.rows);
       const int low = max_of(own.states[0].first, joint), high = own.states[p.rows - 1].last + 1;
-      walk(source(p.seq, j.head), own, max_of(low, begin), min_of(high, end), thread);
+      walk(j, p.seq, own, max_of(low, begin), min_of(high, end), thread);
     });
-    for (int i = 0; i < j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
+    for (int i = 0; i < j.heads * j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
-  // Adds positions low..high-1, as far as rows see them.
-  void walk(Source from, const Rows& rows, int low, int high, int thread) const {
+  // Adds positions low..high-1 of a sequence, as far as they are seen, to rows of the first head and those of the others.
+  void walk(const AttentionJob& j, int seq, const Rows& rows, int low, int high, int thread) const {
     const KVView& kv = a_.kv;
     const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
     // Many rows: widen small types once per tile instead of once per few rows.
     const bool few = whole_vectors && rows.count <= kDirectRows;
-    for (int at = low / kTile * kTile; at < high; at += kTile) {
-      const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
-      if (kv.type == KVType::f32) attend_as<float>(from, rows, range, whole_vectors, thread);
-      else if (kv.type == KVType::bf16) attend_as<uint16_t>(from, rows, range, few, thread);
-      else attend_as<int8_t>(from, rows, range, few, thread);
-    }
+    const int32_t* table = a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride;
+    for (int at = low / kTile * kTile; at < high; at += kTile)
+      for (int h = 0; h < j.heads; ++h) {
+        const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
+        const Source from{table, j.head + h};
+        const size_t on = size_t(h * j.rows);
+        const Rows own{rows.q + on * size_t(kv.head_dim), rows.states + on, rows.values + on * sizes_.padded, rows.count};
+        if (kv.type == KVType::f32) attend_as<float>(from, own, range, whole_vectors, thread);
+        else if (kv.type == KVType::bf16) attend_as<uint16_t>(from, own, range, few, thread);
+        else attend_as<int8_t>(from, own, range, few, thread);
+      }
   }
 
   template <class T>
@@ -330,7 +322,7 @@ class Attention {
   }
 
   void merge(const AttentionJob& j, Partial whole, Partial part) const {
-    for (int i = 0; i < j.rows; ++i) {
+    for (int i = 0; i < j.heads * j.rows; ++i) {
       RowState &w = whole.rows[i], &p = part.rows[i];
       if (p.best == -__builtin_inff()) continue;  // the row sees nothing there
       const float best = max_of(w.best, p.best);
@@ -344,27 +336,30 @@ class Attention {
   }
 
   void finish(const AttentionJob& j, Partial whole) const {
-    const int W = a_.kv.value_dim;
-    groups_.for_parts(j, [&](const RowPart& p) {
-      for (int i = 0; i < p.rows; ++i) {
-        const int token = a_.cu_q[p.seq] + groups_.token(p, i), head = groups_.head(p, i, j.head);
-        const RowState& row = whole.rows[p.at + i];
-        float* out = a_.out + size_t(token) * a_.out_stride + size_t(head) * size_t(W);
-        const float* in = whole.values + size_t(p.at + i) * sizes_.padded;
-        V sum = set1(row.sum[0]), keep = set1(1.0f);
-        if (a_.sinks) {
-          const float best = max_of(row.best, a_.sinks[head]);
-          keep = exp(set1(row.best - best));
-          sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
-        }
-        for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * keep / sum, min_of(kLanes, W - w));
-      }
-    });
+    for (int h = 0; h < j.heads; ++h)
+      jobs_.for_parts(j, [&](const RowPart& p) {
+        for (int i = 0; i < p.rows; ++i) finish_row(p, i, j.head + h, whole, h * j.rows + p.at + i);
+      });
+  }
+
+  // Row `at` of a job, which is row i of a part, into the output.
+  void finish_row(const RowPart& p, int i, int kv_head, Partial whole, int at) const {
+    const int W = a_.kv.value_dim, token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
+    const RowState& row = whole.rows[at];
+    float* out = a_.out + size_t(token) * a_.out_stride + size_t(head) * size_t(W);
+    const float* in = whole.values + size_t(at) * sizes_.padded;
+    V sum = set1(row.sum[0]), keep = set1(1.0f);
+    if (a_.sinks) {
+      const float best = max_of(row.best, a_.sinks[head]);
+      keep = exp(set1(row.best - best));
+      sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
+    }
+    for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * keep / sum, min_of(kLanes, W - w));
   }
 
   const AttentionArgs& a_;
   AttentionSizes sizes_;
-  RowGroups groups_;
+  AttentionJobs jobs_;
   char* thread_memory_;
   char* split_memory_;
 };
@@ -375,13 +370,13 @@ inline void attention_split(const Attention& attention, int jobs, int segments, 
   auto slot = [&](int job, int s) { return s == 0 ? job : jobs + job * wave + s % wave; };
   for (int base = 0; base < segments; base += wave) {
     pool.parallel_for(jobs * wave, [&](int task, int thread) {
-      const AttentionJob j = attention.job(task / wave);
+      const AttentionJob j = attention.jobs()[task / wave];
       const int s = base + task % wave;
-      if (s < j.segments()) attention.run_segment(j, s, slot(task / wave, s), thread);
+      if (s < Attention::segments(j)) attention.run_segment(j, s, slot(task / wave, s), thread);
     });
     pool.parallel_for(jobs, [&](int task, int) {
-      const AttentionJob j = attention.job(task);
-      for (int s = max_of(base, 1); s < min_of(base + wave, j.segments()); ++s)
+      const AttentionJob j = attention.jobs()[task];
+      for (int s = max_of(base, 1); s < min_of(base + wave, Attention::segments(j)); ++s)
         attention.merge_slots(j, slot(task, 0), slot(task, s));
       if (base + wave >= segments) attention.finish_slot(j, slot(task, 0));
     });
@@ -392,18 +387,18 @@ inline void attention(const AttentionArgs& a, ThreadPool& pool) {
   const AttentionLimits limits{a.cu_q[a.num_seqs], a.num_seqs, a.num_heads, a.kv.num_kv_heads, a.kv.head_dim,
                                a.kv.value_dim, pool.threads()};
   const Attention attention(a, limits);
-  const int jobs = attention.jobs(), threads = pool.threads();
+  const int jobs = attention.jobs().count(), threads = pool.threads();
   if (threads == 1 || attention.work() < kSmallStep) {
     pool.parallel_for(1, [&](int, int thread) {
-      for (int i = 0; i < jobs; ++i) attention.run(attention.job(i), thread);
+      for (int i = 0; i < jobs; ++i) attention.run(attention.jobs()[i], thread);
     });
     return;
   }
   int segments = 1;
   if (jobs < kSplitJobs * threads)
-    for (int i = 0; i < jobs; ++i) segments = max_of(segments, attention.job(i).segments());
+    for (int i = 0; i < jobs; ++i) segments = max_of(segments, Attention::segments(attention.jobs()[i]));
   if (segments > 1) return attention_split(attention, jobs, segments, pool);
-  pool.parallel_for(jobs, [&](int task, int thread) { attention.run(attention.job(task), thread); });
+  pool.parallel_for(jobs, [&](int task, int thread) { attention.run(attention.jobs()[task], thread); });
 }
 
 }  // namespace quire::QUIRE_ISA
