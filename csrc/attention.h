@@ -101,6 +101,20 @@ class Attention {
     int head;
   };
 
+  // Positions low..high-1 of some kv heads: all heads meet a tile before the next, for their blocks lie side by side.
+  struct Walk {
+    const int32_t* table;
+    int head, heads, rows, low, high;  // `rows` from one head's to the next's
+
+    int first() const { return low / kTile; }
+    int steps() const { return ((high - 1) / kTile + 1 - first()) * heads; }
+    Source source(int step) const { return {table, head + step % heads}; }
+    TileRange range(int step) const {
+      const int at = (first() + step / heads) * kTile;
+      return {at, max_of(low, at), min_of(high, at + kTile)};
+    }
+  };
+
   // Rows of a head that meet the same keys and values: what they have gathered, and queries packed by tiles of rows.
   struct Rows {
     const float* q;
@@ -185,21 +199,44 @@ class Attention {
 
   // Adds positions low..high-1 of a sequence, as far as they are seen, to rows of the first head and those of the others.
   void walk(const AttentionJob& j, int seq, const Rows& rows, int low, int high, int thread) const {
+    if (low >= high) return;
     const KVView& kv = a_.kv;
     const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
     // Many rows: widen small types once per tile instead of once per few rows.
     const bool few = whole_vectors && rows.count <= kDirectRows;
-    const int32_t* table = a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride;
-    for (int at = low / kTile * kTile; at < high; at += kTile)
-      for (int h = 0; h < j.heads; ++h) {
-        const TileRange range{at, max_of(low, at), min_of(high, at + kTile)};
-        const Source from{table, j.head + h};
-        const size_t on = size_t(h * j.rows);
-        const Rows own{rows.q + on * size_t(kv.head_dim), rows.states + on, rows.values + on * sizes_.padded, rows.count};
-        if (kv.type == KVType::f32) attend_as<float>(from, own, range, whole_vectors, thread);
-        else if (kv.type == KVType::bf16) attend_as<uint16_t>(from, own, range, few, thread);
-        else attend_as<int8_t>(from, own, range, few, thread);
+    const Walk w{a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, j.rows, low, high};
+    if (kv.type == KVType::f32) walk_as<float>(w, rows, whole_vectors, thread);
+    else if (kv.type == KVType::bf16) walk_as<uint16_t>(w, rows, few, thread);
+    else walk_as<int8_t>(w, rows, few, thread);
+  }
+
+  // Tiles where they lie in the cache, or copied to floats first.
+  template <class T>
+  void walk_as(const Walk& w, const Rows& rows, bool in_place, int thread) const {
+    TileScales scales[2];
+    TileKV<T> tiles[2];
+    auto locate = [&](int step) {
+      if (step >= w.steps()) return;
+      if (std::is_same_v<T, int8_t>) load_scales(w.source(step), w.range(step), scales[step % 2]);
+      if (in_place) tiles[step % 2] = direct<T>(w.source(step), w.range(step));
+    };
+    locate(0);
+    for (int step = 0; step < w.steps(); ++step) {
+      locate(step + 1);
+      const TileScales* used = std::is_same_v<T, int8_t> ? &scales[step % 2] : nullptr;
+      const size_t on = size_t(step % w.heads * w.rows);
+      const Rows own{rows.q + on * size_t(a_.kv.head_dim), rows.states + on, rows.values + on * sizes_.padded, rows.count};
+      if (in_place) {
+        TileKV<T>& tile = tiles[step % 2];
+        tile.scales = used;
+        tile.next = step + 1 < w.steps() ? &tiles[(step + 1) % 2] : nullptr;
+        attend(own, w.range(step).at, tile, thread);
+      } else {
+        TileKV<float> tile = copied<T>(w.source(step), w.range(step), thread_tiles(thread));
+        tile.scales = used;
+        attend(own, w.range(step).at, tile, thread);
       }
+    }
   }
 
   template <class T>
@@ -213,16 +250,6 @@ class Attention {
     const TileShape shape{a_.kv.head_dim, int(sizes_.padded), at, a_.cap};
     attend_tile(shape, rows.q, RowTiles(rows.count), kv, first, last, rows.states, scores, scores + kJobRows * kTile,
                 rows.values);
-  }
-
-  // The tile where it lies in the cache, or copied to floats first.
-  template <class T>
-  void attend_as(Source from, const Rows& rows, TileRange range, bool in_place, int thread) const {
-    TileScales scales;
-    if (std::is_same_v<T, int8_t>) load_scales(from, range, scales);
-    const TileScales* used = std::is_same_v<T, int8_t> ? &scales : nullptr;
-    if (in_place) attend(rows, range.at, direct<T>(from, range, used), thread);
-    else attend(rows, range.at, copied<T>(from, range, thread_tiles(thread), used), thread);
   }
 
   void load_scales(Source from, TileRange range, TileScales& scales) const {
@@ -258,10 +285,9 @@ class Attention {
 
   // Pointers into the cache, where vectors of keys and of values are whole.
   template <class T>
-  TileKV<T> direct(Source from, TileRange range, const TileScales* scales) const {
+  TileKV<T> direct(Source from, TileRange range) const {
     const int size = a_.kv.block_size;
     TileKV<T> tile;
-    tile.scales = scales;
     tile.key_stride = size_t(size), tile.value_stride = kLanes;
     for (int v = 0; v < kTileVectors; ++v) {
       const int p = range.at + v * kLanes;
@@ -281,7 +307,7 @@ class Attention {
   // Pointers to copies in float: keys [kTileVectors][H][16], values [padded / 16][kTile][16], so that what a loop over
   // one or two vectors reads is in one piece. Places outside the range stay as they were.
   template <class T>
-  TileKV<float> copied(Source from, TileRange range, float* copies, const TileScales* scales) const {
+  TileKV<float> copied(Source from, TileRange range, float* copies) const {
     const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
     float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
     auto key_to = [&](size_t place) { return key_copy + place / kLanes * H * kLanes + place % kLanes; };
@@ -304,7 +330,6 @@ class Attention {
       }
     });
     TileKV<float> tile;
-    tile.scales = scales;
     tile.key_stride = kLanes, tile.value_stride = kTile * kLanes;
     for (int v = 0; v < kTileVectors; ++v)
       tile.keys[v] = range.touches(v) ? key_to(size_t(v) * kLanes) : nullptr;
