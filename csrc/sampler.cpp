@@ -153,6 +153,17 @@ Cut Sampler::truncate(const float* x, float max, const SlotParams& p, Scratch& s
   return top.value >= likely.value ? top : likely;
 }
 
+// Whether the better tokens weigh less than their share of the kept ones. Most often a rough sum can tell.
+bool Sampler::is_nucleus(const WeighArgs& args, double share) const {
+  if (args.kept.last_id >= vocab_size_) {
+    const RoughWeights w = kernels_.weigh_roughly(args);
+    if (w.not_below * (1 + kRough) < share * w.kept * (1 - kRough)) return true;
+    if (w.above * (1 - kRough) >= share * w.kept * (1 + kRough)) return false;
+  }
+  const Weights w = kernels_.weigh(args);
+  return w.better < share * w.kept;
+}
+
 // The nucleus is a prefix of the tokens, best first: one is in it if those before it weigh less than its share. So the
 // draw comes first, from all that min_p and top_k left. If its token is in the nucleus it wins there too; if not, the
 // nucleus is among the tokens better than it, and those race again. Few rounds do, and nothing is sorted.
@@ -165,8 +176,8 @@ int Sampler::draw(const float* x, float max, int argmax, const Slot& slot, Scrat
                                      uint64_t(slot.position())});
     if (p.top_p >= 1.0 || token == argmax) return token;
     cut = {x[token], token - 1};
-    const Weights w = kernels_.weigh({x, vocab_size_, max, float(1.0 / p.temperature), weight_unit(vocab_size_), kept, cut});
-    if (w.better < p.top_p * w.kept) return token;
+    if (is_nucleus({x, vocab_size_, max, float(1.0 / p.temperature), weight_unit(vocab_size_), kept, cut}, p.top_p))
+      return token;
   }
 }
 

@@ -108,6 +108,7 @@ class Sampler {
   void make_room(Scratch& scratch) const;
   Cut largest(const float* x, int count, Scratch& scratch) const;
   RowResult sample_row(const float* x, const uint32_t* mask, Slot& slot, Scratch& scratch) const;
+  bool is_nucleus(const WeighArgs& args, double share) const;
   Cut truncate(const float* x, float max, const SlotParams& params, Scratch& scratch) const;  // min_p and top_k
   int draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const;
   Logprobs score(const float* x, float max, int32_t token, int num_top, Scratch& scratch) const;

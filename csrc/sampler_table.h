@@ -38,6 +38,13 @@ struct Weights {
   double kept, better;
 };
 
+// The weights of the kept tokens, of those above a value and of those not below it, each at most kRough of itself off.
+struct RoughWeights {
+  double kept, above, not_below;
+};
+
+constexpr double kRough = 1e-3;
+
 struct RowMax {
   float value;
   int block;  // first id of the block of kRowBlock values that holds the first maximum
@@ -52,6 +59,8 @@ struct SamplerKernels {
   double (*exp_sum)(const float* x, int n, float max);
   // Sums of the whole numbers round(e^((x - max) * inv_t) * unit), exact while below 2^53.
   Weights (*weigh)(const WeighArgs&);
+  // About the same in a fraction of the time: as if every token with the values of the cuts were kept, and were better.
+  RoughWeights (*weigh_roughly)(const WeighArgs&);
   int (*count_above)(const float* x, int n, float value);
   // Copies low <= x < high in order; `out` may be x and has room for 16 more than are kept. Returns how many.
   size_t (*keep_range)(const float* x, size_t n, float low, float high, float* out);
