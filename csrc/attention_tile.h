@@ -153,28 +153,32 @@ inline V shape_scores(V s, float cap, float slope, int offset) {
   return s;
 }
 
-// Scores of positions first..last of the tile become weights, 0 elsewhere; returns what the row keeps of its past.
-inline float softmax_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
-  if (first > last) {
-    for (int v = 0; v < kTileVectors; ++v) store(scores + v * kLanes, set1(0.0f));
-    return 1.0f;
-  }
+// Scores of positions first..last become what softmax is taken of, others -inf; returns the greatest.
+inline float shape_row(const TileShape& tile, float* scores, int first, int last, const RowState& row) {
   const V none = set1(-__builtin_inff());
+  const bool plain = tile.cap == 0 && row.slope == 0 && first == 0 && last == kTile - 1;
   V s[kTileVectors];
-  for (int v = 0; v < kTileVectors; ++v) {
-    const int low = first - v * kLanes, high = last + 1 - v * kLanes;  // visible lanes low..high-1
-    s[v] = shape_scores(load(scores + v * kLanes), tile.cap, row.slope, tile.at + v * kLanes - row.position);
-    if (low > 0 || high < kLanes) {
+  for (int v = 0; v < kTileVectors; ++v) s[v] = load(scores + v * kLanes);
+  if (!plain)
+    for (int v = 0; v < kTileVectors; ++v) {
+      const int low = first - v * kLanes, high = last + 1 - v * kLanes;  // visible lanes low..high-1
+      s[v] = shape_scores(s[v], tile.cap, row.slope, tile.at + v * kLanes - row.position);
       s[v] = select(first_lanes(max_of(0, min_of(high, kLanes))), s[v], none);
       s[v] = select(first_lanes(max_of(0, min_of(low, kLanes))), none, s[v]);
+      store(scores + v * kLanes, s[v]);
     }
-  }
-  const float best = max_of(row.best, max_lane(max(max(s[0], s[1]), max(s[2], s[3]))));
+  return max_lane(max(max(s[0], s[1]), max(s[2], s[3])));
+}
+
+// Shaped scores, the greatest of which is given, become weights; returns what the row keeps of its past.
+inline float weigh_row(float* scores, float greatest, RowState& row) {
+  const float best = max_of(row.best, greatest);
   // All scores -inf: whatever the shift, every weight is 0.
   const float shift = best == -__builtin_inff() ? 0.0f : best;
   const V top = set1(shift);
+  V s[kTileVectors];
   for (int v = 0; v < kTileVectors; ++v) {
-    s[v] = exp(s[v] - top);
+    s[v] = exp(load(scores + v * kLanes) - top);
     store(scores + v * kLanes, s[v]);
   }
   const V sum = (s[0] + s[1]) + (s[2] + s[3]);
@@ -233,7 +237,9 @@ void attend_tile(const TileShape& shape, const float* q, const RowTiles& tiles, 
                                      scores + begin * kTile);
     });
   if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->keys);
-  for (int r = 0; r < tiles.rows; ++r) keep[r] = softmax_row(shape, scores + r * kTile, first[r], last[r], rows[r]);
+  // In two passes, so that rows overlap: a row's weights wait for its greatest score.
+  for (int r = 0; r < tiles.rows; ++r) keep[r] = shape_row(shape, scores + r * kTile, first[r], last[r], rows[r]);
+  for (int r = 0; r < tiles.rows; ++r) keep[r] = weigh_row(scores + r * kTile, keep[r], rows[r]);
   if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->values);
   for (int v = 0; v < value_vectors; v += vectors)
     for_tiles([&](auto n, int begin, int low, int high) {
