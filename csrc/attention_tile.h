@@ -211,7 +211,10 @@ __attribute__((noinline)) void add_values(const float* weights, const TileKV<T>&
   });
 }
 
-using RowTiles = EqualTiles<kMicroRows>;  // of a job's query rows
+// Of a job's query rows.
+struct RowTiles : EqualTiles {
+  explicit RowTiles(int count_) : EqualTiles(count_, kMicroRows) {}
+};
 
 // Adds a tile of positions to all rows. Row r sees positions first[r]..last[r] of it; those of all rows lie in one
 // range without holes. q is packed by tiles of rows; scores [rows][kTile] and keep [rows] are scratch. All rows meet

@@ -16,8 +16,8 @@ constexpr bool kBf16Dot = true;
 constexpr bool kBf16Dot = false;
 #endif
 
-// Rows (in tiles) and columns (in panels) of a block, so that it stays in L2.
-constexpr int kBlockTiles = 12;
+// Rows and columns (in panels) of a block, so that it stays in L2.
+constexpr int kBlockRows = 12 * kMaxRows;
 constexpr int kBlockPanels = 16;
 // With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
 constexpr int kWidenTiles = 5;
@@ -137,7 +137,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
       int width = max_panels(rows);
       while (width > count - done) width /= 2;
       m.b = w.data + panel_bytes * size_t(panel + done);
-      m.panel_bytes = width < max_panels(rows) && rows > 4 ? 0 : panel_bytes;
+      m.panel_bytes = width < max_panels(rows) && rows > kExactRows ? 0 : panel_bytes;
       m.c = c + done * 16;
       m.next_block = ptrdiff_t(panel_bytes) * (width - 1) + tail;
       micro_for<Dot, Prefetch::weights>(rows, width)(m);
@@ -181,13 +181,14 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
                           int first, int last, float* scratch) {
   const MatrixView& w = a.weight;
   const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(last - first + 1) / 2 * 32;
-  const int row0 = tiles.begin(tile0), step_panels = max_panels(kMaxRows);
+  const int row0 = tiles.begin(tile0), step_panels = BlockTile<Dot>::panels;
   const BlocksOfK blocks(w);
   float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
-    for (int panel = first; panel < last; panel += step_panels) {
-      const int count = min_of(step_panels, last - panel);
+    for (int panel = first, count; panel < last; panel += count) {
+      count = min_of(step_panels, last - panel);
+      if (count == 3) count = 2;  // loops make 1, 2 or 4
       const char* b = w.data + panel_bytes * size_t(panel) + w.offset(k);
       const bool last_panels = panel + count == last;
       const char* next = last_panels ? w.data + panel_bytes * size_t(first) + w.offset(k + columns)
@@ -199,7 +200,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         m.b = reinterpret_cast<const char*>(scratch);
         m.panel_bytes = size_t(columns) * 64;
       }
-      if (count < step_panels) m.panel_bytes = 0;
+      if (count < step_panels && BlockTile<Dot>::rows > kExactRows) m.panel_bytes = 0;
       for (int tile = tile0; tile < tile1; ++tile) {
         const int begin = tiles.begin(tile);
         m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
@@ -220,10 +221,11 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
 template <class Dot, bool Widen>
 inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
   const MatrixView& w = a.weight;
-  const int row_blocks = (tiles.count + kBlockTiles - 1) / kBlockTiles;
+  const int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
   // Narrower blocks of columns where there are few, so that every thread has some tasks to even out.
   const int wanted = (4 * pool.threads() + row_blocks - 1) / row_blocks;
-  const int width = max_of(2, min_of(kBlockPanels, w.panels() / wanted / 2 * 2));
+  const int step = max_of(2, BlockTile<Dot>::panels);
+  const int width = max_of(step, min_of(kBlockPanels, w.panels() / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
   // Neighbouring tasks share a block of weights, which is then read from memory once.
   pool.parallel_for(row_blocks * column_blocks, [&](int task, int thread) {
@@ -239,7 +241,7 @@ template <class Dot, bool Widen>
 inline void linear_as(LinearArgs a, ThreadPool& pool) {
   using A = typename Dot::A;
   const int padded = a.weight.padded_cols();
-  const Tiles tiles(a.rows);
+  const Tiles tiles = tiles_for<Dot>(a.rows);
   A* packed = static_cast<A*>(a.workspace);
   if constexpr (Dot::kGroups) {
     int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
@@ -263,7 +265,7 @@ inline void linear_as(LinearArgs a, ThreadPool& pool) {
 // Rounds x to int8, packs it and runs the product.
 template <class Dot>
 inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
-  const Tiles tiles(a.rows);
+  const Tiles tiles = tiles_for<Dot>(a.rows);
   uint32_t* packed = static_cast<uint32_t*>(a.workspace);
   const QuantizedRows rows(a);
   a.x_scale = rows.scale, a.x_sums = rows.sums;

@@ -215,6 +215,23 @@ constexpr int kMaxRows = 3;
 constexpr int max_panels(int) { return 1; }
 #endif
 
+// Tiles of a product with more than kMaxRows rows.
+template <class Dot>
+struct BlockTile {
+  static constexpr int rows = kMaxRows, panels = max_panels(kMaxRows);
+};
+#if defined(QUIRE_VNNI)
+// Takes fewer loads for a product (10 for 24, not 16 for 28): 5 to 10% faster. Where weights are widened it is slower:
+// twice as many panels do not stay in L1.
+template <>
+struct BlockTile<DotI8> {
+  static constexpr int rows = 6, panels = 4;
+};
+#endif
+
+// With more rows than this a loop always makes as many panels as there are registers for.
+constexpr int kExactRows = 6;
+
 inline constexpr int32_t kNoSums[kMaxRows] = {};
 
 // One block of K for one tile of rows and P panels.
@@ -356,22 +373,30 @@ using Micro = void (*)(const MicroArgs&);
 
 template <class Dot, Prefetch Ahead, int R>
 inline Micro micro_for_panels(int panels) {
-  constexpr int most = max_panels(R);
-  if constexpr (R <= 4 && most >= 4)
+  constexpr int most = Ahead == Prefetch::weights ? max_panels(R) : BlockTile<Dot>::panels;
+  if constexpr (R <= kExactRows && most >= 4)
     if (panels == 2) return micro<Dot, Ahead, R, 2>;
-  if constexpr (R <= 4 && most >= 2)
+  if constexpr (R <= kExactRows && most >= 2)
     if (panels == 1) return micro<Dot, Ahead, R, 1>;
   return micro<Dot, Ahead, R, most>;
 }
 
-// Two or more equal tiles of at most kMaxRows have at least half as many rows each.
-constexpr int min_rows(Prefetch ahead) { return ahead == Prefetch::weights ? 1 : kMaxRows > 1 ? kMaxRows / 2 : 1; }
+template <class Dot>
+constexpr int most_rows(Prefetch ahead) {
+  return ahead == Prefetch::weights ? kMaxRows : BlockTile<Dot>::rows;
+}
 
-// The loop for `rows` (min_rows()..kMaxRows) and `panels` (1, 2 or 4, at most max_panels(rows)). With more than 4 rows
-// it always makes max_panels(rows): a caller with one panel left gives panel_bytes 0 and drops the copy's sums.
-template <class Dot, Prefetch Ahead, int R = kMaxRows>
+// Two or more equal tiles have at least half as many rows each as they may.
+template <class Dot>
+constexpr int least_rows(Prefetch ahead) {
+  return ahead == Prefetch::weights || BlockTile<Dot>::rows == 1 ? 1 : BlockTile<Dot>::rows / 2;
+}
+
+// The loop for `rows` (least_rows()..most_rows()) and `panels` (1, 2 or 4, at most as many as such a tile has). With more
+// than kExactRows rows it always makes all: a caller with one panel left gives panel_bytes 0 and drops the copy's sums.
+template <class Dot, Prefetch Ahead, int R = most_rows<Dot>(Ahead)>
 inline Micro micro_for(int rows, int panels) {
-  if constexpr (R > min_rows(Ahead))
+  if constexpr (R > least_rows<Dot>(Ahead))
     if (rows < R) return micro_for<Dot, Ahead, R - 1>(rows, panels);
   return micro_for_panels<Dot, Ahead, R>(panels);
 }

@@ -8,7 +8,13 @@ namespace quire::QUIRE_ISA {
 // Columns of float32 or bfloat16 in a block of K; of smaller types there are more.
 constexpr int kBlockK = 256;
 
-using Tiles = EqualTiles<kMaxRows>;
+using Tiles = EqualTiles;
+
+// One tile as far as a single loop can take all rows.
+template <class Dot>
+inline Tiles tiles_for(int rows) {
+  return {rows, rows <= kMaxRows ? kMaxRows : BlockTile<Dot>::rows};
+}
 
 // K split into equal blocks of whole steps; the last may be shorter.
 struct BlocksOfK {

@@ -30,11 +30,10 @@ inline A max_of(A a, A b) {
   return a < b ? b : a;
 }
 
-// Rows split into equal tiles of at most `Most`.
-template <int Most>
+// Rows split into equal tiles of at most `most`.
 struct EqualTiles {
   int rows, count;
-  explicit EqualTiles(int rows_) : rows(rows_), count((rows_ + Most - 1) / Most) {}
+  EqualTiles(int rows_, int most) : rows(rows_), count((rows_ + most - 1) / most) {}
   int begin(int tile) const { return int(int64_t(rows) * tile / count); }
 };
 
