@@ -136,6 +136,7 @@ class Attention {
   float* thread_scores(int thread) const { return thread_tiles(thread) + sizes_.tiles; }
   float* part_queries(int thread) const { return thread_scores(thread) + sizes_.scores; }
   float* joint_queries(int thread) const { return part_queries(thread) + sizes_.queries; }
+
   // Rows of q times scale: those of each part by themselves, and those of several parts together.
   void load_queries(const AttentionJob& j, int thread) const {
     const RowTiles joint(j.rows);
