@@ -95,32 +95,17 @@ class Attention {
     }
   };
 
-  // Keys and values of one kv head of a sequence.
-  struct Source {
-    const int32_t* table;
-    int head;
-  };
-
-  // Positions low..high-1 of some kv heads: all heads meet a tile before the next, for their blocks lie side by side.
+  // Positions low..high-1 of a sequence's kv heads from `head` on.
   struct Walk {
     const int32_t* table;
-    int head, heads, rows, low, high;  // `rows` from one head's to the next's
+    int head, heads, low, high;
 
     int first() const { return low / kTile; }
-    int steps() const { return ((high - 1) / kTile + 1 - first()) * heads; }
-    Source source(int step) const { return {table, head + step % heads}; }
-    TileRange range(int step) const {
-      const int at = (first() + step / heads) * kTile;
+    int tiles() const { return (high - 1) / kTile + 1 - first(); }
+    TileRange range(int tile) const {
+      const int at = (first() + tile) * kTile;
       return {at, max_of(low, at), min_of(high, at + kTile)};
     }
-  };
-
-  // Rows of a head that meet the same keys and values: what they have gathered, and queries packed by tiles of rows.
-  struct Rows {
-    const float* q;
-    RowState* states;
-    float* values;
-    int count;
   };
 
   Partial partial_at(char* p) const {
@@ -143,22 +128,27 @@ class Attention {
     const size_t H = size_t(a_.kv.head_dim);
     for (int h = 0; h < j.heads; ++h)
       jobs_.for_parts(j, [&](const RowPart& p) {
-        pack_queries(p, j.head + h, RowTiles(p.rows), 0, part_queries(thread) + size_t(h * j.rows + p.at) * H);
-        if (j.members > 1) pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * H);
+        float *part = part_queries(thread) + size_t(h * j.rows + p.at) * H, *scratch = thread_tiles(thread);
+        pack_queries(p, j.head + h, RowTiles(p.rows), 0, part, scratch);
+        if (j.members > 1)
+          pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * H, scratch);
       });
   }
 
-  // A part's rows as rows `at`.. of tiles, packed [H][rows] by tile.
-  void pack_queries(const RowPart& p, int kv_head, const RowTiles& tiles, int at, float* packed) const {
+  // A part's rows as rows `at`.. of tiles, packed [H][rows] by tile. `scratch` has room for a tile.
+  void pack_queries(const RowPart& p, int kv_head, const RowTiles& tiles, int at, float* packed, float* scratch) const {
     const size_t H = size_t(a_.kv.head_dim);
     for (int t = 0, i = 0; t < tiles.count && i < p.rows; ++t) {
-      const int begin = tiles.begin(t), end = tiles.begin(t + 1);
-      for (; i < p.rows && at + i < end; ++i) {
+      const int begin = tiles.begin(t), end = tiles.begin(t + 1), first = at + i - begin;
+      int count = 0;
+      for (; i < p.rows && at + i < end; ++i, ++count) {
         const int token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
         const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head) * H;
-        float* to = packed + size_t(begin) * H + size_t(at + i - begin);
-        for (size_t h = 0; h < H; ++h) to[h * size_t(end - begin)] = from[h] * a_.scale;
+        float* to = scratch + size_t(count) * H;
+        for (size_t h = 0; h < H; ++h) to[h] = from[h] * a_.scale;
       }
+      if (count > 0)
+        transpose(scratch, H, count, int(H), packed + size_t(begin) * H + size_t(first), size_t(end - begin));
     }
   }
 
@@ -178,9 +168,10 @@ class Attention {
     std::memset(out.values, 0, size_t(j.heads * j.rows) * sizes_.padded * 4);
   }
 
-  // `count` rows of the job's first head, from row `at` on.
-  Rows rows_of(Partial out, const float* queries, int at, int count) const {
-    return {queries + size_t(at) * size_t(a_.kv.head_dim), out.rows + at, out.values + size_t(at) * sizes_.padded, count};
+  // `count` rows of each of the job's heads, from row `at` on.
+  HeadRows rows_of(const AttentionJob& j, Partial out, const float* queries, int at, int count) const {
+    return {queries + size_t(at) * size_t(a_.kv.head_dim), out.rows + at, out.values + size_t(at) * sizes_.padded,
+            count, j.rows};
   }
 
   void segment(const AttentionJob& j, int index, Partial out, int thread) const {
@@ -188,80 +179,93 @@ class Attention {
     const int begin = index * kSegment, end = begin + kSegment;
     const int joint = j.members > 1 ? j.shared / kTile * kTile : 0;
     if (joint > 0)
-      walk(j, a_.order[j.first], rows_of(out, joint_queries(thread), 0, j.rows), max_of(j.low, begin),
+      walk(j, a_.order[j.first], rows_of(j, out, joint_queries(thread), 0, j.rows), max_of(j.low, begin),
            min_of(joint, end), thread);
     jobs_.for_parts(j, [&](const RowPart& p) {
-      const Rows own = rows_of(out, part_queries(thread), p.at, p.rows);
+      const HeadRows own = rows_of(j, out, part_queries(thread), p.at, p.rows);
       const int low = max_of(own.states[0].first, joint), high = own.states[p.rows - 1].last + 1;
       walk(j, p.seq, own, max_of(low, begin), min_of(high, end), thread);
     });
     for (int i = 0; i < j.heads * j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
-  // Adds positions low..high-1 of a sequence, as far as they are seen, to rows of the first head and those of the others.
-  void walk(const AttentionJob& j, int seq, const Rows& rows, int low, int high, int thread) const {
+  // Adds positions low..high-1 of a sequence to rows, as far as they are seen.
+  void walk(const AttentionJob& j, int seq, const HeadRows& rows, int low, int high, int thread) const {
     if (low >= high) return;
     const KVView& kv = a_.kv;
     const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
     // Many rows: widen small types once per tile instead of once per few rows.
     const bool few = whole_vectors && rows.count <= kDirectRows;
-    const Walk w{a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, j.rows, low, high};
+    const Walk w{a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, low, high};
     if (kv.type == KVType::f32) walk_as<float>(w, rows, whole_vectors, thread);
     else if (kv.type == KVType::bf16) walk_as<uint16_t>(w, rows, few, thread);
     else walk_as<int8_t>(w, rows, few, thread);
   }
 
-  // Tiles where they lie in the cache, or copied to floats first.
+  // Tiles where they lie in the cache, all heads of a tile before the next, as their blocks lie side by side; or copied
+  // to floats first, head by head.
   template <class T>
-  void walk_as(const Walk& w, const Rows& rows, bool in_place, int thread) const {
-    TileScales scales[2];
+  void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread) const {
+    if (!in_place) return walk_copies<T>(w, rows, thread);
     TileKV<T> tiles[2];
-    auto locate = [&](int step) {
-      if (step >= w.steps()) return;
-      if (std::is_same_v<T, int8_t>) load_scales(w.source(step), w.range(step), scales[step % 2]);
-      if (in_place) tiles[step % 2] = direct<T>(w.source(step), w.range(step));
-    };
-    locate(0);
-    for (int step = 0; step < w.steps(); ++step) {
-      locate(step + 1);
-      const TileScales* used = std::is_same_v<T, int8_t> ? &scales[step % 2] : nullptr;
-      const size_t on = size_t(step % w.heads * w.rows);
-      const Rows own{rows.q + on * size_t(a_.kv.head_dim), rows.states + on, rows.values + on * sizes_.padded, rows.count};
-      if (in_place) {
-        TileKV<T>& tile = tiles[step % 2];
-        tile.scales = used;
-        tile.next = step + 1 < w.steps() ? &tiles[(step + 1) % 2] : nullptr;
-        attend(own, w.range(step).at, tile, thread);
-      } else {
-        TileKV<float> tile = copied<T>(w.source(step), w.range(step), thread_tiles(thread));
-        tile.scales = used;
-        attend(own, w.range(step).at, tile, thread);
-      }
+    tiles[0] = direct<T>(w, w.range(0));
+    for (int tile = 0; tile < w.tiles(); ++tile) {
+      TileKV<T>&own = tiles[tile % 2], &next = tiles[(tile + 1) % 2];
+      if (tile + 1 < w.tiles()) next = direct<T>(w, w.range(tile + 1)), own.next = &next;
+      attend(rows, w.range(tile).at, own, thread);
     }
   }
 
   template <class T>
-  void attend(const Rows& rows, int at, const TileKV<T>& kv, int thread) const {
+  void walk_copies(const Walk& w, const HeadRows& rows, int thread) const {
+    TileScales scales;
+    for (int tile = 0; tile < w.tiles(); ++tile)
+      for (int head = 0; head < w.heads; ++head) {
+        const TileRange range = w.range(tile);
+        const size_t at = size_t(rows.at(head, 0));
+        const HeadRows own{rows.q + at * size_t(a_.kv.head_dim), rows.states + at, rows.values + at * sizes_.padded,
+                           rows.count, 0};
+        TileKV<float> copies = copied<T>(w.table, w.head + head, range, thread_tiles(thread));
+        if (std::is_same_v<T, int8_t>) {
+          load_scales(w.table, w.head + head, range, scales);
+          copies.scaled = true;
+          for (int v = 0; v < kTileVectors; ++v)
+            copies.key_scales[v] = scales.keys + v * kLanes, copies.value_scales[v] = scales.values + v * kLanes;
+        }
+        attend(own, range.at, copies, thread);
+      }
+  }
+
+  template <class T>
+  void attend(const HeadRows& rows, int at, const TileKV<T>& kv, int thread) const {
     int first[kJobRows], last[kJobRows];
     for (int i = 0; i < rows.count; ++i) {
       first[i] = max_of(rows.states[i].first - at, 0);
       last[i] = min_of(rows.states[i].last - at, kTile - 1);
     }
-    float* scores = thread_scores(thread);
     const TileShape shape{a_.kv.head_dim, int(sizes_.padded), at, a_.cap};
-    attend_tile(shape, rows.q, RowTiles(rows.count), kv, first, last, rows.states, scores, scores + kJobRows * kTile,
-                rows.values);
+    attend_tile(shape, rows, kv, first, last, thread_scores(thread));
   }
 
-  void load_scales(Source from, TileRange range, TileScales& scales) const {
+  // Of int8 keys and values: a scale for each position, 0 where not visible.
+  struct TileScales {
+    alignas(64) float keys[kTile];
+    alignas(64) float values[kTile];
+  };
+
+  void load_scales(const int32_t* table, int head, TileRange range, TileScales& scales) const {
     std::memset(&scales, 0, sizeof(scales));
-    const size_t skipped = a_.kv.tile_elements();
-    for_runs(from, range, [&](int place, int block, int offset, int length) {
-      const char* keys = a_.kv.key_tile(a_.layer, block, from.head) + skipped;
-      const char* values = a_.kv.shared_values ? keys : a_.kv.value_tile(a_.layer, block, from.head) + skipped;
-      std::memcpy(scales.keys + place, keys + size_t(offset) * 4, size_t(length) * 4);
-      std::memcpy(scales.values + place, values + size_t(offset) * 4, size_t(length) * 4);
+    for_runs(table, range, [&](int place, int block, int offset, int length) {
+      const float* keys = scales_of(a_.kv.key_tile(a_.layer, block, head)) + offset;
+      const float* values = a_.kv.shared_values ? keys : scales_of(a_.kv.value_tile(a_.layer, block, head)) + offset;
+      std::memcpy(scales.keys + place, keys, size_t(length) * 4);
+      std::memcpy(scales.values + place, values, size_t(length) * 4);
     });
+  }
+
+  // Behind the int8 elements of a block.
+  const float* scales_of(const char* tile) const {
+    return reinterpret_cast<const float*>(tile + a_.kv.tile_elements());
   }
 
   template <class T>
@@ -275,29 +279,32 @@ class Attention {
 
   // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
   template <class F>
-  void for_runs(Source from, TileRange range, F&& f) const {
+  void for_runs(const int32_t* table, TileRange range, F&& f) const {
     const int size = a_.kv.block_size;
     for (int p = range.from; p < range.to;) {
       const int offset = p % size, length = min_of(size - offset, range.to - p);
-      f(p - range.at, from.table[p / size], offset, length);
+      f(p - range.at, table[p / size], offset, length);
       p += length;
     }
   }
 
   // Pointers into the cache, where vectors of keys and of values are whole.
   template <class T>
-  TileKV<T> direct(Source from, TileRange range) const {
-    const int size = a_.kv.block_size;
-    TileKV<T> tile;
-    tile.key_stride = size_t(size), tile.value_stride = kLanes;
+  TileKV<T> direct(const Walk& w, TileRange range) const {
+    const KVView& kv = a_.kv;
+    TileKV<T> tile{};
+    tile.key_stride = size_t(kv.block_size), tile.row_stride = size_t(kv.head_dim), tile.value_stride = kLanes;
+    tile.head_stride = kv.tile_bytes() / sizeof(T), tile.heads = w.heads;
+    tile.scaled = std::is_same_v<T, int8_t>;
     for (int v = 0; v < kTileVectors; ++v) {
-      const int p = range.at + v * kLanes;
-      tile.keys[v] = range.touches(v) ? key_at<T>(from.table[p / size], from.head) + p % size : nullptr;
+      if (!range.touches(v)) continue;
+      const int p = range.at + v * kLanes, block = w.table[p / kv.block_size], offset = p % kv.block_size;
+      tile.keys[v] = key_at<T>(block, w.head) + offset;
+      tile.values[v] = value_at<T>(block, w.head, offset);
+      if (!tile.scaled) continue;
+      tile.key_scales[v] = scales_of(kv.key_tile(a_.layer, block, w.head)) + offset;
+      tile.value_scales[v] = scales_of(kv.value_tile(a_.layer, block, w.head)) + offset;
     }
-    for_runs(from, range, [&](int place, int block, int offset, int length) {
-      const T* values = value_at<T>(block, from.head, offset);
-      for (int i = 0; i < length; ++i) tile.values[place + i] = values + size_t(i) * size_t(a_.kv.head_dim);
-    });
     return tile;
   }
 
@@ -308,12 +315,12 @@ class Attention {
   // Pointers to copies in float: keys [kTileVectors][H][16], values [padded / 16][kTile][16], so that what a loop over
   // one or two vectors reads is in one piece. Places outside the range stay as they were.
   template <class T>
-  TileKV<float> copied(Source from, TileRange range, float* copies) const {
+  TileKV<float> copied(const int32_t* table, int head, TileRange range, float* copies) const {
     const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
     float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
     auto key_to = [&](size_t place) { return key_copy + place / kLanes * H * kLanes + place % kLanes; };
-    for_runs(from, range, [&](int place, int block, int offset, int length) {
-      const T* keys = key_at<T>(block, from.head) + offset;
+    for_runs(table, range, [&](int place, int block, int offset, int length) {
+      const T* keys = key_at<T>(block, head) + offset;
       size_t i = 0;
       for (; place % kLanes == 0 && i + kLanes <= size_t(length); i += kLanes)
         for (size_t h = 0; h < H; ++h) store(key_to(size_t(place) + i) + h * kLanes, load_kv(keys + h * size + i));
@@ -321,7 +328,7 @@ class Attention {
         for (size_t h = 0; h < H; ++h) key_to(size_t(place) + i)[h * kLanes] = widen(keys[h * size + i]);
       float* to = value_copy + size_t(place) * kLanes;
       if (a_.kv.shared_values) return transpose_values(key_to, size_t(place), size_t(length), to);
-      const T* values = value_at<T>(block, from.head, offset);
+      const T* values = value_at<T>(block, head, offset);
       for (i = 0; i < size_t(length); ++i, to += kLanes, values += H) {
         size_t h = 0;
         for (; h + kLanes <= H; h += kLanes) store(to + h * kTile, load_kv(values + h));
@@ -330,11 +337,11 @@ class Attention {
         for (size_t k = h; k < H; ++k) to[h * kTile + k - h] = widen(values[k]);
       }
     });
-    TileKV<float> tile;
-    tile.key_stride = kLanes, tile.value_stride = kTile * kLanes;
+    TileKV<float> tile{};
+    tile.key_stride = tile.row_stride = kLanes, tile.value_stride = kTile * kLanes;
     for (int v = 0; v < kTileVectors; ++v)
-      tile.keys[v] = range.touches(v) ? key_to(size_t(v) * kLanes) : nullptr;
-    for (int i = 0; i < kTile; ++i) tile.values[i] = value_copy + i * kLanes;
+      if (range.touches(v))
+        tile.keys[v] = key_to(size_t(v) * kLanes), tile.values[v] = value_copy + v * kLanes * kLanes;
     return tile;
   }
 

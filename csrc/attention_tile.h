@@ -33,19 +33,19 @@ inline V load_kv(const float* p) { return load(p); }
 inline V load_kv(const uint16_t* p) { return load_bf16(p); }
 inline V load_kv(const int8_t* p) { return load_int8(p); }
 
-inline float max_lane(V v) {
-#if defined(QUIRE_AVX512)
-  return _mm512_reduce_max_ps(v.r);
-#else
-  return reduce_max(v);
-#endif
-}
+// Vectors that a loop meets, N at each of some steps: vector v of the first step is at from[v], those of the next
+// `stride` elements on. Meanwhile what lies at later[v], and `later_stride` elements on each, comes into L2.
+template <int N, class T>
+struct Vectors {
+  const T *from[N], *later[N];
+  size_t stride, later_stride;
+};
 
-// c[r][v] = sum over i of left(r, i) * right(i, v), starting from c[r][v] * keep[r] where Resume, else from 0.
-// Where Fetch, what is at later(i, v) comes into L2 meanwhile. (The prefetch stands here: gcc takes a function of nothing
-// else for one without effect.)
-template <int R, int N, bool Resume, bool Fetch, class Left, class Right, class Later>
-inline __attribute__((always_inline)) void multiply(Left left, int length, Right right, Later later, float* c,
+// c[r][v] = sum over i in begin..end-1 of left(r, i) * vector v of step i, starting from c[r][v] * keep[r] where
+// Resume, else from 0. Steps come in runs of `run`: run_at(k) has the vectors of steps k * run and after. (The prefetch
+// stands here: gcc takes a function of nothing else for one without effect.)
+template <int R, int N, bool Resume, bool Fetch, class Left, class RunAt>
+inline __attribute__((always_inline)) void multiply(Left left, int begin, int end, int run, RunAt run_at, float* c,
                                                     size_t c_stride, const float* keep) {
   V sum[R][N];
 #pragma GCC unroll 16
@@ -55,18 +55,23 @@ inline __attribute__((always_inline)) void multiply(Left left, int length, Right
       if constexpr (Resume) sum[r][v] = load(c + size_t(r) * c_stride + size_t(v) * kLanes) * set1(keep[r]);
       else sum[r][v] = set1(0.0f);
     }
-  for (int i = 0; i < length; ++i) {
-    V shared[N];
+  for (int i = begin; i < end;) {
+    const int k = i / run, stop = min_of(end, (k + 1) * run);
+    const auto vectors = run_at(k);
+    size_t at = size_t(i - k * run) * vectors.stride, later = size_t(i - k * run) * vectors.later_stride;
+    for (; i < stop; ++i, at += vectors.stride, later += vectors.later_stride) {
+      V shared[N];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) {
-      shared[v] = right(i, v);
-      if constexpr (Fetch) __builtin_prefetch(later(i, v), 0, 2);
-    }
+      for (int v = 0; v < N; ++v) {
+        shared[v] = load_kv(vectors.from[v] + at);
+        if constexpr (Fetch) __builtin_prefetch(vectors.later[v] + later, 0, 2);
+      }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const V own = set1(left(r, i));
+      for (int r = 0; r < R; ++r) {
+        const V own = set1(left(r, i));
 #pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) sum[r][v] = fma(own, shared[v], sum[r][v]);
+        for (int v = 0; v < N; ++v) sum[r][v] = fma(own, shared[v], sum[r][v]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -75,35 +80,32 @@ inline __attribute__((always_inline)) void multiply(Left left, int length, Right
     for (int v = 0; v < N; ++v) store(c + size_t(r) * c_stride + size_t(v) * kLanes, sum[r][v]);
 }
 
-// Of int8 keys and values: a scale for each position, 0 where not visible. Scores and weights are multiplied by them.
-struct TileScales {
-  alignas(64) float keys[kTile];
-  alignas(64) float values[kTile];
-};
-
-inline void scale_rows(float* rows, int count, const float* scales) {
-  for (int r = 0; r < count; ++r)
-    for (int i = 0; i < kTile; i += kLanes) store(rows + r * kTile + i, load(rows + r * kTile + i) * load(scales + i));
-}
-
-// Vector v of the keys holds positions 16 v .. 16 v + 15, element h at keys[v] + h * key_stride; null: none is visible.
-// Vector v of position i's values is at values[i] + v * value_stride; null where i is not visible.
+// Keys and values of a tile, of one head or of some whose blocks lie side by side: the next head's are `head_stride`
+// elements on. Positions 16 v .. 16 v + 15 are a run; where none of them is visible, its pointers are null. Of run v
+// element h of the keys is at keys[v] + h * key_stride, vector w of position i's values at
+// values[v] + i * row_stride + w * value_stride.
 template <class T>
 struct TileKV {
-  const T* keys[kTileVectors];
-  size_t key_stride;
-  const T* values[kTile];
-  size_t value_stride;
-  const TileScales* scales = nullptr;  // of int8
-  const TileKV* next = nullptr;        // which comes into L2 meanwhile
+  const T *keys[kTileVectors], *values[kTileVectors];
+  size_t key_stride, row_stride, value_stride, head_stride;
+  int heads = 1;
+  bool scaled = false;  // of int8: scores and weights are multiplied by scales, by position
+  const float *key_scales[kTileVectors], *value_scales[kTileVectors];
+  const TileKV* next = nullptr;  // which is met next
 
   // Small types are read where they lie in the cache, floats most often from copies.
   static constexpr bool kFetch = !std::is_same_v<T, float>;
 };
 
+// Pointer `p` of the first head for head `head`.
+template <class T, class P>
+inline const P* of_head(const TileKV<T>& kv, const P* p, int head) {
+  return reinterpret_cast<const P*>(reinterpret_cast<const T*>(p) + size_t(head) * kv.head_stride);
+}
+
 // What a query row has gathered: greatest score, sum of weights by lane, weighted values. Not yet divided.
-// `slope` and `position` are the row's own: what a score gains by distance, and where its query stands; it sees positions
-// first..last.
+// `slope` and `position` are the row's own: what a score gains by distance, and where its query stands; it sees
+// positions first..last.
 struct RowState {
   float best, slope;
   int position, first, last;
@@ -118,23 +120,26 @@ inline __attribute__((always_inline)) void with_count(int n, F&& f) {
   f(std::integral_constant<int, Most>{});
 }
 
-// Scores [R][kTile] of the tile's vectors from v on, micro_vectors(R) of them. q is packed [head_dim][R].
+// Scores [R][kTile] of a head and the tile's vectors from v on, micro_vectors(R) of them. q is packed [head_dim][R].
 template <int R, class T>
-__attribute__((noinline)) void score_rows(const float* q, int head_dim, const TileKV<T>& kv, int v, float* scores) {
-  constexpr int N = micro_vectors(R);
-  const size_t stride = kv.key_stride;
-  auto row = [&](int r, int h) { return q[size_t(h) * R + size_t(r)]; };
-  int end = v + N;
+__attribute__((noinline)) void score_rows(const float* q, int head_dim, const TileKV<T>& kv, int head, int v,
+                                          float* scores) {
+  int end = v + micro_vectors(R);
   while (v < end && !kv.keys[v]) ++v;
   while (v < end && !kv.keys[end - 1]) --end;
   if (v == end) return;
-  with_count<N>(end - v, [&](auto count) {
+  auto row = [&](int r, int h) { return q[size_t(h) * R + size_t(r)]; };
+  with_count<micro_vectors(R)>(end - v, [&](auto count) {
     constexpr int C = decltype(count)::value;
-    const T *keys[C], *next[C];
-    for (int i = 0; i < C; ++i) keys[i] = kv.keys[v + i], next[i] = kv.next ? kv.next->keys[v + i] : keys[i];
-    auto key = [&](int h, int i) { return load_kv(keys[i] + size_t(h) * stride); };
-    auto later = [&](int h, int i) { return next[i] + size_t(h) * stride; };
-    multiply<R, C, false, TileKV<T>::kFetch>(row, head_dim, key, later, scores + v * kLanes, kTile, nullptr);
+    Vectors<C, T> keys;
+    const bool last = head + 1 == kv.heads;  // the values follow
+    for (int i = 0; i < C; ++i) {
+      keys.from[i] = of_head(kv, kv.keys[v + i], head);
+      keys.later[i] = last ? kv.values[v + i] : of_head(kv, kv.keys[v + i], head + 1);
+    }
+    keys.stride = kv.key_stride, keys.later_stride = last ? size_t(kLanes) : kv.key_stride;
+    multiply<R, C, false, TileKV<T>::kFetch>(row, 0, head_dim, head_dim, [&](int) { return keys; }, scores + v * kLanes,
+                                             kTile, nullptr);
   });
 }
 
@@ -167,7 +172,7 @@ inline float shape_row(const TileShape& tile, float* scores, int first, int last
       s[v] = select(first_lanes(max_of(0, min_of(low, kLanes))), none, s[v]);
       store(scores + v * kLanes, s[v]);
     }
-  return max_lane(max(max(s[0], s[1]), max(s[2], s[3])));
+  return reduce_max(max(max(s[0], s[1]), max(s[2], s[3])));
 }
 
 // Shaped scores, the greatest of which is given, become weights; returns what the row keeps of its past.
@@ -193,36 +198,72 @@ inline float weigh_row(float* scores, float greatest, RowState& row) {
   return keep[0];
 }
 
-// Adds the values of positions first..last times the rows' weights [R][kTile] to out [R][padded], vectors from v on:
-// micro_vectors(R), or what is left of `vectors`.
+// Adds a head's values of positions first..last times the rows' weights [R][kTile] to out [R][padded], vectors from v
+// on: micro_vectors(R), or what is left of `vectors`.
 template <int R, class T>
-__attribute__((noinline)) void add_values(const float* weights, const TileKV<T>& kv, int first, int last, int v,
-                                          int vectors, float* out, const float* keep) {
-  constexpr int N = micro_vectors(R);
-  const size_t out_stride = size_t(vectors) * kLanes, stride = kv.value_stride;
-  auto weight = [&](int r, int i) { return weights[r * kTile + first + i]; };
-  const T *const *values = kv.values + first, *const *next = (kv.next ? kv.next : &kv)->values + first;
-  const size_t offset = size_t(v) * stride;
-  auto value = [&](int i, int n) { return load_kv(values[i] + offset + size_t(n) * stride); };
-  with_count<N>(min_of(N, vectors - v), [&](auto count) {
-    auto later = [&](int i, int n) { return next[i] + offset + size_t(n) * stride; };
-    multiply<R, decltype(count)::value, true, TileKV<T>::kFetch>(weight, last + 1 - first, value, later, out + v * kLanes,
-                                                                 out_stride, keep);
+__attribute__((noinline)) void add_values(const float* weights, const TileKV<T>& kv, int head, int first, int last,
+                                          int v, int vectors, float* out, const float* keep) {
+  auto weight = [&](int r, int i) { return weights[r * kTile + i]; };
+  with_count<micro_vectors(R)>(min_of(micro_vectors(R), vectors - v), [&](auto count) {
+    constexpr int C = decltype(count)::value;
+    auto run_at = [&](int k) {
+      const T* own = of_head(kv, kv.values[k], head);
+      Vectors<C, T> values;
+      values.stride = values.later_stride = kv.row_stride;
+      for (int i = 0; i < C; ++i) values.from[i] = own + size_t(v + i) * kv.value_stride;
+      if (head + 1 < kv.heads) {
+        for (int i = 0; i < C; ++i) values.later[i] = values.from[i] + kv.head_stride;
+      } else {  // the next tile's keys follow
+        const T* next = kv.next && kv.next->keys[k] ? kv.next->keys[k] : own;
+        for (int i = 0; i < C; ++i) values.later[i] = next + size_t(v + i) * kv.key_stride;
+        values.later_stride = size_t(vectors) * kv.key_stride;
+      }
+      return values;
+    };
+    multiply<R, C, true, TileKV<T>::kFetch>(weight, first, last + 1, kLanes, run_at, out + v * kLanes,
+                                            size_t(vectors) * kLanes, keep);
   });
 }
 
-// Of a job's query rows.
+// Rows [count][kTile] times a head's scales. The next head's come into L2 meanwhile.
+template <class T>
+void scale_rows(float* rows, int count, const TileKV<T>& kv, const float* const (&scales)[kTileVectors], int head) {
+  for (int v = 0; v < kTileVectors; ++v) {
+    if (!scales[v]) continue;
+    const V scale = load(of_head(kv, scales[v], head));
+    __builtin_prefetch(of_head(kv, scales[v], head + 1), 0, 2);
+    for (int r = 0; r < count; ++r) {
+      float* p = rows + r * kTile + v * kLanes;
+      store(p, load(p) * scale);
+    }
+  }
+}
+
+// Query rows of some heads that meet the same positions: `count` of each, `stride` rows from one head's first to the
+// next's. q is packed by tiles of a head's rows; values [..][padded].
+struct HeadRows {
+  const float* q;
+  RowState* states;
+  float* values;
+  int count, stride;
+
+  int at(int head, int row) const { return head * stride + row; }
+};
+
+// A head's rows are worked on in such tiles.
 struct RowTiles : EqualTiles {
   explicit RowTiles(int count_) : EqualTiles(count_, kMicroRows) {}
 };
 
-// Adds a tile of positions to all rows. Row r sees positions first[r]..last[r] of it; those of all rows lie in one
-// range without holes. q is packed by tiles of rows; scores [rows][kTile] and keep [rows] are scratch. All rows meet
-// one or two vectors of keys, or of values, before the next: those stay in L1.
+// Adds a tile of positions to all rows. Row r of a head sees positions first[r]..last[r] of it; those of all rows lie
+// in one range without holes. `scores` is scratch, kTile + 1 a row. A head's rows meet one or two vectors of keys, or of
+// values, before the next: those stay in L1.
 template <class T>
-void attend_tile(const TileShape& shape, const float* q, const RowTiles& tiles, const TileKV<T>& kv, const int* first,
-                 const int* last, RowState* rows, float* scores, float* keep, float* out) {
+void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const int* first, const int* last,
+                 float* scores) {
+  const RowTiles tiles(rows.count);
   const int vectors = micro_vectors(tiles.begin(1)), value_vectors = shape.padded / kLanes;
+  float* keep = scores + kv.heads * rows.count * kTile;
   // f(rows, first row, first position, last position) for each tile of rows that sees positions.
   auto for_tiles = [&](auto&& f) {
     for (int t = 0; t < tiles.count; ++t) {
@@ -233,22 +274,36 @@ void attend_tile(const TileShape& shape, const float* q, const RowTiles& tiles, 
       if (low <= high) with_count<kMicroRows>(end - begin, [&](auto n) { f(n, begin, low, high); });
     }
   };
-  for (int v = 0; v < kTileVectors; v += vectors)
-    for_tiles([&](auto n, int begin, int low, int high) {
-      if (high < v * kLanes || low >= (v + vectors) * kLanes) return;
-      score_rows<decltype(n)::value>(q + size_t(begin) * size_t(shape.head_dim), shape.head_dim, kv, v,
-                                     scores + begin * kTile);
-    });
-  if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->keys);
+  for (int head = 0; head < kv.heads; ++head) {
+    const float* q = rows.q + size_t(rows.at(head, 0)) * size_t(shape.head_dim);
+    float* own = scores + head * rows.count * kTile;
+    for (int v = 0; v < kTileVectors; v += vectors)
+      for_tiles([&](auto n, int begin, int low, int high) {
+        if (high < v * kLanes || low >= (v + vectors) * kLanes) return;
+        score_rows<decltype(n)::value>(q + size_t(begin) * size_t(shape.head_dim), shape.head_dim, kv, head, v,
+                                       own + begin * kTile);
+      });
+    if (kv.scaled) scale_rows(own, rows.count, kv, kv.key_scales, head);
+  }
   // In two passes, so that rows overlap: a row's weights wait for its greatest score.
-  for (int r = 0; r < tiles.rows; ++r) keep[r] = shape_row(shape, scores + r * kTile, first[r], last[r], rows[r]);
-  for (int r = 0; r < tiles.rows; ++r) keep[r] = weigh_row(scores + r * kTile, keep[r], rows[r]);
-  if (kv.scales) scale_rows(scores, tiles.rows, kv.scales->values);
-  for (int v = 0; v < value_vectors; v += vectors)
-    for_tiles([&](auto n, int begin, int low, int high) {
-      add_values<decltype(n)::value>(scores + begin * kTile, kv, low, high, v, value_vectors,
-                                     out + size_t(begin) * size_t(shape.padded), keep + begin);
-    });
+  auto for_rows = [&](auto&& f) {
+    for (int head = 0, i = 0; head < kv.heads; ++head)
+      for (int r = 0; r < rows.count; ++r, ++i) f(i, r, rows.states[rows.at(head, r)]);
+  };
+  for_rows([&](int i, int r, RowState& row) {
+    keep[i] = shape_row(shape, scores + i * kTile, first[r], last[r], row);
+  });
+  for_rows([&](int i, int, RowState& row) { keep[i] = weigh_row(scores + i * kTile, keep[i], row); });
+  for (int head = 0; head < kv.heads; ++head) {
+    float* out = rows.values + size_t(rows.at(head, 0)) * size_t(shape.padded);
+    float* own = scores + head * rows.count * kTile;
+    if (kv.scaled) scale_rows(own, rows.count, kv, kv.value_scales, head);
+    for (int v = 0; v < value_vectors; v += vectors)
+      for_tiles([&](auto n, int begin, int low, int high) {
+        add_values<decltype(n)::value>(own + begin * kTile, kv, head, low, high, v, value_vectors,
+                                       out + size_t(begin) * size_t(shape.padded), keep + head * rows.count + begin);
+      });
+  }
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -30,11 +30,12 @@ inline A max_of(A a, A b) {
   return a < b ? b : a;
 }
 
-// Rows split into equal tiles of at most `most`.
+// Rows split into tiles of at most `most`: as equal as can be, the first ones a row longer.
 struct EqualTiles {
-  int rows, count;
-  EqualTiles(int rows_, int most) : rows(rows_), count((rows_ + most - 1) / most) {}
-  int begin(int tile) const { return int(int64_t(rows) * tile / count); }
+  int rows, count, size, longer;
+  EqualTiles(int rows_, int most)
+      : rows(rows_), count((rows_ + most - 1) / most), size(rows_ / max_of(count, 1)), longer(rows_ - size * count) {}
+  int begin(int tile) const { return tile * size + min_of(tile, longer); }
 };
 
 inline float bf16_to_float(uint16_t h) {
@@ -71,6 +72,32 @@ inline void store_first(float* p, V v, int n) {
 }
 #endif
 
+// y [columns][rows] = x [rows][columns], elements of 4 bytes.
+template <class E>
+inline void transpose(const E* x, size_t x_stride, int rows, int columns, E* y, size_t y_stride) {
+  typedef E Quad __attribute__((vector_size(16), aligned(4)));
+  int r = 0;
+  for (; r + 4 <= rows; r += 4, x += 4 * x_stride) {
+    E* to = y + r;
+    int k = 0;
+    for (; k + 4 <= columns; k += 4, to += 4 * y_stride) {
+      Quad q[4];
+      for (int i = 0; i < 4; ++i) std::memcpy(&q[i], x + size_t(i) * x_stride + k, 16);
+      const Quad a = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5);
+      const Quad b = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5);
+      const Quad c = __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
+      const Quad d = __builtin_shufflevector(q[2], q[3], 2, 6, 3, 7);
+      const Quad t[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+                         __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
+      for (int i = 0; i < 4; ++i) std::memcpy(to + size_t(i) * y_stride, &t[i], 16);
+    }
+    for (; k < columns; ++k, to += y_stride)
+      for (int i = 0; i < 4; ++i) to[i] = x[size_t(i) * x_stride + size_t(k)];
+  }
+  for (; r < rows; ++r, x += x_stride)
+    for (int k = 0; k < columns; ++k) y[size_t(k) * y_stride + size_t(r)] = x[k];
+}
+
 // Fixed trees: lane i with i + 8, then + 4, + 2, + 1.
 inline float reduce_add(V v) {
   alignas(64) float a[kLanes];
@@ -79,6 +106,10 @@ inline float reduce_add(V v) {
     for (int i = 0; i < half; ++i) a[i] = a[i] + a[i + half];
   return a[0];
 }
+// Without an order: v holds no NaN.
+#if defined(QUIRE_AVX512)
+inline float reduce_max(V v) { return _mm512_reduce_max_ps(v.r); }
+#else
 inline float reduce_max(V v) {
   alignas(64) float a[kLanes];
   store(a, v);
@@ -86,6 +117,7 @@ inline float reduce_max(V v) {
     for (int i = 0; i < half; ++i) a[i] = max_of(a[i], a[i + half]);
   return a[0];
 }
+#endif
 
 // e^x within 2 ulp; 0 below -87.3 (also for -inf), +inf above 88.7; NaN stays NaN.
 inline V exp(V x) {
