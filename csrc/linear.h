@@ -34,24 +34,7 @@ inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
 
 // Packs a block of K of a tile: `cols` of its `padded` columns exist. x is at the block's first column.
 inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, float* out) {
-  typedef float Quad __attribute__((vector_size(16), aligned(4)));
-  int r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    const float* from = x + size_t(r) * x_stride;
-    int k = 0;
-    for (; k + 4 <= cols; k += 4) {  // transpose 4 x 4
-      Quad q[4];
-      for (int i = 0; i < 4; ++i) std::memcpy(&q[i], from + size_t(i) * x_stride + k, 16);
-      const Quad a = {q[0][0], q[1][0], q[0][1], q[1][1]}, b = {q[2][0], q[3][0], q[2][1], q[3][1]};
-      const Quad c = {q[0][2], q[1][2], q[0][3], q[1][3]}, d = {q[2][2], q[3][2], q[2][3], q[3][3]};
-      const Quad t[4] = {{a[0], a[1], b[0], b[1]}, {a[2], a[3], b[2], b[3]}, {c[0], c[1], d[0], d[1]}, {c[2], c[3], d[2], d[3]}};
-      for (int i = 0; i < 4; ++i) std::memcpy(out + (k + i) * rows + r, &t[i], 16);
-    }
-    for (; k < cols; ++k)
-      for (int i = 0; i < 4; ++i) out[k * rows + r + i] = from[size_t(i) * x_stride + size_t(k)];
-  }
-  for (; r < rows; ++r)
-    for (int k = 0; k < cols; ++k) out[k * rows + r] = x[size_t(r) * x_stride + size_t(k)];
+  transpose(x, x_stride, rows, cols, out, size_t(rows));
   for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
 }
 
@@ -94,27 +77,31 @@ inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typenam
 template <class Dot>
 inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
                      int panels) {
+  // Copies, which stores cannot change.
   const bool gated = a.weight.gated;
+  const float *const biases = a.bias, *const residual = a.residual;
+  const size_t y_stride = a.y_stride, residual_stride = a.residual_stride;
+  const Activation activation = a.activation;
   const int per_group = gated ? 2 : 1, width = a.weight.rows / per_group;
   for (int panel = first; panel < first + panels; panel += per_group) {
     const int column = panel / per_group * 16, n = min_of(16, width - column);
     const Scaling<Dot> scaled(a, panel), scaled_up(a, gated ? panel + 1 : panel);
-    const V bias = a.bias ? load(a.bias + panel * 16) : set1(0);
-    const V bias_up = a.bias && gated ? load(a.bias + panel * 16 + 16) : set1(0);
-    for (int r = 0; r < rows; ++r) {
-      const float* sums = c + size_t(r) * c_stride + (panel - first) * 16;
-      const size_t row = size_t(first_row + r);
-      V v = scaled(sums, row);
-      if (a.bias) v = v + bias;
+    const V bias = biases ? load(biases + panel * 16) : set1(0);
+    const V bias_up = biases && gated ? load(biases + panel * 16 + 16) : set1(0);
+    const float* sums = c + (panel - first) * 16;
+    float* y = a.y + size_t(first_row) * y_stride + column;
+    for (int row = first_row; row < first_row + rows; ++row, sums += c_stride, y += y_stride) {
+      V v = scaled(sums, size_t(row));
+      if (biases) v = v + bias;
       if (gated) {
-        V up = scaled_up(sums + 16, row);
-        if (a.bias) up = up + bias_up;
-        v = gate(a.activation, v, up);
+        V up = scaled_up(sums + 16, size_t(row));
+        if (biases) up = up + bias_up;
+        v = gate(activation, v, up);
       } else {
-        v = activate(a.activation, v);
+        v = activate(activation, v);
       }
-      if (a.residual) v = v + load_first(a.residual + row * a.residual_stride + column, n);
-      store_first(a.y + row * a.y_stride + column, v, n);
+      if (residual) v = v + load_first(residual + size_t(row) * residual_stride + column, n);
+      store_first(y, v, n);
     }
   }
 }
@@ -180,9 +167,12 @@ template <class Dot, bool Widen>
 inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
                           int first, int last, float* scratch) {
   const MatrixView& w = a.weight;
-  const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(last - first + 1) / 2 * 32;
   const int row0 = tiles.begin(tile0), step_panels = BlockTile<Dot>::panels;
   const BlocksOfK blocks(w);
+  // Sums that are finished at once, and a gate's with its pair, need no place of their own: one for all stays in L1.
+  const bool at_once = blocks.size >= blocks.padded && step_panels > 1;
+  const size_t panel_bytes = w.panel_bytes();
+  const size_t c_stride = at_once ? size_t(step_panels) * 16 : size_t(last - first + 1) / 2 * 32;
   float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
@@ -206,7 +196,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
         m.a = packed + packed_offset<Dot>(tiles, tile, k, columns);
         if (a.x_sums) m.sums = a.x_sums + group_sums_offset(w, begin, tiles.begin(tile + 1) - begin, k);
-        m.c = c + size_t(begin - row0) * c_stride + (panel - first) * 16;
+        m.c = at_once ? c : c + size_t(begin - row0) * c_stride + (panel - first) * 16;
         const int rows = tiles.begin(tile + 1) - begin;
         micro_for<Dot, Prefetch::activations>(rows, count)(m);
         // Finished sums go out while they are in L1; a gate waits for its pair.
@@ -270,7 +260,7 @@ inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
   const QuantizedRows rows(a);
   a.x_scale = rows.scale, a.x_sums = rows.sums;
   auto pack = [&](int tile, int thread) {
-    quantize_tile<Dot>(a, rows, tiles.begin(tile), tiles.begin(tile + 1), static_cast<int8_t*>(pool.scratch(thread)),
+    quantize_tile<Dot>(a, rows, tiles.begin(tile), tiles.begin(tile + 1), static_cast<uint32_t*>(pool.scratch(thread)),
                        [&](int k, int columns) { return packed + packed_offset<Dot>(tiles, tile, k, columns); });
   };
   if (int64_t(a.rows) * a.weight.padded_cols() < kSerialPack)

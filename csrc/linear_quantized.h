@@ -59,32 +59,34 @@ inline size_t group_sums_offset(const MatrixView& w, int first_row, int rows, in
 }
 
 // Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. Four columns
-// of a row are one element.
+// of a row are one element. `rounded` is scratch for a block.
 template <class Dot, class Place>
-inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int begin, int end, int8_t* q,
+inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int begin, int end, uint32_t* rounded,
                           Place&& place) {
   const MatrixView& w = a.weight;
   const BlocksOfK blocks(w);
-  const int count = end - begin;
+  const int count = end - begin, group = group_of(w);
+  float inverse[kMaxRows];
   for (int r = 0; r < count; ++r) {
-    rows.scale[begin + r] = round_to_int8(a.x + size_t(begin + r) * a.x_stride, w.cols, q);
-    std::memset(q + w.cols, 0, size_t(blocks.padded - w.cols));
-    for (int k = 0; k < blocks.padded; k += blocks.size) {
-      const int columns = blocks.columns(k);
-      uint32_t* out = place(k, columns) + r;
-      for (int i = 0; i < columns / 4; ++i) {
-        uint32_t four;
-        std::memcpy(&four, q + k + 4 * i, 4);
-        out[size_t(i) * size_t(count)] = four;
+    const Int8Scale scale = int8_scale(a.x + size_t(begin + r) * a.x_stride, w.cols);
+    rows.scale[begin + r] = scale.scale;
+    inverse[r] = scale.inverse;
+  }
+  for (int k = 0; k < blocks.padded; k += blocks.size) {
+    const int columns = blocks.columns(k), present = min_of(columns, w.cols - k);
+    for (int r = 0; r < count; ++r) {
+      const float* x = a.x + size_t(begin + r) * a.x_stride + k;
+      int8_t* q = reinterpret_cast<int8_t*>(rounded) + r * columns;
+      for (int i = 0; i < columns; i += group) {
+        const int32_t sum = round_to_int8(x + i, min_of(min_of(group, columns), present - i), inverse[r], q + i);
+        int32_t* to = rows.sums + group_sums_offset(w, begin, count, k + i) + r;
+        const float real = float(sum);
+        if (w.format.offsets) std::memcpy(to, &real, 4);
+        else *to = ((k + i) % group ? *to : 0) - Dot::kHeldPlus * sum;
       }
+      std::memset(q + present, 0, size_t(columns - present));
     }
-    for (int k = 0, group = group_of(w); k < blocks.padded; k += group) {
-      int32_t sum = sum_int8(q + k, group);
-      const float real = float(sum);
-      if (w.format.offsets) std::memcpy(&sum, &real, 4);
-      else sum *= -Dot::kHeldPlus;
-      rows.sums[group_sums_offset(w, begin, count, k) + size_t(r)] = sum;
-    }
+    transpose(rounded, size_t(columns / 4), count, columns / 4, place(k, columns), size_t(count));
   }
 }
 

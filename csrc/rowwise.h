@@ -103,12 +103,18 @@ inline void rope(const RopeArgs& a, ThreadPool& pool) {
 // Pairs (i, i + half): x' = x cos - y sin, y' = y cos + x sin.
 inline void rotate(float* x, const float* angles, int rotary_dim) {
   const int half = rotary_dim / 2;
-  for (int i = 0; i < half; i += 16) {
-    const int n = min_of(16, half - i);
+  float* y = x + half;
+  int i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const V c = load(angles + i), s = load(angles + half + i), a = load(x + i), b = load(y + i);
+    store(x + i, a * c - b * s);
+    store(y + i, b * c + a * s);
+  }
+  if (const int n = half - i; n > 0) {
     const V c = load_first(angles + i, n), s = load_first(angles + half + i, n);
-    const V a = load_first(x + i, n), b = load_first(x + half + i, n);
+    const V a = load_first(x + i, n), b = load_first(y + i, n);
     store_first(x + i, a * c - b * s, n);
-    store_first(x + half + i, b * c + a * s, n);
+    store_first(y + i, b * c + a * s, n);
   }
 }
 
@@ -128,41 +134,48 @@ inline void prepare_heads(const float* from, float* to, int heads, int head_dim,
   for (int n = 0; angles && n < heads; ++n) rotate(to + n * head_dim, angles, rotary_dim);
 }
 
-// A head's key or value as int8: its scale goes behind the tile's elements, element i to at(i).
-template <class At>
-inline void store_int8_head(const float* x, char* tile, const KVView& kv, int offset, int8_t* rounded, At&& at) {
-  const float scale = round_to_int8(x, kv.head_dim, rounded);
-  for (int h = 0; h < kv.head_dim; ++h) tile[at(h)] = char(rounded[h]);
-  std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale, 4);
+// A head rounded to int8 into q; its scale goes behind the tile's elements.
+inline void round_head(const float* x, char* tile, const KVView& kv, int offset, int8_t* q) {
+  const Int8Scale scale = int8_scale(x, kv.head_dim);
+  round_to_int8(x, kv.head_dim, scale.inverse, q);
+  std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale.scale, 4);
 }
 
 inline void store_key(const float* k, const KVView& kv, int layer, int head, int block, int offset,
                       int8_t* rounded) {
   char* tile = kv.key_tile(layer, block, head);
-  if (kv.type == KVType::i8)
-    return store_int8_head(k, tile, kv, offset, rounded, [&](int h) { return h * kv.block_size + offset; });
-  for (int h = 0; h < kv.head_dim; ++h) {
-    const int at = h * kv.block_size + offset;
-    if (kv.type == KVType::bf16)
-      reinterpret_cast<uint16_t*>(tile)[at] = float_to_bf16(k[h]);
-    else
-      reinterpret_cast<float*>(tile)[at] = k[h];
+  const size_t H = size_t(kv.head_dim), stride = size_t(kv.block_size);
+  if (kv.type == KVType::i8) {
+    round_head(k, tile, kv, offset, rounded);
+    char* to = tile + offset;
+    for (size_t h = 0; h < H; ++h) to[h * stride] = char(rounded[h]);
+  } else if (kv.type == KVType::bf16) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
+    for (size_t h = 0; h < H; h += 16) {
+      const size_t n = min_of(size_t{16}, H - h);
+      uint16_t lanes[16];
+      store_bf16(lanes, load_first(k + h, int(n)));
+      for (size_t i = 0; i < n; ++i) to[(h + i) * stride] = lanes[i];
+    }
+  } else {
+    float* to = reinterpret_cast<float*>(tile) + offset;
+    for (size_t h = 0; h < H; ++h) to[h * stride] = k[h];
   }
 }
 
-inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset, int8_t* rounded) {
+inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset) {
   char* tile = kv.value_tile(layer, block, head);
-  const int head_dim = kv.head_dim;
-  if (kv.type == KVType::i8)
-    return store_int8_head(v, tile, kv, offset, rounded, [&](int h) { return offset * head_dim + h; });
-  if (kv.type == KVType::f32) {
-    std::memcpy(reinterpret_cast<float*>(tile) + size_t(offset) * head_dim, v, size_t(head_dim) * 4);
-    return;
+  const size_t H = size_t(kv.head_dim), first = size_t(offset) * H;
+  if (kv.type == KVType::i8) {
+    round_head(v, tile, kv, offset, reinterpret_cast<int8_t*>(tile) + first);
+  } else if (kv.type == KVType::bf16) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(tile) + first;
+    size_t h = 0;
+    for (; h + 16 <= H; h += 16) store_bf16(to + h, load(v + h));
+    for (; h < H; ++h) to[h] = float_to_bf16(v[h]);
+  } else {
+    std::memcpy(reinterpret_cast<float*>(tile) + first, v, H * 4);
   }
-  uint16_t* to = reinterpret_cast<uint16_t*>(tile) + size_t(offset) * head_dim;
-  int h = 0;
-  for (; h + 16 <= head_dim; h += 16) store_bf16(to + h, load(v + h));
-  for (; h < head_dim; ++h) to[h] = float_to_bf16(v[h]);
 }
 
 inline void store_kv_token(const StoreKVArgs& a, int t, float* scratch) {
@@ -176,7 +189,7 @@ inline void store_kv_token(const StoreKVArgs& a, int t, float* scratch) {
   int8_t* rounded = reinterpret_cast<int8_t*>(scratch + G * H);
   for (int g = 0; g < G; ++g) {
     store_key(scratch + g * H, kv, a.layer, g, a.block[t], a.offset[t], rounded);
-    store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[t], a.offset[t], rounded);
+    store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[t], a.offset[t]);
   }
 }
 

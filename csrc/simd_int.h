@@ -36,8 +36,9 @@ inline V nibble_less_8(I a) {
 inline V load_int8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-inline void store_int8(int8_t* p, V v) {  // whole numbers from -127 to 127
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.r)));
+inline I to_int(V v) { return {_mm512_cvtps_epi32(v.r)}; }  // to nearest even
+inline void store_int8(int8_t* p, I a) {                    // of each integer the low byte
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.r));
 }
 // sum + the four products of bytes of each lane: bytes of u without a sign, of s with.
 inline I dot_bytes(I sum, I u, I s) {
@@ -80,11 +81,7 @@ inline V signed_byte(I x) {
   auto byte = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * j), 24)); };
   return {byte(x.a), byte(x.b)};
 }
-inline void store_int8(int8_t* p, V v) {
-  alignas(32) float lanes[kLanes];
-  store(lanes, v);
-  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(int(lanes[i]));
-}
+inline I to_int(V v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
 inline __m256i dot_half(__m256i sum, __m256i u, __m256i s) {
   const __m256i low = _mm256_set1_epi16(255);
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
@@ -135,10 +132,10 @@ template <int j>
 inline V signed_byte(I x) {
   return to_float(each([&](int i) { return int32_t(int8_t(uint32_t(x.v[i]) >> (8 * j))); }));
 }
-inline void store_int8(int8_t* p, V v) {
+inline I to_int(V v) {
   alignas(64) float lanes[kLanes];
-  store(lanes, v);
-  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(int(lanes[i]));
+  store(lanes, round_even(v));
+  return each([&](int i) { return int32_t(lanes[i]); });
 }
 inline I dot_bytes(I sum, I u, I s) {
   return each([&](int i) {
@@ -150,6 +147,11 @@ inline I dot_bytes(I sum, I u, I s) {
 #endif
 
 #if !defined(QUIRE_AVX512)
+inline void store_int8(int8_t* p, I a) {
+  int32_t lanes[kLanes];
+  istore(lanes, a);
+  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(lanes[i]);
+}
 inline V load_int8(const int8_t* p) {
   alignas(64) float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = float(p[i]);
@@ -158,38 +160,50 @@ inline V load_int8(const int8_t* p) {
 inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
 #endif
 
-// The sum of n bytes.
-inline int32_t sum_int8(const int8_t* q, int n) {
-  I sums = iset1(0);
-  for (int i = 0; i < n; i += 64) {
-    int8_t last[64] = {};
-    if (n - i < 64) std::memcpy(last, q + i, size_t(n - i));
-    sums = dot_bytes(sums, iset1(0x01010101), iload(n - i < 64 ? last : q + i));
-  }
-  int32_t lanes[16], total = 0;
-  istore(lanes, sums);
+inline int32_t reduce_add(I a) {
+  int32_t lanes[kLanes], total = 0;
+  istore(lanes, a);
   for (const int32_t lane : lanes) total += lane;
   return total;
 }
 
-// q = round(x * 127 / max|x|) for n values; returns the scale, max|x| / 127. It is not a number where any value is not
-// finite.
-inline float round_to_int8(const float* x, int n, int8_t* q) {
-  V top = set1(0), strange = set1(0);
-  for (int k = 0; k < n; k += kLanes) {
-    const V v = load_first(x + k, min_of(kLanes, n - k));
+// Values in int8: q = round(x * inverse), about x / scale.
+struct Int8Scale {
+  float scale, inverse;
+};
+
+// Of n values: max|x| / 127. Not a number where any value is not finite.
+inline Int8Scale int8_scale(const float* x, int n) {
+  V top = set1(0), strange = set1(0);  // the latter becomes NaN
+  auto take = [&](V v) {
     top = max(top, abs(v));
     strange = fma(v, set1(0), strange);
-  }
-  const float most = reduce_max(top), inverse = most >= 1e-30f ? 127.0f / most : 0.0f;
+  };
   int k = 0;
-  for (; k + kLanes <= n; k += kLanes) store_int8(q + k, round_even(load(x + k) * set1(inverse)));
-  if (k < n) {
-    int8_t last[kLanes];
-    store_int8(last, round_even(load_first(x + k, n - k) * set1(inverse)));
-    std::memcpy(q + k, last, size_t(n - k));
+  for (; k + kLanes <= n; k += kLanes) take(load(x + k));
+  if (k < n) take(load_first(x + k, n - k));
+  const float most = reduce_max(top);
+  const bool finite = reduce_max(select(less(strange, set1(1.0f)), set1(0.0f), set1(1.0f))) == 0.0f;
+  return {finite ? most / 127.0f : __builtin_nanf(""), most >= 1e-30f ? 127.0f / most : 0.0f};
+}
+
+// Rounds n values to q; returns the sum of q.
+inline int32_t round_to_int8(const float* x, int n, float inverse, int8_t* q) {
+  I sum = iset1(0);
+  int k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    const I rounded = to_int(load(x + k) * set1(inverse));
+    store_int8(q + k, rounded);
+    sum = sum + rounded;
   }
-  return most / 127.0f + reduce_add(strange);
+  if (k < n) {
+    const I rounded = to_int(load_first(x + k, n - k) * set1(inverse));
+    int8_t last[kLanes];
+    store_int8(last, rounded);
+    std::memcpy(q + k, last, size_t(n - k));
+    sum = sum + rounded;
+  }
+  return reduce_add(sum);
 }
 
 }  // namespace quire::QUIRE_ISA
