@@ -207,11 +207,11 @@ class Attention {
   template <class T>
   void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread) const {
     if (!in_place) return walk_copies<T>(w, rows, thread);
-    TileKV<T> tiles[2];
-    tiles[0] = direct<T>(w, w.range(0));
-    for (int tile = 0; tile < w.tiles(); ++tile) {
-      TileKV<T>&own = tiles[tile % 2], &next = tiles[(tile + 1) % 2];
-      if (tile + 1 < w.tiles()) next = direct<T>(w, w.range(tile + 1)), own.next = &next;
+    TileKV<T> own = direct<T>(w, w.range(0)), next;
+    for (int tile = 0; tile < w.tiles(); ++tile, own = next) {
+      next = tile + 1 < w.tiles() ? direct<T>(w, w.range(tile + 1)) : own;
+      own.after_keys = ahead(own.values, own.values, kLanes * sizeof(T));
+      own.after_values = ahead(next.keys, own.values, next.key_stride * sizeof(T));
       attend(rows, w.range(tile).at, own, thread);
     }
   }
@@ -226,6 +226,12 @@ class Attention {
         const HeadRows own{rows.q + at * size_t(a_.kv.head_dim), rows.states + at, rows.values + at * sizes_.padded,
                            rows.count, 0};
         TileKV<float> copies = copied<T>(w.table, w.head + head, range, thread_tiles(thread));
+        // While one head's are met, the next one's come into L2, or those of the next tile.
+        const bool wraps = head + 1 == w.heads;
+        const Walk later{w.table, wraps ? w.head : w.head + head + 1, 1, w.low, w.high};
+        const TileKV<T> next = direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
+        copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
+        copies.after_values = ahead(next.values, copies.values, kLanes * sizeof(T));
         if (std::is_same_v<T, int8_t>) {
           load_scales(w.table, w.head + head, range, scales);
           copies.scaled = true;
@@ -234,6 +240,15 @@ class Attention {
         }
         attend(own, range.at, copies, thread);
       }
+  }
+
+  // `next` where they are visible, else what is in L1 already.
+  template <class T, class U>
+  static Ahead ahead(const T* const (&next)[kTileVectors], const U* const (&own)[kTileVectors], size_t stride) {
+    Ahead result;
+    for (int v = 0; v < kTileVectors; ++v) result.at[v] = next[v] ? bytes(next[v]) : bytes(own[v]);
+    result.stride = stride;
+    return result;
   }
 
   template <class T>
@@ -288,7 +303,7 @@ class Attention {
     }
   }
 
-  // Pointers into the cache, where vectors of keys and of values are whole.
+  // Pointers into the cache, right where vectors of keys and of values are whole.
   template <class T>
   TileKV<T> direct(const Walk& w, TileRange range) const {
     const KVView& kv = a_.kv;
@@ -300,7 +315,7 @@ class Attention {
       if (!range.touches(v)) continue;
       const int p = range.at + v * kLanes, block = w.table[p / kv.block_size], offset = p % kv.block_size;
       tile.keys[v] = key_at<T>(block, w.head) + offset;
-      tile.values[v] = value_at<T>(block, w.head, offset);
+      if (!kv.shared_values) tile.values[v] = value_at<T>(block, w.head, offset);
       if (!tile.scaled) continue;
       tile.key_scales[v] = scales_of(kv.key_tile(a_.layer, block, w.head)) + offset;
       tile.value_scales[v] = scales_of(kv.value_tile(a_.layer, block, w.head)) + offset;

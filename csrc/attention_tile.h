@@ -34,17 +34,18 @@ inline V load_kv(const uint16_t* p) { return load_bf16(p); }
 inline V load_kv(const int8_t* p) { return load_int8(p); }
 
 // Vectors that a loop meets, N at each of some steps: vector v of the first step is at from[v], those of the next
-// `stride` elements on. Meanwhile what lies at later[v], and `later_stride` elements on each, comes into L2.
+// `stride` elements on. Meanwhile what lies at later[v], and `later_stride` bytes on each, comes into L2.
 template <int N, class T>
 struct Vectors {
-  const T *from[N], *later[N];
+  const T* from[N];
+  const char* later[N];
   size_t stride, later_stride;
 };
 
 // c[r][v] = sum over i in begin..end-1 of left(r, i) * vector v of step i, starting from c[r][v] * keep[r] where
 // Resume, else from 0. Steps come in runs of `run`: run_at(k) has the vectors of steps k * run and after. (The prefetch
 // stands here: gcc takes a function of nothing else for one without effect.)
-template <int R, int N, bool Resume, bool Fetch, class Left, class RunAt>
+template <int R, int N, bool Resume, class Left, class RunAt>
 inline __attribute__((always_inline)) void multiply(Left left, int begin, int end, int run, RunAt run_at, float* c,
                                                     size_t c_stride, const float* keep) {
   V sum[R][N];
@@ -64,7 +65,7 @@ inline __attribute__((always_inline)) void multiply(Left left, int begin, int en
 #pragma GCC unroll 8
       for (int v = 0; v < N; ++v) {
         shared[v] = load_kv(vectors.from[v] + at);
-        if constexpr (Fetch) __builtin_prefetch(vectors.later[v] + later, 0, 2);
+        __builtin_prefetch(vectors.later[v] + later, 0, 2);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -80,6 +81,12 @@ inline __attribute__((always_inline)) void multiply(Left left, int begin, int en
     for (int v = 0; v < N; ++v) store(c + size_t(r) * c_stride + size_t(v) * kLanes, sum[r][v]);
 }
 
+// What is met after some keys or values, and comes into L2 while they are met: of run v step i at[v] + i * stride.
+struct Ahead {
+  const char* at[kTileVectors];
+  size_t stride;  // bytes
+};
+
 // Keys and values of a tile, of one head or of some whose blocks lie side by side: the next head's are `head_stride`
 // elements on. Positions 16 v .. 16 v + 15 are a run; where none of them is visible, its pointers are null. Of run v
 // element h of the keys is at keys[v] + h * key_stride, vector w of position i's values at
@@ -91,11 +98,10 @@ struct TileKV {
   int heads = 1;
   bool scaled = false;  // of int8: scores and weights are multiplied by scales, by position
   const float *key_scales[kTileVectors], *value_scales[kTileVectors];
-  const TileKV* next = nullptr;  // which is met next
-
-  // Small types are read where they lie in the cache, floats most often from copies.
-  static constexpr bool kFetch = !std::is_same_v<T, float>;
+  Ahead after_keys, after_values;  // what is met after the last head's keys, and after its values
 };
+
+inline const char* bytes(const void* p) { return static_cast<const char*>(p); }
 
 // Pointer `p` of the first head for head `head`.
 template <class T, class P>
@@ -132,18 +138,17 @@ __attribute__((noinline)) void score_rows(const float* q, int head_dim, const Ti
   with_count<micro_vectors(R)>(end - v, [&](auto count) {
     constexpr int C = decltype(count)::value;
     Vectors<C, T> keys;
-    const bool last = head + 1 == kv.heads;  // the values follow
+    const bool last = head + 1 == kv.heads;
     for (int i = 0; i < C; ++i) {
       keys.from[i] = of_head(kv, kv.keys[v + i], head);
-      keys.later[i] = last ? kv.values[v + i] : of_head(kv, kv.keys[v + i], head + 1);
+      keys.later[i] = last ? kv.after_keys.at[v + i] : bytes(keys.from[i] + kv.head_stride);
     }
-    keys.stride = kv.key_stride, keys.later_stride = last ? size_t(kLanes) : kv.key_stride;
-    multiply<R, C, false, TileKV<T>::kFetch>(row, 0, head_dim, head_dim, [&](int) { return keys; }, scores + v * kLanes,
-                                             kTile, nullptr);
+    keys.stride = kv.key_stride, keys.later_stride = last ? kv.after_keys.stride : kv.key_stride * sizeof(T);
+    multiply<R, C, false>(row, 0, head_dim, head_dim, [&](int) { return keys; }, scores + v * kLanes, kTile, nullptr);
   });
 }
 
-// What all rows of a tile share: sizes (`padded` is the value's, rounded up to 16), the tile's first position, soft-cap.
+// What all rows of a tile share: sizes (`padded` is the value's, rounded up to 16), its first position, soft-cap.
 struct TileShape {
   int head_dim, padded, at;
   float cap;  // 0: none
@@ -207,21 +212,18 @@ __attribute__((noinline)) void add_values(const float* weights, const TileKV<T>&
   with_count<micro_vectors(R)>(min_of(micro_vectors(R), vectors - v), [&](auto count) {
     constexpr int C = decltype(count)::value;
     auto run_at = [&](int k) {
-      const T* own = of_head(kv, kv.values[k], head);
+      const bool last_head = head + 1 == kv.heads;
+      const char* later = last_head ? kv.after_values.at[k] : bytes(of_head(kv, kv.values[k], head + 1));
+      const size_t step = last_head ? kv.after_values.stride : kLanes * sizeof(T);
       Vectors<C, T> values;
-      values.stride = values.later_stride = kv.row_stride;
-      for (int i = 0; i < C; ++i) values.from[i] = own + size_t(v + i) * kv.value_stride;
-      if (head + 1 < kv.heads) {
-        for (int i = 0; i < C; ++i) values.later[i] = values.from[i] + kv.head_stride;
-      } else {  // the next tile's keys follow
-        const T* next = kv.next && kv.next->keys[k] ? kv.next->keys[k] : own;
-        for (int i = 0; i < C; ++i) values.later[i] = next + size_t(v + i) * kv.key_stride;
-        values.later_stride = size_t(vectors) * kv.key_stride;
+      for (int i = 0; i < C; ++i) {
+        values.from[i] = of_head(kv, kv.values[k], head) + size_t(v + i) * kv.value_stride;
+        values.later[i] = later + size_t(v + i) * step;
       }
+      values.stride = kv.row_stride, values.later_stride = size_t(vectors) * step;
       return values;
     };
-    multiply<R, C, true, TileKV<T>::kFetch>(weight, first, last + 1, kLanes, run_at, out + v * kLanes,
-                                            size_t(vectors) * kLanes, keep);
+    multiply<R, C, true>(weight, first, last + 1, kLanes, run_at, out + v * kLanes, size_t(vectors) * kLanes, keep);
   });
 }
 
@@ -256,8 +258,8 @@ struct RowTiles : EqualTiles {
 };
 
 // Adds a tile of positions to all rows. Row r of a head sees positions first[r]..last[r] of it; those of all rows lie
-// in one range without holes. `scores` is scratch, kTile + 1 a row. A head's rows meet one or two vectors of keys, or of
-// values, before the next: those stay in L1.
+// in one range without holes. `scores` is scratch, kTile + 1 a row. A head's rows meet one or two vectors of keys, or
+// of values, before the next: those stay in L1.
 template <class T>
 void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const int* first, const int* last,
                  float* scores) {
