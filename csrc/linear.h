@@ -231,7 +231,8 @@ template <class Dot, bool Widen>
 inline void linear_as(LinearArgs a, ThreadPool& pool) {
   using A = typename Dot::A;
   const int padded = a.weight.padded_cols();
-  const Tiles tiles = tiles_for<Dot>(a.rows);
+  const bool widen = Widen && tiles_for<Dot>(a.rows).count >= kWidenTiles;
+  const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Dot>(a.rows);
   A* packed = static_cast<A*>(a.workspace);
   if constexpr (Dot::kGroups) {
     int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
@@ -248,7 +249,7 @@ inline void linear_as(LinearArgs a, ThreadPool& pool) {
     pool.parallel_for(tiles.count, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
   if constexpr (Widen)
-    if (tiles.count >= kWidenTiles) return linear_blocks<DotF32, true>(a, packed, tiles, pool);
+    if (widen) return linear_blocks<DotF32, true>(a, packed, tiles, pool);
   linear_blocks<Dot, false>(a, packed, tiles, pool);
 }
 

@@ -220,6 +220,13 @@ template <class Dot>
 struct BlockTile {
   static constexpr int rows = kMaxRows, panels = max_panels(kMaxRows);
 };
+#if defined(QUIRE_AVX512)
+// Leaves registers to widen weights in: 10% faster than 14 rows.
+template <>
+struct BlockTile<DotWide> {
+  static constexpr int rows = 13, panels = 2;
+};
+#endif
 #if defined(QUIRE_VNNI)
 // Takes fewer loads for a product (10 for 24, not 16 for 28): 5 to 10% faster. Where weights are widened it is slower:
 // twice as many panels do not stay in L1.
