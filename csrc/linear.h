@@ -73,18 +73,19 @@ inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typenam
   }
 }
 
-// Sums c of `rows` rows times panels [first, first + panels) to y. Of a gated weight panels come in pairs.
-template <class Dot>
-inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
-                     int panels) {
+// Sums c of `rows` rows times panels [first, first + panels) to y. Of a gated weight panels come in pairs. `Plain`: no
+// bias, activation or gate.
+template <class Dot, bool Plain>
+inline void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
+                        int panels) {
   // Copies, which stores cannot change.
-  const bool gated = a.weight.gated;
-  const float *const biases = a.bias, *const residual = a.residual;
+  const bool gated = !Plain && a.weight.gated;
+  const float *const biases = Plain ? nullptr : a.bias, *const residual = a.residual;
   const size_t y_stride = a.y_stride, residual_stride = a.residual_stride;
-  const Activation activation = a.activation;
-  const int per_group = gated ? 2 : 1, width = a.weight.rows / per_group;
+  const Activation activation = Plain ? Activation::none : a.activation;
+  const int per_group = gated ? 2 : 1, width = gated ? a.weight.rows / 2 : a.weight.rows;
   for (int panel = first; panel < first + panels; panel += per_group) {
-    const int column = panel / per_group * 16, n = min_of(16, width - column);
+    const int column = (gated ? panel / 2 : panel) * 16, n = min_of(16, width - column);
     const Scaling<Dot> scaled(a, panel), scaled_up(a, gated ? panel + 1 : panel);
     const V bias = biases ? load(biases + panel * 16) : set1(0);
     const V bias_up = biases && gated ? load(biases + panel * 16 + 16) : set1(0);
@@ -101,9 +102,19 @@ inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int f
         v = activate(activation, v);
       }
       if (residual) v = v + load_first(residual + size_t(row) * residual_stride + column, n);
-      store_first(y, v, n);
+      if (n == 16) store(y, v);
+      else store_first(y, v, n);
     }
   }
+}
+
+template <class Dot>
+inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
+                     int panels) {
+  if (a.weight.gated || a.bias || a.activation != Activation::none)
+    epilogue_as<Dot, false>(a, c, c_stride, first_row, rows, first, panels);
+  else
+    epilogue_as<Dot, true>(a, c, c_stride, first_row, rows, first, panels);
 }
 
 // Panels [first, last) for a single tile of rows: weights stream once through the registers.
