@@ -1,9 +1,9 @@
 // Causal paged attention of a ragged step. Knows the KV layout and block tables; knows no plan and no model.
 //
 // Positions are taken in tiles of 64 and segments of 1024, both aligned to absolute position 0. Softmax is online over
-// the tiles of a segment (Milakov and Gimelshein 2018); segments are then merged in order (as in flash-decoding), always,
-// so that a long sequence may be split over threads. Hence a row's bits depend on neither the batch, the chunk it came
-// in, the block size nor the number of threads.
+// the tiles of a segment (Milakov and Gimelshein 2018); segments are then merged in order (as in flash-decoding),
+// always, so that a long sequence may be split over threads. Hence a row's bits depend on neither the batch, the chunk
+// it came in, the block size nor the number of threads.
 //
 // A job is a group of query rows and a kv head. Rows of sequences that begin with the same blocks meet those together.
 #pragma once
@@ -289,7 +289,8 @@ class Attention {
   }
   template <class T>
   const T* value_at(int block, int head, int offset) const {
-    return reinterpret_cast<const T*>(a_.kv.value_tile(a_.layer, block, head)) + size_t(offset) * size_t(a_.kv.head_dim);
+    const char* tile = a_.kv.value_tile(a_.layer, block, head);
+    return reinterpret_cast<const T*>(tile) + size_t(offset) * size_t(a_.kv.head_dim);
   }
 
   // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
