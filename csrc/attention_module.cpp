@@ -38,8 +38,12 @@ class AttentionCache {
               values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),
           "keys must be [blocks, G, H, block_size] and values [blocks, G, block_size, H] of one type");
     check(keys.itemsize() == 2 || keys.itemsize() == 4, "elements must be float32 or bfloat16");
-    std::memcpy(store_.view().key_tile(0, 0, 0), keys.data(), keys.nbytes());
-    std::memcpy(store_.view().value_tile(0, 0, 0), values.data(), values.nbytes());
+    const KVView& kv = store_.view();
+    const auto *key = static_cast<const char*>(keys.data()), *value = static_cast<const char*>(values.data());
+    for (int block = 0; block < kv.num_blocks; ++block, key += kv.side_bytes(), value += kv.side_bytes()) {
+      std::memcpy(kv.key_tile(0, block, 0), key, kv.side_bytes());
+      std::memcpy(kv.value_tile(0, block, 0), value, kv.side_bytes());
+    }
   }
 
   const KVView& view() const { return store_.view(); }

@@ -20,7 +20,7 @@ KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, 
   view_.num_blocks = num_blocks;
   view_.block_size = block_size;
   view_.type = type;
-  memory_ = HugeBuffer(view_.layer_bytes() * size_t(num_layers));
+  memory_ = HugeBuffer(view_.block_bytes() * size_t(num_blocks));
   view_.base = static_cast<char*>(memory_.data());
 }
 
@@ -31,12 +31,7 @@ void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, siz
         throw std::out_of_range("block " + std::to_string(block) + " is outside the cache's " +
                                 std::to_string(view_.num_blocks) + " blocks");
   for (size_t i = 0; i < count; ++i)
-    for (int layer = 0; layer < view_.num_layers; ++layer) {
-      std::memmove(view_.key_tile(layer, destination[i], 0), view_.key_tile(layer, source[i], 0), view_.block_bytes());
-      if (!view_.shared_values)
-        std::memmove(view_.value_tile(layer, destination[i], 0), view_.value_tile(layer, source[i], 0),
-                     view_.block_bytes());
-    }
+    std::memmove(view_.key_tile(0, destination[i], 0), view_.key_tile(0, source[i], 0), view_.block_bytes());
 }
 
 }  // namespace quire

@@ -1,11 +1,10 @@
 // Paged KV storage of all layers in one allocation. Knows the layout; knows no sequence and no block table.
 //
-// Per layer, first keys then values:
-//   K [block][kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no
-//                                              horizontal sums
-//   V [block][kv_head][block_size][head_dim]
-// Elements are float, bfloat16 (uint16_t) or int8. Every (block, head) tile is contiguous: head_dim * block_size elements,
-// and with int8 a scale (float) for each position behind them: of one key, or value, of one head.
+// [block][layer], so that memory is touched as blocks are used; in each first keys, then values:
+//   K [kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no horizontal sums
+//   V [kv_head][block_size][head_dim]
+// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements, and with
+// int8 a scale (float) for each position behind them: of one key, or value, of one head.
 // Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
 #pragma once
 
@@ -30,21 +29,16 @@ struct KVView {
   QUIRE_INLINE size_t tile_bytes() const {
     return tile_elements() * element_bytes() + (type == KVType::i8 ? size_t(block_size) * 4 : 0);
   }
-  QUIRE_INLINE size_t block_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }
-  QUIRE_INLINE size_t side_bytes() const { return size_t(num_blocks) * block_bytes(); }  // all keys, or values, of a layer
+  QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys, or values, of a layer
   QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
+  QUIRE_INLINE size_t block_bytes() const { return size_t(num_layers) * layer_bytes(); }
 
   // First byte of the tile of (layer, block, kv head).
   QUIRE_INLINE char* key_tile(int layer, int block, int head) const {
-    return base + size_t(layer) * layer_bytes() + tile_offset(block, head);
+    return base + size_t(block) * block_bytes() + size_t(layer) * layer_bytes() + size_t(head) * tile_bytes();
   }
   QUIRE_INLINE char* value_tile(int layer, int block, int head) const {
-    return base + size_t(layer) * layer_bytes() + side_bytes() + tile_offset(block, head);
-  }
-
- private:
-  QUIRE_INLINE size_t tile_offset(int block, int head) const {
-    return (size_t(block) * size_t(num_kv_heads) + size_t(head)) * tile_bytes();
+    return key_tile(layer, block, head) + side_bytes();
   }
 };
 
