@@ -173,6 +173,20 @@ def test_token_bytes_spell_the_text(tiny: dict[str, Tokenizer]) -> None:
     assert tiny["metaspace"].token_bytes(10**6) == b""
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_saved_tokenizer_is_the_same(tiny: dict[str, Tokenizer], name: str, tmp_path: Path) -> None:
+    tiny[name].save(tmp_path)
+    assert Tokenizer.load(tmp_path).backend.to_str() == tiny[name].backend.to_str()
+
+
+def test_merges_of_spaces_are_saved(tmp_path: Path) -> None:
+    model = tokenizers.models.BPE(vocab={" ": 0, "a": 1, " a": 2}, merges=[(" ", "a")])
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = tokenizers.decoders.Fuse()
+    Tokenizer(backend).save(tmp_path)
+    assert Tokenizer.load(tmp_path).encode(" a a") == [2, 2]
+
+
 def test_batches_and_threads_agree(load: Load) -> None:
     tokenizer = load(full("gpt2"))
     texts = [f"text {i} é 🦙 " * 5 for i in range(64)]

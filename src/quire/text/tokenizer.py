@@ -102,7 +102,7 @@ class Tokenizer:
                 )
             except Exception as error:  # the library raises bare Exception
                 raise ModelError(f"the tokenizer's first and last tokens cannot be saved: {error}") from error
-        copy.save(str(directory / "tokenizer.json"))
+        (directory / "tokenizer.json").write_text(_quick_to_read(copy.to_str()), "utf-8")
         config = dict(self.special_tokens)
         if isinstance(self.chat_template, dict):
             named = [{"name": name, "template": text} for name, text in self.chat_template.items()]
@@ -370,6 +370,15 @@ def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOpt
     raise ModelError(
         f"{directory} has no tokenizer: needs tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
     )
+
+
+def _quick_to_read(text: str) -> str:
+    """The same tokenizer.json with merges as strings, where they can be: the library reads those a quarter sooner."""
+    content = json.loads(text)
+    merges = content["model"].get("merges", [])
+    if content["model"]["type"] == "BPE" and not any(" " in part for merge in merges for part in merge):
+        content["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def _from_model_file(path: Path, config: dict[str, Any], options: TokenizerOptions) -> tokenizers.Tokenizer:
