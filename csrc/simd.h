@@ -106,7 +106,7 @@ inline float reduce_add(V v) {
     for (int i = 0; i < half; ++i) a[i] = a[i] + a[i + half];
   return a[0];
 }
-// Without an order: v holds no NaN.
+// In no order: where a lane is NaN, the result may be any.
 #if defined(QUIRE_AVX512)
 inline float reduce_max(V v) { return _mm512_reduce_max_ps(v.r); }
 #else
