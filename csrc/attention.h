@@ -35,7 +35,7 @@ struct AttentionSizes {
   AttentionSizes(int head_dim, int value_dim, int threads)
       : padded(round_up(size_t(value_dim), kLanes)),
         tiles(kTile * (round_up(size_t(head_dim), kLanes) + padded)),  // one of keys and one of values, in floats
-        scores(kJobRows * (kTile + 1)),                                // and what each row keeps
+        scores(kJobRows * kTile + round_up(kJobRows, kLanes)),         // and what each row keeps
         queries(kJobRows * size_t(head_dim)),
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
         thread(2 * partial + round_up((tiles + scores + 2 * queries) * 4, 64)),
@@ -253,13 +253,20 @@ class Attention {
 
   template <class T>
   void attend(const HeadRows& rows, int at, const TileKV<T>& kv, int thread) const {
+    const RowTiles split(rows.count);
+    RowTile tiles[(kJobRows + kMicroRows - 1) / kMicroRows];
     int first[kJobRows], last[kJobRows];
-    for (int i = 0; i < rows.count; ++i) {
-      first[i] = max_of(rows.states[i].first - at, 0);
-      last[i] = min_of(rows.states[i].last - at, kTile - 1);
+    for (int t = 0; t < split.count; ++t) {
+      RowTile tile{split.begin(t), split.begin(t + 1) - split.begin(t), kTile, -1};
+      for (int i = tile.begin; i < tile.begin + tile.rows; ++i) {
+        first[i] = max_of(rows.states[i].first - at, 0);
+        last[i] = min_of(rows.states[i].last - at, kTile - 1);
+        if (first[i] <= last[i]) tile.low = min_of(tile.low, first[i]), tile.high = max_of(tile.high, last[i]);
+      }
+      tiles[t] = tile;
     }
     const TileShape shape{a_.kv.head_dim, int(sizes_.padded), at, a_.cap};
-    attend_tile(shape, rows, kv, first, last, thread_scores(thread));
+    attend_tile(shape, rows, kv, tiles, split.count, first, last, thread_scores(thread));
   }
 
   // Of int8 keys and values: a scale for each position, 0 where not visible.

@@ -116,6 +116,9 @@ struct RowState {
   float best, slope;
   int position, first, last;
   alignas(64) float sum[kLanes];
+
+  // What is taken off scores. Where all are -inf, so is the greatest: whatever the shift, every weight is 0.
+  float shift() const { return best == -__builtin_inff() ? 0.0f : best; }
 };
 
 // Calls f with `n`, 1..Most, as a constant.
@@ -163,8 +166,9 @@ inline V shape_scores(V s, float cap, float slope, int offset) {
   return s;
 }
 
-// Scores of positions first..last become what softmax is taken of, others -inf; returns the greatest.
-inline float shape_row(const TileShape& tile, float* scores, int first, int last, const RowState& row) {
+// Scores of positions first..last become what softmax is taken of, others -inf. The row's greatest score is brought up to
+// date; returns the difference from what it was, of which exp is what the row keeps of its past.
+inline float shape_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
   const V none = set1(-__builtin_inff());
   const bool plain = tile.cap == 0 && row.slope == 0 && first == 0 && last == kTile - 1;
   V s[kTileVectors];
@@ -177,30 +181,20 @@ inline float shape_row(const TileShape& tile, float* scores, int first, int last
       s[v] = select(first_lanes(max_of(0, min_of(low, kLanes))), none, s[v]);
       store(scores + v * kLanes, s[v]);
     }
-  return reduce_max(max(max(s[0], s[1]), max(s[2], s[3])));
+  const float before = row.best;
+  row.best = max_of(before, reduce_max(max(max(s[0], s[1]), max(s[2], s[3]))));
+  return before - row.shift();
 }
 
-// Shaped scores, the greatest of which is given, become weights; returns what the row keeps of its past.
-inline float weigh_row(float* scores, float greatest, RowState& row) {
-  const float best = max_of(row.best, greatest);
-  // All scores -inf: whatever the shift, every weight is 0.
-  const float shift = best == -__builtin_inff() ? 0.0f : best;
-  const V top = set1(shift);
+// Shaped scores become weights.
+inline void weigh_row(float* scores, float keep, RowState& row) {
+  const V shift = set1(row.shift());
   V s[kTileVectors];
   for (int v = 0; v < kTileVectors; ++v) {
-    s[v] = exp(load(scores + v * kLanes) - top);
+    s[v] = exp_below(load(scores + v * kLanes) - shift);
     store(scores + v * kLanes, s[v]);
   }
-  const V sum = (s[0] + s[1]) + (s[2] + s[3]);
-  if (row.best == best) {  // most often: the past keeps all it has
-    store(row.sum, load(row.sum) + sum);
-    return 1.0f;
-  }
-  alignas(64) float keep[kLanes];
-  store(keep, exp(set1(row.best - shift)));
-  row.best = best;
-  store(row.sum, load(row.sum) * load(keep) + sum);
-  return keep[0];
+  store(row.sum, load(row.sum) * set1(keep) + ((s[0] + s[1]) + (s[2] + s[3])));
 }
 
 // Adds a head's values of positions first..last times the rows' weights [R][kTile] to out [R][padded], vectors from v
@@ -257,37 +251,35 @@ struct RowTiles : EqualTiles {
   explicit RowTiles(int count_) : EqualTiles(count_, kMicroRows) {}
 };
 
+// Rows begin..begin+rows-1 of a head, some of which see positions low..high of a tile; none where high < low.
+struct RowTile {
+  int begin, rows, low, high;
+};
+
 // Adds a tile of positions to all rows. Row r of a head sees positions first[r]..last[r] of it; those of all rows lie
-// in one range without holes. `scores` is scratch, kTile + 1 a row. A head's rows meet one or two vectors of keys, or
-// of values, before the next: those stay in L1.
+// in one range without holes. `tiles` are the rows of each head, `scores` is scratch, kTile + 1 a row. A head's rows meet
+// one or two vectors of keys, or of values, before the next: those stay in L1.
 template <class T>
-void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const int* first, const int* last,
-                 float* scores) {
-  const RowTiles tiles(rows.count);
-  const int vectors = micro_vectors(tiles.begin(1)), value_vectors = shape.padded / kLanes;
-  float* keep = scores + kv.heads * rows.count * kTile;
-  // f(rows, first row, first position, last position) for each tile of rows that sees positions.
+void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const RowTile* tiles, int tile_count,
+                 const int* first, const int* last, float* scores) {
+  const int all = kv.heads * rows.count, vectors = micro_vectors(tiles[0].rows), value_vectors = shape.padded / kLanes;
+  float* keep = scores + all * kTile;
   auto for_tiles = [&](auto&& f) {
-    for (int t = 0; t < tiles.count; ++t) {
-      const int begin = tiles.begin(t), end = tiles.begin(t + 1);
-      int low = kTile, high = -1;
-      for (int r = begin; r < end; ++r)
-        if (first[r] <= last[r]) low = min_of(low, first[r]), high = max_of(high, last[r]);
-      if (low <= high) with_count<kMicroRows>(end - begin, [&](auto n) { f(n, begin, low, high); });
-    }
+    for (int t = 0; t < tile_count; ++t)
+      if (tiles[t].low <= tiles[t].high) with_count<kMicroRows>(tiles[t].rows, [&](auto n) { f(n, tiles[t]); });
   };
   for (int head = 0; head < kv.heads; ++head) {
     const float* q = rows.q + size_t(rows.at(head, 0)) * size_t(shape.head_dim);
     float* own = scores + head * rows.count * kTile;
     for (int v = 0; v < kTileVectors; v += vectors)
-      for_tiles([&](auto n, int begin, int low, int high) {
-        if (high < v * kLanes || low >= (v + vectors) * kLanes) return;
-        score_rows<decltype(n)::value>(q + size_t(begin) * size_t(shape.head_dim), shape.head_dim, kv, head, v,
-                                       own + begin * kTile);
+      for_tiles([&](auto n, const RowTile& t) {
+        if (t.high < v * kLanes || t.low >= (v + vectors) * kLanes) return;
+        score_rows<decltype(n)::value>(q + size_t(t.begin) * size_t(shape.head_dim), shape.head_dim, kv, head, v,
+                                       own + t.begin * kTile);
       });
     if (kv.scaled) scale_rows(own, rows.count, kv, kv.key_scales, head);
   }
-  // In two passes, so that rows overlap: a row's weights wait for its greatest score.
+  // In three passes, so that rows overlap: a row's weights wait for its greatest score.
   auto for_rows = [&](auto&& f) {
     for (int head = 0, i = 0; head < kv.heads; ++head)
       for (int r = 0; r < rows.count; ++r, ++i) f(i, r, rows.states[rows.at(head, r)]);
@@ -295,15 +287,16 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   for_rows([&](int i, int r, RowState& row) {
     keep[i] = shape_row(shape, scores + i * kTile, first[r], last[r], row);
   });
-  for_rows([&](int i, int, RowState& row) { keep[i] = weigh_row(scores + i * kTile, keep[i], row); });
+  for (int i = 0; i < all; i += kLanes) store(keep + i, exp_below(load(keep + i)));
+  for_rows([&](int i, int, RowState& row) { weigh_row(scores + i * kTile, keep[i], row); });
   for (int head = 0; head < kv.heads; ++head) {
     float* out = rows.values + size_t(rows.at(head, 0)) * size_t(shape.padded);
     float* own = scores + head * rows.count * kTile;
     if (kv.scaled) scale_rows(own, rows.count, kv, kv.value_scales, head);
     for (int v = 0; v < value_vectors; v += vectors)
-      for_tiles([&](auto n, int begin, int low, int high) {
-        add_values<decltype(n)::value>(own + begin * kTile, kv, head, low, high, v, value_vectors,
-                                       out + size_t(begin) * size_t(shape.padded), keep + head * rows.count + begin);
+      for_tiles([&](auto n, const RowTile& t) {
+        add_values<decltype(n)::value>(own + t.begin * kTile, kv, head, t.low, t.high, v, value_vectors,
+                                       out + size_t(t.begin) * size_t(shape.padded), keep + head * rows.count + t.begin);
       });
   }
 }
