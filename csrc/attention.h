@@ -410,7 +410,8 @@ class Attention {
       keep = exp(set1(row.best - best));
       sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
     }
-    for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * keep / sum, min_of(kLanes, W - w));
+    const V share = keep / sum;
+    for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * share, min_of(kLanes, W - w));
   }
 
   const AttentionArgs& a_;

@@ -7,7 +7,7 @@
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kJobRows = 112;
+constexpr int kJobRows = 224;
 constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads would wait for each other
 
 // Up to kJobRows query rows of a kv head: some of one sequence, or all of several that begin with the same blocks. Row i

@@ -281,8 +281,11 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   }
   // In three passes, so that rows overlap: a row's weights wait for its greatest score.
   auto for_rows = [&](auto&& f) {
-    for (int head = 0, i = 0; head < kv.heads; ++head)
-      for (int r = 0; r < rows.count; ++r, ++i) f(i, r, rows.states[rows.at(head, r)]);
+    for (int head = 0; head < kv.heads; ++head)
+      for (int t = 0; t < tile_count; ++t)
+        if (tiles[t].low <= tiles[t].high)
+          for (int r = tiles[t].begin; r < tiles[t].begin + tiles[t].rows; ++r)
+            f(head * rows.count + r, r, rows.states[rows.at(head, r)]);
   };
   for_rows([&](int i, int r, RowState& row) {
     keep[i] = shape_row(shape, scores + i * kTile, first[r], last[r], row);
