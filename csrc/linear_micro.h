@@ -227,6 +227,12 @@ struct BlockTile<DotWide> {
   static constexpr int rows = 13, panels = 2;
 };
 #endif
+#if defined(QUIRE_AVX512)
+template <>
+struct BlockTile<DotI4> {
+  static constexpr int rows = 13, panels = 2;
+};
+#endif
 #if defined(QUIRE_VNNI)
 // Takes fewer loads for a product (10 for 24, not 16 for 28): 5 to 10% faster. Where weights are widened it is slower:
 // twice as many panels do not stay in L1.
@@ -261,7 +267,6 @@ struct MicroArgs {
 enum class Prefetch { weights, activations };
 // In steps of 64 bytes a panel, and in bytes of a tile.
 constexpr int kWeightsAhead = 24;
-constexpr int kActivationsAhead = 2048;
 constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
 
 inline void fetch_meanwhile(const char*& next) {
@@ -277,9 +282,13 @@ void micro_groups(const MicroArgs& m) {
   const size_t header = m.offsets ? 128 : 64, group_bytes = header + size_t(steps) * Dot::kStepBytes;
   const int ahead = int((kGroupsAhead + group_bytes - 1) / group_bytes);
   const char* next = m.next;
+  // Copies, which stores cannot change.
+  float* const c = m.c;
+  const size_t c_stride = m.c_stride, panel_bytes = m.panel_bytes;
+  const bool offsets = m.offsets;
   if (!m.accumulate)
     for (int r = 0; r < R; ++r)
-      for (int p = 0; p < P; ++p) store(m.c + size_t(r) * m.c_stride + p * 16, set1(0));
+      for (int p = 0; p < P; ++p) store(c + size_t(r) * c_stride + p * 16, set1(0));
   for (int g = 0; g < groups; ++g) {
     // What is fetched while this group is worked on: one some groups ahead, or of the next block.
     const ptrdiff_t offset = ptrdiff_t(ahead * group_bytes) + (g + ahead < groups ? 0 : m.next_block);
@@ -287,45 +296,48 @@ void micro_groups(const MicroArgs& m) {
     const float* head[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      head[p] = reinterpret_cast<const float*>(b + size_t(p) * m.panel_bytes);
+      head[p] = reinterpret_cast<const float*>(b + size_t(p) * panel_bytes);
       if constexpr (Ahead == Prefetch::weights)
         for (size_t line = 0; line < header; line += 64)
           __builtin_prefetch(reinterpret_cast<const char*>(head[p]) + offset + line, 0, 3);
     }
     b += header;
-    const int32_t *sums = m.sums + size_t(g) * R, *start = m.offsets ? kNoSums : sums;
+    const int32_t *sums = m.sums + size_t(g) * R, *start = offsets ? kNoSums : sums;
     typename Dot::Sum acc[R][P];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+      const typename Dot::Sum first = Dot::begin(start[r]);
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = Dot::begin(start[r]);
-    for (int s = 0; s < steps; ++s) {
+      for (int p = 0; p < P; ++p) acc[r][p] = first;
+    }
+    int s = 0;
+    do {  // at least once: else sums would have to be in registers where no step follows
       const char* panels[P];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        panels[p] = b + size_t(p) * m.panel_bytes;
+        panels[p] = b + size_t(p) * panel_bytes;
         if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
       }
       if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
       Dot::template step<R, P>(a, panels, acc);
       a += R * Dot::kStepA;
       b += Dot::kStepBytes;
-    }
+    } while (++s < steps);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const V scale = load(head[p]);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        float* c = m.c + size_t(r) * m.c_stride + p * 16;
-        store(c, Dot::scaled(acc[r][p], scale, load(c)));
+        float* sum = c + size_t(r) * c_stride + p * 16;
+        store(sum, Dot::scaled(acc[r][p], scale, load(sum)));
       }
     }
-    if (!m.offsets) continue;
+    if (!offsets) continue;
     for (int p = 0; p < P; ++p) {
       const V shift = Dot::shift(load(head[p]), load(head[p] + 16));
       for (int r = 0; r < R; ++r) {
-        float* c = m.c + size_t(r) * m.c_stride + p * 16;
-        store(c, fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(c)));
+        float* sum = c + size_t(r) * c_stride + p * 16;
+        store(sum, fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(sum)));
       }
     }
   }
