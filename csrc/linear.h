@@ -21,6 +21,8 @@ constexpr int kBlockRows = 12 * kMaxRows;
 constexpr int kBlockPanels = 16;
 // With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
 constexpr int kWidenTiles = 5;
+// Outputs of so many bytes are in cache already: the next product reads them.
+constexpr size_t kNearOutput = size_t{1} << 20;
 // Fewer elements than this are packed by the caller alone: a fork and join costs more.
 constexpr int kSerialPack = 16384;
 // What one task of a product with a single tile reads, about.
@@ -182,11 +184,13 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
   const BlocksOfK blocks(w);
   // Sums that are finished at once, and a gate's with its pair, need no place of their own: one for all stays in L1.
   const bool at_once = blocks.size >= blocks.padded && step_panels > 1;
+  const bool far = size_t(a.rows) * a.y_stride * 4 > kNearOutput;
   const size_t panel_bytes = w.panel_bytes();
   const size_t c_stride = at_once ? size_t(step_panels) * 16 : size_t(last - first + 1) / 2 * 32;
   float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
+    const bool last_block = k + columns == blocks.padded;
     for (int panel = first, count; panel < last; panel += count) {
       count = min_of(step_panels, last - panel);
       if (count == 3) count = 2;  // loops make 1, 2 or 4
@@ -196,6 +200,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
                                      : b + panel_bytes * size_t(count);
       MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
       m.group = w.format.group, m.offsets = w.format.offsets;
+      m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
       if constexpr (Widen) {
         widen(b, panel_bytes, count, columns / 2, scratch);
         m.b = reinterpret_cast<const char*>(scratch);
@@ -207,12 +212,13 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
         m.a = packed + packed_offset<Dot>(tiles, tile, k, columns);
         if (a.x_sums) m.sums = a.x_sums + group_sums_offset(w, begin, tiles.begin(tile + 1) - begin, k);
+        m.out = a.y + size_t(begin) * a.y_stride + (w.gated ? panel / 2 : panel) * 16;
         m.c = at_once ? c : c + size_t(begin - row0) * c_stride + (panel - first) * 16;
         const int rows = tiles.begin(tile + 1) - begin;
         micro_for<Dot, Prefetch::activations>(rows, count)(m);
         // Finished sums go out while they are in L1; a gate waits for its pair.
         const int from = w.gated ? panel / 2 * 2 : panel, done = panel + count - from;
-        if (k + columns == blocks.padded && !(w.gated && done % 2))
+        if (last_block && !(w.gated && done % 2))
           epilogue<Dot>(a, m.c - (panel - from) * 16, c_stride, begin, rows, from, done);
       }
     }
