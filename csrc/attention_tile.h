@@ -109,6 +109,17 @@ inline const P* of_head(const TileKV<T>& kv, const P* p, int head) {
   return reinterpret_cast<const P*>(reinterpret_cast<const T*>(p) + size_t(head) * kv.head_stride);
 }
 
+// What is met after the keys, or the values, of a head: the next head's, `stride` elements apart, or what comes last.
+template <class T>
+inline Ahead after_head(const TileKV<T>& kv, const T* const (&own)[kTileVectors], size_t stride, int head,
+                        const Ahead& last) {
+  if (head + 1 == kv.heads) return last;
+  Ahead result;
+  for (int v = 0; v < kTileVectors; ++v) result.at[v] = own[v] ? bytes(of_head(kv, own[v], head + 1)) : nullptr;
+  result.stride = stride * sizeof(T);
+  return result;
+}
+
 // What a query row has gathered: greatest score, sum of weights by lane, weighted values. Not yet divided.
 // `slope` and `position` are the row's own: what a score gains by distance, and where its query stands; it sees
 // positions first..last.
@@ -132,7 +143,7 @@ inline __attribute__((always_inline)) void with_count(int n, F&& f) {
 // Scores [R][kTile] of a head and the tile's vectors from v on, micro_vectors(R) of them. q is packed [head_dim][R].
 template <int R, class T>
 __attribute__((noinline)) void score_rows(const float* q, int head_dim, const TileKV<T>& kv, int head, int v,
-                                          float* scores) {
+                                          const Ahead& after, float* scores) {
   int end = v + micro_vectors(R);
   while (v < end && !kv.keys[v]) ++v;
   while (v < end && !kv.keys[end - 1]) --end;
@@ -141,12 +152,8 @@ __attribute__((noinline)) void score_rows(const float* q, int head_dim, const Ti
   with_count<micro_vectors(R)>(end - v, [&](auto count) {
     constexpr int C = decltype(count)::value;
     Vectors<C, T> keys;
-    const bool last = head + 1 == kv.heads;
-    for (int i = 0; i < C; ++i) {
-      keys.from[i] = of_head(kv, kv.keys[v + i], head);
-      keys.later[i] = last ? kv.after_keys.at[v + i] : bytes(keys.from[i] + kv.head_stride);
-    }
-    keys.stride = kv.key_stride, keys.later_stride = last ? kv.after_keys.stride : kv.key_stride * sizeof(T);
+    for (int i = 0; i < C; ++i) keys.from[i] = of_head(kv, kv.keys[v + i], head), keys.later[i] = after.at[v + i];
+    keys.stride = kv.key_stride, keys.later_stride = after.stride;
     multiply<R, C, false>(row, 0, head_dim, head_dim, [&](int) { return keys; }, scores + v * kLanes, kTile, nullptr);
   });
 }
@@ -166,8 +173,8 @@ inline V shape_scores(V s, float cap, float slope, int offset) {
   return s;
 }
 
-// Scores of positions first..last become what softmax is taken of, others -inf. The row's greatest score is brought up to
-// date; returns the difference from what it was, of which exp is what the row keeps of its past.
+// Scores of positions first..last become what softmax is taken of, others -inf. The row's greatest score is brought up
+// to date; returns the difference from what it was, of which exp is what the row keeps of its past.
 inline float shape_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
   const V none = set1(-__builtin_inff());
   const bool plain = tile.cap == 0 && row.slope == 0 && first == 0 && last == kTile - 1;
@@ -201,20 +208,17 @@ inline void weigh_row(float* scores, float keep, RowState& row) {
 // on: micro_vectors(R), or what is left of `vectors`.
 template <int R, class T>
 __attribute__((noinline)) void add_values(const float* weights, const TileKV<T>& kv, int head, int first, int last,
-                                          int v, int vectors, float* out, const float* keep) {
+                                          int v, int vectors, const Ahead& after, float* out, const float* keep) {
   auto weight = [&](int r, int i) { return weights[r * kTile + i]; };
   with_count<micro_vectors(R)>(min_of(micro_vectors(R), vectors - v), [&](auto count) {
     constexpr int C = decltype(count)::value;
     auto run_at = [&](int k) {
-      const bool last_head = head + 1 == kv.heads;
-      const char* later = last_head ? kv.after_values.at[k] : bytes(of_head(kv, kv.values[k], head + 1));
-      const size_t step = last_head ? kv.after_values.stride : kLanes * sizeof(T);
       Vectors<C, T> values;
       for (int i = 0; i < C; ++i) {
         values.from[i] = of_head(kv, kv.values[k], head) + size_t(v + i) * kv.value_stride;
-        values.later[i] = later + size_t(v + i) * step;
+        values.later[i] = after.at[k] + size_t(v + i) * after.stride;
       }
-      values.stride = kv.row_stride, values.later_stride = size_t(vectors) * step;
+      values.stride = kv.row_stride, values.later_stride = size_t(vectors) * after.stride;
       return values;
     };
     multiply<R, C, true>(weight, first, last + 1, kLanes, run_at, out + v * kLanes, size_t(vectors) * kLanes, keep);
@@ -257,11 +261,11 @@ struct RowTile {
 };
 
 // Adds a tile of positions to all rows. Row r of a head sees positions first[r]..last[r] of it; those of all rows lie
-// in one range without holes. `tiles` are the rows of each head, `scores` is scratch, kTile + 1 a row. A head's rows meet
-// one or two vectors of keys, or of values, before the next: those stay in L1.
+// in one range without holes. `tiles` are the rows of each head, `scores` is scratch, kTile + 1 a row. A head's rows
+// meet one or two vectors of keys, or of values, before the next: those stay in L1.
 template <class T>
-void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const RowTile* tiles, int tile_count,
-                 const int* first, const int* last, float* scores) {
+void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const RowTile* tiles,
+                 int tile_count, const int* first, const int* last, float* scores) {
   const int all = kv.heads * rows.count, vectors = micro_vectors(tiles[0].rows), value_vectors = shape.padded / kLanes;
   float* keep = scores + all * kTile;
   auto for_tiles = [&](auto&& f) {
@@ -271,11 +275,12 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   for (int head = 0; head < kv.heads; ++head) {
     const float* q = rows.q + size_t(rows.at(head, 0)) * size_t(shape.head_dim);
     float* own = scores + head * rows.count * kTile;
+    const Ahead after = after_head(kv, kv.keys, kv.key_stride, head, kv.after_keys);
     for (int v = 0; v < kTileVectors; v += vectors)
       for_tiles([&](auto n, const RowTile& t) {
         if (t.high < v * kLanes || t.low >= (v + vectors) * kLanes) return;
         score_rows<decltype(n)::value>(q + size_t(t.begin) * size_t(shape.head_dim), shape.head_dim, kv, head, v,
-                                       own + t.begin * kTile);
+                                       after, own + t.begin * kTile);
       });
     if (kv.scaled) scale_rows(own, rows.count, kv, kv.key_scales, head);
   }
@@ -294,12 +299,13 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   for_rows([&](int i, int, RowState& row) { weigh_row(scores + i * kTile, keep[i], row); });
   for (int head = 0; head < kv.heads; ++head) {
     float* out = rows.values + size_t(rows.at(head, 0)) * size_t(shape.padded);
-    float* own = scores + head * rows.count * kTile;
+    float *own = scores + head * rows.count * kTile, *kept = keep + head * rows.count;
+    const Ahead after = after_head(kv, kv.values, kLanes, head, kv.after_values);
     if (kv.scaled) scale_rows(own, rows.count, kv, kv.value_scales, head);
     for (int v = 0; v < value_vectors; v += vectors)
       for_tiles([&](auto n, const RowTile& t) {
-        add_values<decltype(n)::value>(own + t.begin * kTile, kv, head, t.low, t.high, v, value_vectors,
-                                       out + size_t(t.begin) * size_t(shape.padded), keep + head * rows.count + t.begin);
+        add_values<decltype(n)::value>(own + t.begin * kTile, kv, head, t.low, t.high, v, value_vectors, after,
+                                       out + size_t(t.begin) * size_t(shape.padded), kept + t.begin);
       });
   }
 }
