@@ -281,7 +281,7 @@ inline void fetch_output(const MicroArgs& m, int row) {
   for (int line = 0; line < m.out_lines; ++line) __builtin_prefetch(at + line * 16, 1, 3);
 }
 
-// As `micro_plain`, for weights in groups. The float sums stay in memory: they are touched once a group.
+// As `micro_plain`, for weights in groups. The float sums are in memory, side by side: they are touched once a group.
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro_groups(const MicroArgs& m) {
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
@@ -289,13 +289,12 @@ void micro_groups(const MicroArgs& m) {
   const size_t header = m.offsets ? 128 : 64, group_bytes = header + size_t(steps) * Dot::kStepBytes;
   const int ahead = int((kGroupsAhead + group_bytes - 1) / group_bytes);
   const char* next = m.next;
-  // Copies, which stores cannot change.
-  float* const c = m.c;
-  const size_t c_stride = m.c_stride, panel_bytes = m.panel_bytes;
+  const size_t panel_bytes = m.panel_bytes;  // copies, which stores cannot change
   const bool offsets = m.offsets;
-  if (!m.accumulate)
-    for (int r = 0; r < R; ++r)
-      for (int p = 0; p < P; ++p) store(c + size_t(r) * c_stride + p * 16, set1(0));
+  alignas(64) float total[R][P][16];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p)
+      store(total[r][p], m.accumulate ? load(m.c + size_t(r) * m.c_stride + p * 16) : set1(0));
   for (int g = 0; g < groups; ++g) {
     // What is fetched while this group is worked on: one some groups ahead, or of the next block.
     const ptrdiff_t offset = ptrdiff_t(ahead * group_bytes) + (g + ahead < groups ? 0 : m.next_block);
@@ -335,20 +334,17 @@ void micro_groups(const MicroArgs& m) {
     for (int p = 0; p < P; ++p) {
       const V scale = load(head[p]);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        float* sum = c + size_t(r) * c_stride + p * 16;
-        store(sum, Dot::scaled(acc[r][p], scale, load(sum)));
-      }
+      for (int r = 0; r < R; ++r) store(total[r][p], Dot::scaled(acc[r][p], scale, load(total[r][p])));
     }
     if (!offsets) continue;
     for (int p = 0; p < P; ++p) {
       const V shift = Dot::shift(load(head[p]), load(head[p] + 16));
-      for (int r = 0; r < R; ++r) {
-        float* sum = c + size_t(r) * c_stride + p * 16;
-        store(sum, fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(sum)));
-      }
+      for (int r = 0; r < R; ++r)
+        store(total[r][p], fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(total[r][p])));
     }
   }
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) store(m.c + size_t(r) * m.c_stride + p * 16, load(total[r][p]));
 }
 
 template <class Dot, Prefetch Ahead, int R, int P>
