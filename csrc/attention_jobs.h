@@ -10,8 +10,8 @@ namespace quire::QUIRE_ISA {
 constexpr int kJobRows = 224;
 constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads would wait for each other
 
-// Up to kJobRows query rows of a kv head: some of one sequence, or all of several that begin with the same blocks. Row i
-// of a sequence is its token i / (heads per kv head).
+// Up to kJobRows query rows of a kv head: some of one sequence, or all of several that begin with the same blocks.
+// Row i of a sequence is its token i / (heads per kv head).
 struct RowGroup {
   int first, members;   // places in AttentionArgs::order
   int row, rows;        // the first row of an only member, and how many in all
@@ -108,7 +108,8 @@ class AttentionJobs {
     return length - first_seen(length - tokens_of(seq));
   }
 
-  // Whether the sequence at `place` should join the one before: not if either shares more than twice as much with another.
+  // Whether the sequence at `place` should join the one before: not if either shares more than twice as much with
+  // another.
   bool begins_alike(int place) const {
     const int after = place + 1 < a_.num_seqs ? a_.shared[place + 1] : 0;
     return a_.shared[place] >= kTile && 2 * a_.shared[place] >= max_of(a_.shared[place - 1], after);

@@ -27,13 +27,14 @@ void check(bool good, const char* message) {
   if (!good) throw std::invalid_argument(message);
 }
 
-// One layer of cache around arrays in its own layout: keys [blocks, G, H, block_size], values [blocks, G, block_size, H],
-// as float32 or as the bits of bfloat16.
+// One layer of cache around arrays in its own layout: keys [blocks, G, H, block_size], values [blocks, G, block_size,
+// H], as float32 or as the bits of bfloat16.
 class AttentionCache {
  public:
   AttentionCache(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys,
                  const nb::ndarray<nb::c_contig, nb::device::cpu>& values)
-      : store_(1, dim(keys, 1), dim(keys, 2), 0, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32, dim(keys, 0), dim(keys, 3)) {
+      : store_(1, dim(keys, 1), dim(keys, 2), 0, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32, dim(keys, 0),
+               dim(keys, 3)) {
     check(values.ndim() == 4 && values.nbytes() == keys.nbytes() && values.itemsize() == keys.itemsize() &&
               values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),
           "keys must be [blocks, G, H, block_size] and values [blocks, G, block_size, H] of one type");
@@ -70,7 +71,8 @@ void check_step(const AttentionArgs& a, size_t tokens, size_t slots, size_t bloc
   check(a.ahead >= 0 && a.ahead <= 1 << 28, "ahead must be 0 or more");
   for (int b = 0; b < a.num_seqs; ++b) {
     const int q_len = a.cu_q[b + 1] - a.cu_q[b];
-    check(q_len > 0 && a.kv_len[b] >= q_len, "each kv_len must be at least the sequence's new tokens, which are at least 1");
+    check(q_len > 0 && a.kv_len[b] >= q_len,
+          "each kv_len must be at least the sequence's new tokens, which are at least 1");
     check(a.slots[b] >= 0 && size_t(a.slots[b]) < slots, "a slot is outside the block table");
     const size_t blocks = size_t((a.kv_len[b] + a.kv.block_size - 1) / a.kv.block_size);
     check(blocks <= blocks_per_seq, "kv_len exceeds the block table");
@@ -87,7 +89,8 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
                    const Array<float, 3>& out, const Array<const int32_t, 1>& cu_q,
                    const Array<const int32_t, 1>& kv_len, const Array<const int32_t, 1>& slots,
                    const Array<const int32_t, 2>& table, float scale, int window, int chunk, int ahead, float cap,
-                   const std::optional<Array<const float, 1>>& slopes, const std::optional<Array<const float, 1>>& sinks) {
+                   const std::optional<Array<const float, 1>>& slopes,
+                   const std::optional<Array<const float, 1>>& sinks) {
   const Kernels& kernels = kernels_for(resolve_isa(isa));
   const int seqs = int(kv_len.shape(0)), heads = int(q.shape(1)), tokens = int(q.shape(0));
   check(int(q.shape(2)) == cache.view().head_dim, "q must be [T, N, H] with the cache's H");
@@ -100,7 +103,8 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
                      slots.data(), table.data(), table.shape(1), nullptr, nullptr, scale, window, chunk, ahead, cap,
                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
-  const AttentionLimits limits{tokens, seqs, heads, cache.view().num_kv_heads, cache.view().head_dim, cache.view().value_dim,
+  const KVView& kv = cache.view();
+  const AttentionLimits limits{tokens, seqs, heads, kv.num_kv_heads, kv.head_dim, kv.value_dim,
                                pool.threads()};
   SharedPrefixes prefixes;
   prefixes.find(seqs, args.kv_len, args.slots, args.block_table, args.block_table_stride, args.kv.block_size);
@@ -119,7 +123,8 @@ void bind_attention(nb::module_& m) {
            nb::arg("keys"), nb::arg("values"));
   m.def("attention", &run_attention, nb::arg("isa"), nb::arg("pool"), nb::arg("cache"), nb::arg("q"), nb::arg("out"),
         nb::arg("cu_q"), nb::arg("kv_len"), nb::arg("slots"), nb::arg("block_table"), nb::arg("scale"),
-        nb::arg("window"), nb::arg("chunk") = 0, nb::arg("ahead") = 0, nb::arg("cap") = 0.0f, nb::arg("slopes") = nb::none(),
+        nb::arg("window"), nb::arg("chunk") = 0, nb::arg("ahead") = 0, nb::arg("cap") = 0.0f,
+        nb::arg("slopes") = nb::none(),
         nb::arg("sinks") = nb::none(), "Paged attention of one step, for tests and benchmarks.");
 }
 

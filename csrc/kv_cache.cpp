@@ -11,7 +11,8 @@ KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, 
                  int block_size) {
   if (num_layers < 1 || num_kv_heads < 1 || head_dim < 1 || num_blocks < 1 || block_size < 1)
     throw std::invalid_argument("every size of a KV cache must be at least 1");
-  if (value_dim < 0 || value_dim > head_dim) throw std::invalid_argument("values that are part of keys cannot be longer");
+  if (value_dim < 0 || value_dim > head_dim)
+    throw std::invalid_argument("values that are part of keys cannot be longer");
   view_.num_layers = num_layers;
   view_.num_kv_heads = num_kv_heads;
   view_.head_dim = head_dim;

@@ -3,8 +3,8 @@
 // [block][layer], so that memory is touched as blocks are used; in each first keys, then values:
 //   K [kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no horizontal sums
 //   V [kv_head][block_size][head_dim]
-// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements, and with
-// int8 a scale (float) for each position behind them: of one key, or value, of one head.
+// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements, and
+// with int8 a scale (float) for each position behind them: of one key, or value, of one head.
 // Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
 #pragma once
 

@@ -253,8 +253,8 @@ struct MicroArgs {
   size_t c_stride;
   bool accumulate;       // continue the chains in c; else begin at zero
   ptrdiff_t next_block;  // Prefetch::weights: bytes from the end of this block to the weights that are read next
-  // Prefetch::activations: a panel to fetch meanwhile, 64 bytes a step, and where the sums will go: of row r `out_lines`
-  // lines at out + r * out_stride.
+  // Prefetch::activations: a panel to fetch meanwhile, 64 bytes a step, and where the sums will go: of row r
+  // `out_lines` lines at out + r * out_stride.
   const char* next = nullptr;
   const float* out = nullptr;
   size_t out_stride = 0;
@@ -359,8 +359,8 @@ void micro_plain(const MicroArgs& m) {
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
   const char *b = m.b, *next = m.next;
   const size_t panel_bytes = m.panel_bytes;
-  // In parts. Prefetch::weights: the steps whose prefetch stays inside the block, then those whose prefetch is in the next
-  // one. Prefetch::activations: a part for each row whose output is fetched.
+  // In parts. Prefetch::weights: the steps whose prefetch stays inside the block, then those whose prefetch is in the
+  // next one. Prefetch::activations: a part for each row whose output is fetched.
   const int size = Ahead == Prefetch::weights ? max_of(m.steps - kWeightsAhead, 0)
                                               : m.out_lines > 0 ? (m.steps + R - 1) / R : m.steps;
   ptrdiff_t offset = ptrdiff_t(kWeightsAhead) * Dot::kStepBytes;
@@ -417,8 +417,9 @@ constexpr int least_rows(Prefetch ahead) {
   return ahead == Prefetch::weights || BlockTile<Dot>::rows == 1 ? 1 : BlockTile<Dot>::rows / 2;
 }
 
-// The loop for `rows` (least_rows()..most_rows()) and `panels` (1, 2 or 4, at most as many as such a tile has). With more
-// than kExactRows rows it always makes all: a caller with one panel left gives panel_bytes 0 and drops the copy's sums.
+// The loop for `rows` (least_rows()..most_rows()) and `panels` (1, 2 or 4, at most as many as such a tile has). With
+// more than kExactRows rows it always makes all: a caller with one panel left gives panel_bytes 0 and drops the copy's
+// sums.
 template <class Dot, Prefetch Ahead, int R = most_rows<Dot>(Ahead)>
 inline Micro micro_for(int rows, int panels) {
   if constexpr (R > least_rows<Dot>(Ahead))

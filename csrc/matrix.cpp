@@ -12,7 +12,7 @@ namespace quire {
 namespace {
 
 constexpr int kPanel = 16;
-constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them stay in L1, runs of them please the prefetcher
+constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them stay in L1, and are runs to prefetch
 
 constexpr float kLeast = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may not be a number
 
@@ -224,7 +224,8 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated) 
 PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated, const char* data, size_t nbytes)
     : PackedMatrix(rows, cols, format, gated) {
   if (nbytes != view_.nbytes()) throw std::invalid_argument("a packed weight has another size than its shape needs");
-  if (reinterpret_cast<uintptr_t>(data) % 64 != 0) throw std::invalid_argument("a packed weight must be 64-byte aligned");
+  if (reinterpret_cast<uintptr_t>(data) % 64 != 0)
+    throw std::invalid_argument("a packed weight must be 64-byte aligned");
   view_.data = data;
 }
 

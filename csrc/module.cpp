@@ -32,6 +32,7 @@ NB_MODULE(_native, m) {
   nb::class_<Turn>(m, "Turn").def_ro("seconds", &Turn::seconds).def_ro("limit", &Turn::limit);
   m.def("compare_linear", &compare_linear, "isa"_a, "pool"_a, "weights"_a, "rows"_a, "kind"_a, "rounds"_a,
         nb::call_guard<nb::gil_scoped_release>(),
-        "Turns of products of `rows` rows with `weights`, and of a limit: 'read' (bytes per second) or as measure_peak.");
+        "Turns of products of `rows` rows with `weights`, and of a limit: 'read' (bytes per second) or as "
+        "measure_peak.");
   bind_sampler(m);
 }

@@ -247,7 +247,8 @@ int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activat
   require(!experts.empty(), "experts: there are none");
   for (ExpertWeights& e : experts) {
     const MatrixView up = e.up->view(), down = e.down->view();
-    require(up.cols == in.width && down.rows == in.width && !down.gated, "experts: a weight is not of the input's width");
+    require(up.cols == in.width && down.rows == in.width && !down.gated,
+            "experts: a weight is not of the input's width");
     require(down.cols == (up.gated ? up.rows / 2 : up.rows), "experts: the projections do not fit each other");
     e.up_bias = packed_bias(up, e.up_bias);
     e.down_bias = packed_bias(down, e.down_bias);
@@ -341,12 +342,11 @@ void Plan::place_buffers() {
 size_t Plan::shared_workspace() const {
   size_t bytes = 0;
   for (const Op& op : ops_) {
-    if (op.kind == OpKind::linear)
-      bytes = std::max(bytes, kernels_.linear_workspace(op.weight->view(), int(max_rows(buffers_[size_t(op.out)].rows))));
+    const int rows = int(max_rows(buffers_[size_t(op.out)].rows));
+    if (op.kind == OpKind::linear) bytes = std::max(bytes, kernels_.linear_workspace(op.weight->view(), rows));
     if (op.kind == OpKind::attention)
       bytes = std::max(bytes, kernels_.attention_workspace({limits_.max_tokens, limits_.max_seqs, op.num_heads,
                                                             num_kv_heads_, head_dim_, value_dim_, pool_->threads()}));
-    const int rows = int(max_rows(buffers_[size_t(op.out)].rows));
     for (const auto& weight : op.weights) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), rows));
     if (op.kind == OpKind::experts) {
       size_t linear = 0;

@@ -178,7 +178,8 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("attention",
            [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
               const OptionalFloats& slopes, const OptionalFloats& sinks) {
-             return p.attention(q, layer, num_heads, {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks)});
+             return p.attention(q, layer, num_heads,
+                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks)});
            },
            "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "ahead"_a, "cap"_a, "slopes"_a.none(),
            "sinks"_a.none())
@@ -246,7 +247,8 @@ void bind_plan(nb::module_& m) {
       .def("__init__",
            [](KVStore* self, int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type,
               int num_blocks, int block_size) {
-             new (self) KVStore(num_layers, num_kv_heads, head_dim, value_dim, to_kv_type(type), num_blocks, block_size);
+             new (self)
+                 KVStore(num_layers, num_kv_heads, head_dim, value_dim, to_kv_type(type), num_blocks, block_size);
            },
            "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a)
       .def_prop_ro("nbytes", &KVStore::nbytes)
@@ -256,8 +258,8 @@ void bind_plan(nb::module_& m) {
   plan.def("__init__",
            [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads,
               int head_dim, int value_dim, int max_tokens, int max_seqs, int max_logit_rows) {
-             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim, value_dim,
-                             {max_tokens, max_seqs, max_logit_rows});
+             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim,
+                             value_dim, {max_tokens, max_seqs, max_logit_rows});
            })
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
       .def("bind", &Plan::bind, "kv"_a)

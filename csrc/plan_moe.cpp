@@ -21,7 +21,8 @@ void greatest(const float* values, int n, int count, std::vector<int>& chosen) {
   for (int rank = 0; rank < count; ++rank) {
     int best = -1;
     for (int i = 0; i < n; ++i)
-      if ((best < 0 || values[i] > values[best]) && std::find(chosen.begin(), chosen.end(), i) == chosen.end()) best = i;
+      if ((best < 0 || values[i] > values[best]) && std::find(chosen.begin(), chosen.end(), i) == chosen.end())
+        best = i;
     chosen.push_back(best);
   }
 }
@@ -38,7 +39,8 @@ float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 // One token: what experts it goes to, with what weights. Working memory is kept between tokens.
 class Router {
  public:
-  explicit Router(const RoutingParams& params) : p_(params), weights_(size_t(p_.num_experts)), ranks_(weights_.size()) {}
+  explicit Router(const RoutingParams& params)
+      : p_(params), weights_(size_t(p_.num_experts)), ranks_(weights_.size()) {}
 
   // out: ids, then weights.
   void route(const float* scores, float* out) {

@@ -19,7 +19,8 @@ struct Selected {
 
 // The `count` largest of the n values of x. A quickselect: pivots from a sample, the first one above most values.
 // `a` and `b` hold n + 16 values; `x` may be `a`.
-inline Selected select_largest(const SamplerKernels& kernels, const float* x, size_t n, int64_t count, float* a, float* b) {
+inline Selected select_largest(const SamplerKernels& kernels, const float* x, size_t n, int64_t count, float* a,
+                               float* b) {
   constexpr size_t kSortBelow = 256, kSample = 512;
   constexpr float kInf = std::numeric_limits<float>::infinity();
   int64_t above = 0;  // values larger than those in x

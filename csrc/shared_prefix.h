@@ -1,5 +1,5 @@
-// Which sequences of a step begin with the same blocks of the KV cache, so that attention can read those once for all of
-// them. Knows block tables; knows no kernel.
+// Which sequences of a step begin with the same blocks of the KV cache, so that attention can read those once for all
+// of them. Knows block tables; knows no kernel.
 #pragma once
 
 #include <cstddef>

@@ -52,7 +52,8 @@ inline V round_even(V a) { return {_mm512_roundscale_ps(a.r, _MM_FROUND_TO_NEARE
 inline V scale(V a, V n) { return {_mm512_scalef_ps(a.r, n.r)}; }  // a * 2^n, n whole in [-126, 127]
 inline V copysign(V a, V sign) {
   const __m512i bit = _mm512_set1_epi32(int(0x80000000u));
-  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign.r), _mm512_castps_si512(a.r), 0xca))};
+  const __m512i bits = _mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign.r), _mm512_castps_si512(a.r), 0xca);
+  return {_mm512_castsi512_ps(bits)};
 }
 inline M less(V a, V b) { return {_mm512_cmp_ps_mask(a.r, b.r, _CMP_LT_OQ)}; }
 inline M first_lanes(int n) { return {__mmask16(n >= 16 ? 0xffff : (1u << n) - 1u)}; }  // lanes 0..n-1
