@@ -104,8 +104,7 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
   const KVView& kv = cache.view();
-  const AttentionLimits limits{tokens, seqs, heads, kv.num_kv_heads, kv.head_dim, kv.value_dim,
-                               pool.threads()};
+  const AttentionLimits limits{tokens, seqs, heads, kv.num_kv_heads, kv.head_dim, kv.value_dim, pool.threads()};
   SharedPrefixes prefixes;
   prefixes.find(seqs, args.kv_len, args.slots, args.block_table, args.block_table_stride, args.kv.block_size);
   args.order = prefixes.order(), args.shared = prefixes.shared();
@@ -124,8 +123,8 @@ void bind_attention(nb::module_& m) {
   m.def("attention", &run_attention, nb::arg("isa"), nb::arg("pool"), nb::arg("cache"), nb::arg("q"), nb::arg("out"),
         nb::arg("cu_q"), nb::arg("kv_len"), nb::arg("slots"), nb::arg("block_table"), nb::arg("scale"),
         nb::arg("window"), nb::arg("chunk") = 0, nb::arg("ahead") = 0, nb::arg("cap") = 0.0f,
-        nb::arg("slopes") = nb::none(),
-        nb::arg("sinks") = nb::none(), "Paged attention of one step, for tests and benchmarks.");
+        nb::arg("slopes") = nb::none(), nb::arg("sinks") = nb::none(),
+        "Paged attention of one step, for tests and benchmarks.");
 }
 
 }  // namespace quire

@@ -180,8 +180,8 @@ struct StoreLatentArgs {
 // positions kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its
 // block table is row slots[b]. All ids are checked by the plan. A query at p sees the positions from p - window + 1 and
 // from the last multiple of chunk on (0: no such bound), up to p + ahead. A score is scale * q . k, then
-// cap * tanh(score / cap) where cap > 0, then slope * (position - p) is added; a sink is one more score that
-// has no value.
+// cap * tanh(score / cap) where cap > 0, then slope * (position - p) is added; a sink is one more score that has no
+// value.
 struct AttentionArgs {
   const float* q;
   size_t q_stride;

@@ -266,8 +266,7 @@ struct MicroArgs {
 
 // What the loop fetches ahead: weights where they stream from memory once, activations where weights are in cache.
 enum class Prefetch { weights, activations };
-// In steps of 64 bytes a panel, and in bytes of a tile.
-constexpr int kWeightsAhead = 24;
+constexpr int kWeightsAhead = 24;   // steps of 64 bytes of a panel
 constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
 
 inline void fetch_meanwhile(const char*& next) {

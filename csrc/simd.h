@@ -119,8 +119,10 @@ inline float reduce_max(V v) {
 }
 #endif
 
-// e^x before underflow and overflow, of n = x / ln 2 rounded; `limited` is n from -126 to 127.
-inline V exp_between(V x, V n, V limited) {
+// exp and exp_below: `Above` where x may be more than 0.
+template <bool Above>
+inline V exp_as(V x) {
+  const V n = round_even(x * set1(1.44269504088896341f));
   V r = fma(n, set1(-0.693145751953125f), x);
   r = fma(n, set1(-1.42860682030941723e-6f), r);
   V p = set1(1.0f / 5040.0f);
@@ -131,21 +133,17 @@ inline V exp_between(V x, V n, V limited) {
   p = fma(p, r, set1(0.5f));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  return scale(p, limited);
-}
-
-// e^x of x that is at most 0, or NaN, as exp gives it.
-inline V exp_below(V x) {
-  const V n = round_even(x * set1(1.44269504088896341f));
-  return select(less(x, set1(-87.3f)), set1(0.0f), exp_between(x, n, max(n, set1(-126.0f))));
+  // Out of range, scale() sees a clamped n and the selects give the limits.
+  V clamped = max(n, set1(-126.0f));
+  if constexpr (Above) clamped = min(clamped, set1(127.0f));
+  const V y = select(less(x, set1(-87.3f)), set1(0.0f), scale(p, clamped));
+  if constexpr (Above) return select(less(set1(88.7f), x), set1(__builtin_inff()), y);
+  return y;
 }
 
 // e^x within 2 ulp; 0 below -87.3 (also for -inf), +inf above 88.7; NaN stays NaN.
-inline V exp(V x) {
-  const V n = round_even(x * set1(1.44269504088896341f));
-  V y = exp_between(x, n, min(max(n, set1(-126.0f)), set1(127.0f)));
-  y = select(less(x, set1(-87.3f)), set1(0.0f), y);
-  return select(less(set1(88.7f), x), set1(__builtin_inff()), y);
-}
+inline V exp(V x) { return exp_as<true>(x); }
+// The same for x of at most 0, or NaN.
+inline V exp_below(V x) { return exp_as<false>(x); }
 
 }  // namespace quire::QUIRE_ISA

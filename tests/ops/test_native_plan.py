@@ -305,6 +305,8 @@ def test_workspace_is_known_before_it_is_taken() -> None:
     assert sizes == sorted(sizes)
     # Rows of 64 tokens: qkv, hidden and inner live at most; nothing like one buffer for each of the 20 ops.
     assert 4 * 64 * (N + 2 * G) * H < sizes[2] < 4 * 64 * 6 * (N + 2 * G) * H + 4 * 8 * V + 2**21
+    # What attention keeps for each thread is large but the same for all: it hides nothing of what tokens take.
+    assert sizes[2] - sizes[0] < 4 * 63 * 6 * (N + 2 * G) * H + 4 * 8 * V
     huge = native().workspace_bytes(graph, spec, Limits(1 << 24, 4, 8))
     assert huge > 1 << 33  # planned only: this much is not there
 
