@@ -14,7 +14,6 @@ namespace quire::QUIRE_ISA {
 
 extern const Kernels kernels = {
     QUIRE_STRING(QUIRE_ISA),
-    kBf16Dot,
     linear,
     linear_workspace,
     norm,

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "compact.h"
 #include "kv_cache.h"
 #include "sampler_table.h"
 #include "thread_pool.h"
@@ -19,7 +20,7 @@ namespace quire {
 // clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
 enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu };
 
-enum class Layout : int { f32, bf16, i8, i4 };
+enum class Layout : int { f32, bf16, i8, i4, bf16_12 };
 
 // How the values of a weight are held, and what they are multiplied with.
 struct Format {
@@ -35,6 +36,7 @@ struct Format {
 //   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] bytes, each 128 more than its value, scale [16] float }
 //   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
 //           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
+//   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] compact steps, CompactPanel: compact.h }
 // In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
 struct MatrixView {
   const char* data = nullptr;
@@ -49,6 +51,7 @@ struct MatrixView {
       case Layout::bf16: return 2;
       case Layout::i8: return 4;
       case Layout::i4: return format.group;
+      case Layout::bf16_12: return kCompactColumns;
     }
     return 1;
   }
@@ -61,10 +64,15 @@ struct MatrixView {
       case Layout::bf16: return size_t(k) * 32;
       case Layout::i8: return size_t(k) * 16;
       case Layout::i4: return size_t(k / format.group) * (header_bytes() + size_t(format.group) * 8);
+      case Layout::bf16_12: return size_t(k / kCompactColumns) * kCompactBytes;
     }
     return 0;
   }
-  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + (format.layout == Layout::i8 ? 64 : 0); }
+  // Bytes behind a panel's columns.
+  QUIRE_INLINE size_t tail_bytes() const {
+    return format.layout == Layout::i8 ? 64 : format.layout == Layout::bf16_12 ? compact_tail_bytes(padded_cols()) : 0;
+  }
+  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + tail_bytes(); }
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE size_t nbytes() const { return panel_bytes() * size_t(panels()); }
 };
@@ -211,7 +219,6 @@ struct AttentionLimits {
 
 struct Kernels {
   const char* name;
-  bool bf16_dot;  // bfloat16 weights multiply activations rounded to bfloat16
 
   void (*linear)(const LinearArgs&, ThreadPool&);
   size_t (*linear_workspace)(const MatrixView& weight, int max_rows);

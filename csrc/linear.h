@@ -2,18 +2,21 @@
 // Knows the packing and the pool; knows no plan.
 #pragma once
 
+#include <type_traits>
+
 #include "activation.h"
 #include "kernels.h"
 #include "linear_micro.h"
 #include "linear_quantized.h"
+#include "linear_unpack.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
 
 #if defined(QUIRE_BF16_DOT)
-constexpr bool kBf16Dot = true;
+using DotBf16 = DotPairs;
 #else
-constexpr bool kBf16Dot = false;
+using DotBf16 = DotWide;
 #endif
 
 // Rows and columns (in panels) of a block, so that it stays in L2.
@@ -40,7 +43,7 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int 
   for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
 }
 
-inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int, uint32_t* out) {
+inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, uint32_t* out) {
   for (int r = 0; r < rows; ++r) {
     const float* row = x + size_t(r) * x_stride;
     alignas(64) uint16_t halves[32];
@@ -55,6 +58,7 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int,
       out[(k / 2) * rows + r] = low | (high << 16);
     }
   }
+  for (int i = (cols + 1) / 2 * rows; i < padded / 2 * rows; ++i) out[i] = 0;
 }
 
 // Where a tile's block of K lies in the packed activations: blocks of K, in each the tiles one after the other.
@@ -140,6 +144,14 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
       m.panel_bytes = width < max_panels(rows) && rows > kExactRows ? 0 : panel_bytes;
       m.c = c + done * 16;
       m.next_block = ptrdiff_t(panel_bytes) * (width - 1) + tail;
+      CompactPanel compact[max_panels(1)];
+      if constexpr (Dot::kLoop == Loop::compact) {
+        for (int p = 0; p < max_panels(rows); ++p) {
+          compact[p] = compact_panel(w, panel + done + min_of(p, width - 1), 0);
+          __builtin_prefetch(compact[p].table() + panel_bytes * size_t(width), 0, 3);
+        }
+        m.compact = compact;
+      }
       micro_for<Dot, Prefetch::weights>(rows, width)(m);
       done += width;
     }
@@ -162,32 +174,20 @@ inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, Thre
   });
 }
 
-// bfloat16 steps [0, steps) of `panels` panels widened to float32 panels of their own.
-inline void widen(const char* b, size_t panel_bytes, int panels, int steps, float* out) {
-  for (int p = 0; p < panels; ++p) {
-    const uint16_t* pairs = reinterpret_cast<const uint16_t*>(b + size_t(p) * panel_bytes);
-    float* to = out + size_t(p) * size_t(steps) * 32;
-    for (int s = 0; s < steps; ++s) {
-      store(to + s * 32, pair_first(pairs + s * 32));
-      store(to + s * 32 + 16, pair_second(pairs + s * 32));
-    }
-  }
-}
-
-// Tiles [tile0, tile1) times panels [first, last), in blocks of K. `Widen`: weights are bfloat16 and the product is
-// DotF32's, on panels widened once for all tiles.
-template <class Dot, bool Widen>
+// Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
+template <class Dot, class Unpacked>
 inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
                           int first, int last, float* scratch) {
   const MatrixView& w = a.weight;
-  const int row0 = tiles.begin(tile0), step_panels = BlockTile<Dot>::panels;
+  const int row0 = tiles.begin(tile0);
+  constexpr int step_panels = BlockTile<Dot>::panels;
   const BlocksOfK blocks(w);
   // Sums that are finished at once, and a gate's with its pair, need no place of their own: one for all stays in L1.
   const bool at_once = blocks.size >= blocks.padded && step_panels > 1;
   const bool far = size_t(a.rows) * a.y_stride * 4 > kNearOutput;
   const size_t panel_bytes = w.panel_bytes();
   const size_t c_stride = at_once ? size_t(step_panels) * 16 : size_t(last - first + 1) / 2 * 32;
-  float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after the widened panels
+  float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after what is unpacked
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
     const bool last_block = k + columns == blocks.padded;
@@ -201,10 +201,14 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
       MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
       m.group = w.format.group, m.offsets = w.format.offsets;
       m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
-      if constexpr (Widen) {
-        widen(b, panel_bytes, count, columns / 2, scratch);
+      constexpr bool by_first = std::is_same_v<Unpacked, ExpandedByFirst>;
+      CompactPanel compact[step_panels];
+      if constexpr (by_first)
+        for (int p = 0; p < step_panels; ++p) compact[p] = compact_panel(w, panel + min_of(p, count - 1), k);
+      if constexpr (Unpacked::kColumnBytes > 0) {
+        if constexpr (!by_first) Unpacked::unpack(w, panel, count, k, columns, reinterpret_cast<char*>(scratch));
         m.b = reinterpret_cast<const char*>(scratch);
-        m.panel_bytes = size_t(columns) * 64;
+        m.panel_bytes = size_t(columns) * Unpacked::kColumnBytes;
       }
       if (count < step_panels && BlockTile<Dot>::rows > kExactRows) m.panel_bytes = 0;
       for (int tile = tile0; tile < tile1; ++tile) {
@@ -215,7 +219,16 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         m.out = a.y + size_t(begin) * a.y_stride + (w.gated ? panel / 2 : panel) * 16;
         m.c = at_once ? c : c + size_t(begin - row0) * c_stride + (panel - first) * 16;
         const int rows = tiles.begin(tile + 1) - begin;
-        micro_for<Dot, Prefetch::activations>(rows, count)(m);
+        if constexpr (by_first) {
+          MicroArgs expanding = m;
+          expanding.b = b, expanding.panel_bytes = m.panel_bytes > 0 ? panel_bytes : 0;
+          expanding.steps = columns / kCompactColumns, expanding.first_step = uint32_t(k / kCompactColumns);
+          expanding.compact = compact, expanding.expanded = reinterpret_cast<ExpandedStep*>(scratch);
+          if (tile == tile0) micro_for<Compact<Dot>, Prefetch::activations>(rows, count)(expanding);
+          else micro_for<Dot, Prefetch::activations>(rows, count)(m);
+        } else {
+          micro_for<Dot, Prefetch::activations>(rows, count)(m);
+        }
         // Finished sums go out while they are in L1; a gate waits for its pair.
         const int from = w.gated ? panel / 2 * 2 : panel, done = panel + count - from;
         if (last_block && !(w.gated && done % 2))
@@ -225,7 +238,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
   }
 }
 
-template <class Dot, bool Widen>
+template <class Dot, class Unpacked>
 inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
   const MatrixView& w = a.weight;
   const int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
@@ -237,21 +250,23 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   // Neighbouring tasks share a block of weights, which is then read from memory once.
   pool.parallel_for(row_blocks * column_blocks, [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
-    block_product<Dot, Widen>(a, packed, tiles, int(int64_t(tiles.count) * rows / row_blocks),
+    block_product<Dot, Unpacked>(a, packed, tiles, int(int64_t(tiles.count) * rows / row_blocks),
                               int(int64_t(tiles.count) * (rows + 1) / row_blocks), columns * width,
                               min_of(w.panels(), (columns + 1) * width), static_cast<float*>(pool.scratch(thread)));
   });
 }
 
-// Packs x and runs the product; a single row of DotF32 or DotWide that needs no padding is used where it lies.
-template <class Dot, bool Widen>
+// Packs x and runs the product; a single row of float32 activations that needs no padding is used where it lies.
+template <class Dot>
 inline void linear_as(LinearArgs a, ThreadPool& pool) {
   using A = typename Dot::A;
+  using Product = typename Blocks<Dot>::Product;
+  using Many = typename Blocks<Dot>::Many;
   const int padded = a.weight.padded_cols();
-  const bool widen = Widen && tiles_for<Dot>(a.rows).count >= kWidenTiles;
-  const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Dot>(a.rows);
+  const bool widen = !std::is_void_v<Many> && tiles_for<Product>(a.rows).count >= kWidenTiles;
+  const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Product>(a.rows);
   A* packed = static_cast<A*>(a.workspace);
-  if constexpr (Dot::kGroups) {
+  if constexpr (Dot::kLoop == Loop::groups) {
     int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
     if (a.weight.format.offsets)
       for (int tile = 0; tile < tiles.count; ++tile) sum_groups(a, tiles.begin(tile), tiles.begin(tile + 1), sums);
@@ -259,15 +274,15 @@ inline void linear_as(LinearArgs a, ThreadPool& pool) {
   }
   if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
     if (a.rows == 1 && padded == a.weight.cols) return linear_stream<Dot>(a, a.x, pool);
-  auto pack = [&](int tile, int) { pack_tile<Dot>(a, tiles, tile, packed); };
+  auto pack = [&](int tile, int) { pack_tile<Product>(a, tiles, tile, packed); };
   if (int64_t(a.rows) * padded < kSerialPack)
     for (int tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
   else
     pool.parallel_for(tiles.count, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
-  if constexpr (Widen)
-    if (widen) return linear_blocks<DotF32, true>(a, packed, tiles, pool);
-  linear_blocks<Dot, false>(a, packed, tiles, pool);
+  if constexpr (!std::is_void_v<Many>)
+    if (widen) return linear_blocks<DotF32, Many>(a, packed, tiles, pool);
+  linear_blocks<Product, typename Blocks<Dot>::Few>(a, packed, tiles, pool);
 }
 
 // Rounds x to int8, packs it and runs the product.
@@ -286,24 +301,22 @@ inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
   else
     pool.parallel_for(tiles.count, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
-  linear_blocks<Dot, false>(a, packed, tiles, pool);
+  linear_blocks<Dot, AsPacked>(a, packed, tiles, pool);
 }
 
 inline void linear(const LinearArgs& a, ThreadPool& pool) {
   const Format& format = a.weight.format;
   switch (format.layout) {
     case Layout::f32:
-      return linear_as<DotF32, false>(a, pool);
+      return linear_as<DotF32>(a, pool);
     case Layout::bf16:
-#if defined(QUIRE_BF16_DOT)
-      return linear_as<DotPairs, false>(a, pool);
-#else
-      return linear_as<DotWide, true>(a, pool);
-#endif
+      return linear_as<DotBf16>(a, pool);
+    case Layout::bf16_12:
+      return linear_as<Compact<DotBf16>>(a, pool);
     case Layout::i8:
-      return format.int8_rows ? linear_quantized<DotI8>(a, pool) : linear_as<DotI8Wide, false>(a, pool);
+      return format.int8_rows ? linear_quantized<DotI8>(a, pool) : linear_as<DotI8Wide>(a, pool);
     case Layout::i4:
-      return format.int8_rows ? linear_quantized<DotI4>(a, pool) : linear_as<DotI4Wide, false>(a, pool);
+      return format.int8_rows ? linear_quantized<DotI4>(a, pool) : linear_as<DotI4Wide>(a, pool);
   }
 }
 

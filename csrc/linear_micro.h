@@ -7,201 +7,11 @@
 #pragma once
 
 #include "kernels.h"
+#include "linear_compact.h"
+#include "linear_dots.h"
 #include "simd.h"
-#include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
-
-// acc[r][p] += a[r] * w[p]. (A multiply-add that broadcasts its own operand from memory has half the rate.)
-template <int R, int P>
-inline void add_products(const float* a, const V (&w)[P], V (&acc)[R][P]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const V x = set1(a[r]);
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
-  }
-}
-
-// The same with sums of four products of bytes: weights without a sign, activations with.
-template <int R, int P>
-inline void add_dots(const uint32_t* a, const I (&w)[P], I (&acc)[R][P]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const I x = iset1(int32_t(a[r]));
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], w[p], x);
-  }
-}
-
-// How one step of K multiplies. Steps: `kStepK` columns of K; a step of a panel is `kStepBytes`; a row has `kStepA`
-// elements of 4 bytes in a step of a tile.
-struct FloatSums {
-  using Sum = V;
-  static constexpr bool kGroups = false;
-  static inline V begin(int32_t) { return set1(0); }
-  static inline V load_sum(const float* p) { return load(p); }
-  static inline void store_sum(float* p, V v) { store(p, v); }
-};
-
-struct DotF32 : FloatSums {
-  using A = float;
-  static constexpr int kStepK = 1, kStepBytes = 64, kStepA = 1;
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-    V w[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = load(reinterpret_cast<const float*>(b[p]));
-    add_products(a, w, acc);
-  }
-};
-
-// bfloat16 weights widened to float32 in registers; activations stay float32.
-struct DotWide : FloatSums {
-  using A = float;
-  static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 2;
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-    V w[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = pair_first(reinterpret_cast<const uint16_t*>(b[p]));
-    add_products(a, w, acc);
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = pair_second(reinterpret_cast<const uint16_t*>(b[p]));
-    add_products(a + R, w, acc);
-  }
-};
-
-#if defined(QUIRE_BF16_DOT)
-// bfloat16 weights times activations rounded to bfloat16, two columns of K an instruction.
-struct DotPairs : FloatSums {
-  using A = uint32_t;
-  static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 1;
-
-  static inline V dot(V acc, __m512i x, __m512i w) {
-#if defined(QUIRE_BF16_DOT_EMULATED)
-    const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
-    const V x0 = {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))}, x1 = {_mm512_castsi512_ps(_mm512_and_si512(x, high))};
-    const V w0 = {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))}, w1 = {_mm512_castsi512_ps(_mm512_and_si512(w, high))};
-    return fma(x0, w0, fma(x1, w1, acc));
-#else
-    return {_mm512_dpbf16_ps(acc.r, (__m512bh)x, (__m512bh)w)};
-#endif
-  }
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-    __m512i w[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = _mm512_loadu_si512(b[p]);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const __m512i x = _mm512_set1_epi32(int(a[r]));
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
-    }
-  }
-};
-#endif
-
-// int8 weights times activations rounded to int8, four columns of K an instruction. The weights' bytes are 128 more
-// than their values, so a row's sums begin at -128 times the sum of its activations. Sums are integers, kept as such in
-// the float rows between blocks of K.
-struct DotI8 {
-  using A = uint32_t;
-  using Sum = I;
-  static constexpr bool kGroups = false;
-  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 1, kHeldPlus = 128;
-  static inline I begin(int32_t sum) { return iset1(sum); }
-  static inline I load_sum(const float* p) { return iload(p); }
-  static inline void store_sum(float* p, I v) { istore(p, v); }
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], I (&acc)[R][P]) {
-    I w[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = iload(b[p]);
-    add_dots(a, w, acc);
-  }
-};
-
-// int8 weights as float32 numbers, without their scale; activations stay float32.
-struct DotI8Wide : FloatSums {
-  using A = float;
-  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 4;
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-    I w[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = iload(b[p]) ^ iset1(int32_t(0x80808080u));
-    column<0>(a, w, acc);
-    column<1>(a + R, w, acc);
-    column<2>(a + 2 * R, w, acc);
-    column<3>(a + 3 * R, w, acc);
-  }
-
- private:
-  template <int j, int R, int P>
-  static inline void column(const A* a, const I (&w)[P], V (&acc)[R][P]) {
-    V v[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) v[p] = signed_byte<j>(w[p]);
-    add_products(a, v, acc);
-  }
-};
-
-// int4 weights by groups of columns, times activations rounded to int8: eight columns of K a step, the bytes of four
-// and of four more. A group's sums are integers; scaled, they are added to the float sums in the order of the groups.
-struct DotI4 {
-  using A = uint32_t;
-  using Sum = I;
-  static constexpr bool kGroups = true;
-  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 2, kHeldPlus = 8;
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], I (&acc)[R][P]) {
-    const I mask = iset1(0x0f0f0f0f);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      I w[P];
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) w[p] = shift_right(iload(b[p]), half * 4) & mask;
-      add_dots(a + half * R, w, acc);
-    }
-  }
-
-  // A group's sums begin at -8 times the sum of its activations; with offsets at zero.
-  static inline I begin(int32_t sum) { return iset1(sum); }
-  static inline V scaled(I acc, V scale, V before) { return fma(scale, to_float(acc), before); }
-  static inline V shift(V, V offset) { return set1(0) - offset; }  // times the float sum of the activations
-};
-
-// int4 weights as float32 numbers; activations stay float32. Without offsets a group's sums are scaled as one.
-struct DotI4Wide {
-  using A = float;
-  using Sum = V;
-  static constexpr bool kGroups = true;
-  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 8;
-
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-#pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) {
-      V w[P];
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) w[p] = nibble_less_8(shift_right(iload(b[p]), k % 4 * 8 + k / 4 * 4));
-      add_products(a + k * R, w, acc);
-    }
-  }
-
-  // As DotI4's; weights are taken as q - 8 already, so 8 scales must come back where there are offsets.
-  static inline V begin(int32_t) { return set1(0); }
-  static inline V scaled(V acc, V scale, V before) { return fma(scale, acc, before); }
-  static inline V shift(V scale, V offset) { return fma(set1(8), scale, set1(0) - offset); }
-};
 
 // Tile shapes that keep every sum in a register.
 #if defined(QUIRE_AVX512)
@@ -229,6 +39,8 @@ struct BlockTile<DotWide> {
 template <>
 struct BlockTile<DotI4> : BlockTile<DotWide> {};
 #endif
+template <class Pairs>
+struct BlockTile<Compact<Pairs>> : BlockTile<Pairs> {};
 #if defined(QUIRE_VNNI)
 // Takes fewer loads for a product (10 for 24, not 16 for 28): 5 to 10% faster. Where weights are widened it is slower:
 // twice as many panels do not stay in L1.
@@ -262,12 +74,17 @@ struct MicroArgs {
   int group = 0;         // layouts with groups: columns of one
   bool offsets = false;
   const int32_t* sums = kNoSums;  // [group][R], without groups [R]: of the activations, as Dot::begin takes them
+  // Weights in 12 bits: [P] tables and escapes, the block's first step, and where it is expanded to: [P][steps].
+  const CompactPanel* compact = nullptr;
+  uint32_t first_step = 0;
+  ExpandedStep* expanded = nullptr;
 };
 
 // What the loop fetches ahead: weights where they stream from memory once, activations where weights are in cache.
 enum class Prefetch { weights, activations };
 constexpr int kWeightsAhead = 24;   // steps of 64 bytes of a panel
 constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
+constexpr int kCompactAhead = 8;    // steps of a panel in 12 bits
 
 inline void fetch_meanwhile(const char*& next) {
   __builtin_prefetch(next, 0, 2);
@@ -387,9 +204,69 @@ void micro_plain(const MicroArgs& m) {
     for (int p = 0; p < P; ++p) Dot::store_sum(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
 }
 
+// As `micro_plain`, for weights that are expanded a step at a time: on the stack, or in Prefetch::activations to
+// `m.expanded`, where the tiles that follow find them.
+template <class Dot, Prefetch Ahead, int R, int P>
+void micro_compact(const MicroArgs& m) {
+  using Pairs = typename Dot::Pairs;
+  const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
+  const char *b = m.b, *next = m.next;
+  const size_t panel_bytes = m.panel_bytes;
+  ExpandedStep stack[P];
+  CompactPanel panels[P];
+  ExpandedStep* to[P];
+  uint32_t step = m.first_step, patched = kNoEscape;
+  for (int p = 0; p < P; ++p) {
+    panels[p] = m.compact[p];
+    to[p] = Ahead == Prefetch::weights ? stack + p : m.expanded + size_t(p) * size_t(m.steps);
+    patched = min_of(patched, panels[p].patched_step());
+  }
+  typename Dot::Sum acc[R][P];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p)
+      acc[r][p] = m.accumulate ? Dot::load_sum(m.c + size_t(r) * m.c_stride + p * 16) : Dot::begin(0);
+  for (int s = 0; s < m.steps; ++s, ++step, b += kCompactBytes) {
+    const ptrdiff_t ahead = kCompactAhead * ptrdiff_t(kCompactBytes) + (s + kCompactAhead < m.steps ? 0 : m.next_block);
+    if (Ahead == Prefetch::activations && s < R) fetch_output(m, s);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const char* from = b + size_t(p) * panel_bytes;
+      for (size_t line = 0; line < kCompactBytes; line += 64)
+        if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(from + ahead + line, 0, 3);
+        else if (p == 0) fetch_meanwhile(next);
+      expand(from, panels[p].table(), *to[p]);
+    }
+    if (step == patched) {
+      patched = kNoEscape;
+      for (int p = 0; p < P; ++p) {
+        panels[p].patch(step, *to[p]);
+        patched = min_of(patched, panels[p].patched_step());
+      }
+    }
+    // Sums need the registers: with more than one row pairs come from memory.
+    if constexpr (R > 1) __asm__ volatile("" : : "r"(to) : "memory");
+    for (int pair = 0; pair < kCompactPairs; ++pair) {
+      const char* pairs[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) pairs[p] = reinterpret_cast<const char*>(to[p]->pairs[pair]);
+      Pairs::template step<R, P>(a, pairs, acc);
+      a += R * Pairs::kStepA;
+    }
+    if constexpr (Ahead == Prefetch::activations)
+      for (int p = 0; p < P; ++p) ++to[p];
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) Dot::store_sum(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
+}
+
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro(const MicroArgs& m) {
-  if constexpr (Dot::kGroups) micro_groups<Dot, Ahead, R, P>(m);
+  if constexpr (Dot::kLoop == Loop::compact) micro_compact<Dot, Ahead, R, P>(m);
+  else if constexpr (Dot::kLoop == Loop::groups) micro_groups<Dot, Ahead, R, P>(m);
   else micro_plain<Dot, Ahead, R, P>(m);
 }
 

@@ -2,6 +2,7 @@
 #include "matrix.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,6 +14,8 @@ namespace {
 
 constexpr int kPanel = 16;
 constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them stay in L1, and are runs to prefetch
+
+constexpr int kSampled = 16;  // steps of a panel in 12 bits whose values choose its table
 
 constexpr float kLeast = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may not be a number
 
@@ -95,6 +98,41 @@ void pack_panel_bf16(const Row (&rows)[kPanel], int cols, uint32_t* out) {
   }
 }
 
+// False where there are more escapes than a panel may have.
+bool pack_panel_compact(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
+  alignas(64) uint16_t block[kPanel][kBlock];
+  const int padded = view.padded_cols();
+  auto read = [&](int k, int most) {
+    const int n = std::min(most, view.cols - k);
+    for (int lane = 0; lane < kPanel; ++lane) {
+      if (n < most || !rows[lane].data) std::memset(block[lane], 0, sizeof(block[lane]));
+      if (rows[lane].data) read_bf16(rows[lane].data, size_t(k), n, rows[lane].type, block[lane]);
+    }
+  };
+  // A sample's table is good enough for most panels; one that has many escapes gets the table of all its values.
+  auto write = [&](int apart, int most_escapes) {
+    CompactWriter writer(padded, out);
+    for (int k = 0; k < view.cols; k += apart) {
+      read(k, kCompactColumns);
+      for (const auto& lane : block) writer.sample(lane);
+    }
+    writer.choose_table();
+    for (int k = 0; k < padded; k += kBlock) {
+      read(k, kBlock);
+      for (int first = 0; first < std::min(kBlock, padded - k); first += kCompactColumns) {
+        uint32_t pairs[kCompactPairs][kPanel];
+        for (int lane = 0; lane < kPanel; ++lane)
+          for (int pair = 0; pair < kCompactPairs; ++pair)
+            std::memcpy(&pairs[pair][lane], &block[lane][first + 2 * pair], 4);
+        writer.step(pairs);
+      }
+    }
+    return writer.finish(most_escapes);
+  };
+  const int apart = std::max(kCompactColumns, view.cols / kSampled);
+  return write(apart, max_escapes(padded) / 4) || write(kCompactColumns, max_escapes(padded));
+}
+
 void pack_panel_f32(const Row (&rows)[kPanel], int cols, float* out) {
   alignas(64) float block[kPanel][kBlock];
   for (int k = 0; k < cols; k += kBlock) {
@@ -164,32 +202,42 @@ void pack_panel_i4(const Row (&rows)[kPanel], const MatrixView& view, char* out)
   }
 }
 
-// What column `k` of lane `lane` of a packed panel stands for.
-float value_at(const char* panel, const MatrixView& view, int k, int lane) {
+// What the columns of lane `lane` of a packed panel stand for.
+void unpack_lane(const char* panel, const MatrixView& view, int lane, float* out) {
   auto number = [](const char* p) {
     float f;
     std::memcpy(&f, p, 4);
     return f;
   };
-  const size_t at = size_t(lane);
+  const size_t at = size_t(lane), cols = size_t(view.cols);
   switch (view.format.layout) {
     case Layout::f32:
-      return load(panel, size_t(k) * kPanel + at, ElementType::float32);
+      for (size_t k = 0; k < cols; ++k) out[k] = load(panel, k * kPanel + at, ElementType::float32);
+      return;
     case Layout::bf16:
-      return load(panel, (size_t(k) / 2 * kPanel + at) * 2 + size_t(k) % 2, ElementType::bfloat16);
-    case Layout::i8:
-      return float(uint8_t(panel[k / 4 * 64 + lane * 4 + k % 4]) - 128) *
-             number(panel + view.offset(view.padded_cols()) + lane * 4);
-    case Layout::i4: {
-      const int column = k % view.format.group;
-      const char* header = panel + view.offset(k - column);
-      const int byte = uint8_t(header[view.header_bytes() + size_t(column / 8 * 64 + lane * 4 + column % 4)]);
-      const float scale = number(header + lane * 4);
-      const float offset = view.format.offsets ? number(header + 64 + lane * 4) : 8.0f * scale;
-      return std::fma(scale, float(byte >> (column % 8 / 4 * 4) & 15), -offset);  // as the kernels do
+      for (size_t k = 0; k < cols; ++k)
+        out[k] = load(panel, (k / 2 * kPanel + at) * 2 + k % 2, ElementType::bfloat16);
+      return;
+    case Layout::i8: {
+      const float scale = number(panel + view.offset(view.padded_cols()) + lane * 4);
+      for (size_t k = 0; k < cols; ++k) out[k] = float(uint8_t(panel[k / 4 * 64 + at * 4 + k % 4]) - 128) * scale;
+      return;
     }
+    case Layout::i4:
+      for (int k = 0; k < view.cols; ++k) {
+        const int column = k % view.format.group;
+        const char* header = panel + view.offset(k - column);
+        const int byte = uint8_t(header[view.header_bytes() + size_t(column / 8 * 64 + lane * 4 + column % 4)]);
+        const float scale = number(header + lane * 4);
+        const float offset = view.format.offsets ? number(header + 64 + lane * 4) : 8.0f * scale;
+        out[k] = std::fma(scale, float(byte >> (column % 8 / 4 * 4) & 15), -offset);  // as the kernels do
+      }
+      return;
+    case Layout::bf16_12:
+      compact_lane(panel, view.padded_cols(), lane, [&](int k, uint32_t bits) {
+        if (k < view.cols) out[k] = from_bits(bits << 16);
+      });
   }
-  return 0;
 }
 
 size_t total_rows(const std::vector<SourceRows>& parts) {
@@ -219,6 +267,11 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated) 
     throw std::invalid_argument("int4 weights have groups of 32, 64 or 128 columns");
   view_.format = format;
   view_.gated = gated;
+  if (format.layout == Layout::bf16_12) {  // with few columns the list behind them takes more than it saves
+    MatrixView plain = view_;
+    plain.format.layout = Layout::bf16;
+    if (plain.panel_bytes() <= view_.panel_bytes()) view_ = plain;
+  }
 }
 
 PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated, const char* data, size_t nbytes)
@@ -234,32 +287,40 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Fo
     : PackedMatrix(total_rows(parts), cols, format, gated) {
   if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
     throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
-  memory_ = HugeBuffer(view_.nbytes());
-  view_.data = static_cast<const char*>(memory_.data());
-
   std::vector<Row> table;
   table.reserve(size_t(view_.rows));
   for (const SourceRows& part : parts)
     for (size_t r = 0; r < part.rows; ++r) table.push_back({part.data + r * part.row_bytes, part.type});
 
-  pool.parallel_for(view_.panels(), [&](int panel, int) {
-    Row lanes[kPanel];
-    for (int lane = 0; lane < kPanel; ++lane) {
-      const int row = source_row(view_, panel, lane);
-      lanes[lane] = row < 0 ? Row{nullptr, ElementType::float32} : table[size_t(row)];
-    }
-    char* out = static_cast<char*>(memory_.data()) + view_.panel_bytes() * size_t(panel);
-    switch (view_.format.layout) {
-      case Layout::f32:
-        return pack_panel_f32(lanes, view_.cols, reinterpret_cast<float*>(out));
-      case Layout::bf16:
-        return pack_panel_bf16(lanes, view_.cols, reinterpret_cast<uint32_t*>(out));
-      case Layout::i8:
-        return pack_panel_i8(lanes, view_, out);
-      case Layout::i4:
-        return pack_panel_i4(lanes, view_, out);
-    }
-  });
+  std::atomic<bool> fits = true;
+  auto pack_all = [&] {
+    memory_ = HugeBuffer(view_.nbytes());
+    view_.data = static_cast<const char*>(memory_.data());
+    pool.parallel_for(view_.panels(), [&](int panel, int) {
+      Row lanes[kPanel];
+      for (int lane = 0; lane < kPanel; ++lane) {
+        const int row = source_row(view_, panel, lane);
+        lanes[lane] = row < 0 ? Row{nullptr, ElementType::float32} : table[size_t(row)];
+      }
+      char* out = static_cast<char*>(memory_.data()) + view_.panel_bytes() * size_t(panel);
+      switch (view_.format.layout) {
+        case Layout::f32:
+          return pack_panel_f32(lanes, view_.cols, reinterpret_cast<float*>(out));
+        case Layout::bf16:
+          return pack_panel_bf16(lanes, view_.cols, reinterpret_cast<uint32_t*>(out));
+        case Layout::i8:
+          return pack_panel_i8(lanes, view_, out);
+        case Layout::i4:
+          return pack_panel_i4(lanes, view_, out);
+        case Layout::bf16_12:
+          if (fits && !pack_panel_compact(lanes, view_, out)) fits = false;
+      }
+    });
+  };
+  pack_all();
+  if (fits) return;
+  view_.format.layout = Layout::bf16;
+  pack_all();
 }
 
 void PackedMatrix::unpack(float* out, ThreadPool& pool) const {
@@ -269,7 +330,7 @@ void PackedMatrix::unpack(float* out, ThreadPool& pool) const {
     for (int lane = 0; lane < kPanel; ++lane) {
       const int row = source_row(view_, panel, lane);
       if (row < 0) continue;
-      for (size_t k = 0; k < cols; ++k) out[size_t(row) * cols + k] = value_at(data, view_, int(k), lane);
+      unpack_lane(data, view_, lane, out + size_t(row) * cols);
     }
   });
 }

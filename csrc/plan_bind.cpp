@@ -41,10 +41,10 @@ using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
 
 // (layout, columns of a group, whether there are offsets, whether activations are rounded to int8)
 using FormatTuple = std::tuple<std::string, int, bool, bool>;
-constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4"};
+constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_12"};
 
 Format to_format(const FormatTuple& t) {
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < 5; ++i)
     if (std::get<0>(t) == kLayouts[i]) return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
   throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
 }

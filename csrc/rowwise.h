@@ -73,6 +73,10 @@ inline void embed(const EmbedArgs& a, ThreadPool& pool) {
       if (w.format.layout == Layout::bf16) {
         const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel) + lane * 2;
         for (int k = 0; k < w.cols; ++k) y[k] = bf16_to_float(pairs[(k / 2) * 32 + k % 2]) * a.scale;
+      } else if (w.format.layout == Layout::bf16_12) {
+        compact_lane(panel, w.padded_cols(), lane, [&](int k, uint32_t bits) {
+          if (k < w.cols) y[k] = bf16_to_float(uint16_t(bits)) * a.scale;
+        });
       } else if (w.format.layout == Layout::i8) {
         const uint8_t* bytes = reinterpret_cast<const uint8_t*>(panel) + lane * 4;
         float scale;

@@ -134,11 +134,11 @@ inline V exp_as(V x) {
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
   // Out of range, scale() sees a clamped n and the selects give the limits.
-  V clamped = max(n, set1(-126.0f));
-  if constexpr (Above) clamped = min(clamped, set1(127.0f));
-  const V y = select(less(x, set1(-87.3f)), set1(0.0f), scale(p, clamped));
-  if constexpr (Above) return select(less(set1(88.7f), x), set1(__builtin_inff()), y);
-  return y;
+  const V clamped = max(n, set1(-126.0f)), least = set1(-87.3f);
+  if constexpr (!Above) return select(less(x, least), set1(0.0f), scale(p, clamped));
+  const V y = scale(p, min(clamped, set1(127.0f)));
+  const V finite = select(less(set1(127.0f), n), y + y, y);  // from 88.4 on n is 128
+  return select(less(set1(88.7f), x), set1(__builtin_inff()), select(less(x, least), set1(0.0f), finite));
 }
 
 // e^x within 2 ulp; 0 below -87.3 (also for -inf), +inf above 88.7; NaN stays NaN.

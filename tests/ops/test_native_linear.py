@@ -168,6 +168,14 @@ def test_activations_over_their_whole_range(isa: str, activation: Activation) ->
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_silu_where_e_to_the_x_is_almost_infinite(isa: str) -> None:
+    x = np.linspace(-88.65, -87.5, 116, dtype=np.float32)[:, None]
+    got = linear(native(isa), x, np.ones((1, 1), np.float32), "float32", activation="silu")
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(got, exact / (1 + np.exp(-exact)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_not_a_number_stays_visible(isa: str) -> None:
     x = np.array([[1.0, np.nan], [1.0, 2.0], [np.inf, 1.0]], np.float32)
     w = np.array([[1.0, 1.0], [0.5, -1.0]], np.float32)

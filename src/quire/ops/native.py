@@ -188,10 +188,10 @@ def _pack_groups(parts: Sequence[Array], gated: bool) -> Array:
 Format = tuple[str, int, bool, bool]  # csrc/kernels.h: layout, group, offsets, int8_rows
 
 
-def _format(dtype: WeightType) -> Format:
+def _format(dtype: WeightType, compact: bool) -> Format:
     if isinstance(dtype, Quantized):
         return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, dtype.int8_rows
-    return dtype, 0, False, False
+    return "bfloat16_12" if compact and dtype == "bfloat16" else dtype, 0, False, False
 
 
 def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
@@ -359,13 +359,18 @@ class NativeExecutable:
 
 
 class NativeBackend:
-    """C++ kernels on the CPU. `threads` None: all cores the process may use; `isa` as in DeviceConfig."""
+    """C++ kernels on the CPU. `threads` None: all cores the process may use; `isa` as in DeviceConfig.
 
-    def __init__(self, threads: int | None = None, isa: str = "auto") -> None:
+    `compact`: bfloat16 weights are held in 12 bits without loss (csrc/compact.h), by default where the set has
+    instructions to expand them. Results are the same bits.
+    """
+
+    def __init__(self, threads: int | None = None, isa: str = "auto", compact: bool | None = None) -> None:
         if threads is not None and threads < 1:
             raise EngineError(f"threads must be at least 1, got {threads}")
         with _engine_errors():
             self.isa: str = _native.resolve_isa(isa)
+        self.compact = self.isa.startswith("avx") if compact is None else compact
         self.pool = _native.ThreadPool(usable_threads() if threads is None else threads)
 
     @property
@@ -417,15 +422,16 @@ class NativeBackend:
             rows, columns = _shape_of(parts)
             data = _pack_groups(parts, gated)
             with _engine_errors():
-                return NativeMatrix(_native.packed(rows, columns, _format(dtype), gated, data), self.pool)
+                packed = _native.packed(rows, columns, _format(dtype, self.compact), gated, data)
+            return NativeMatrix(packed, self.pool)
         sources = [_source(part) for part in parts]
         with _engine_errors():
-            packed = _native.pack(sources, _format(dtype), gated, self.pool)
+            packed = _native.pack(sources, _format(dtype, self.compact), gated, self.pool)
         return NativeMatrix(packed, self.pool)
 
     def outline(self) -> OutlineBackend:
         """The same backend for planning: its weights have a shape and no values, and take no memory."""
-        return OutlineBackend(self.threads, self.isa)
+        return OutlineBackend(self.threads, self.isa, self.compact)
 
     def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Any:
         with _engine_errors():
@@ -457,7 +463,9 @@ class OutlineBackend(NativeBackend):
     def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
         rows, columns = _shape_of(parts)
         with _engine_errors():
-            return NativeMatrix(_native.outline(rows, columns, _format(dtype), gated), self.pool)
+            return NativeMatrix(
+                _native.outline(rows, columns, _format(dtype, self.compact), gated), self.pool
+            )
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         return NativeMatrix(_native.outline(*_shape(about)), self.pool)
