@@ -1,6 +1,7 @@
 """Each matrix product's share of the machine's limit, measured in the same minute. Knows shapes; loads no model.
 
     python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--weights bfloat16] [--threads N] [--isa auto]
+    python bench/kernels.py --no-compact        bfloat16 weights in 16 bits, not 12
     python bench/kernels.py --attention [--models S,M]
 
 Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
@@ -185,9 +186,12 @@ def main() -> None:
     parser.add_argument("--weights", choices=list(TYPES), default="bfloat16")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa", default="auto")
+    parser.add_argument(
+        "--compact", action=argparse.BooleanOptionalAction, help="bfloat16 weights in 12 bits"
+    )
     parser.add_argument("--attention", action="store_true", help="attention instead of matrix products")
     options = parser.parse_args()
-    backend = NativeBackend(options.threads, options.isa)
+    backend = NativeBackend(options.threads, options.isa, options.compact)
     if options.attention:
         return show_attention(backend, options.models.split(","))
     dtype = TYPES[options.weights]

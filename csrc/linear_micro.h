@@ -16,7 +16,7 @@ namespace quire::QUIRE_ISA {
 // Tile shapes that keep every sum in a register.
 #if defined(QUIRE_AVX512)
 constexpr int kMaxRows = 14;
-constexpr int max_panels(int rows) { return rows <= 4 ? 4 : 2; }
+constexpr int max_panels(int rows) { return rows <= 6 ? 4 : 2; }
 #elif defined(QUIRE_AVX2)
 constexpr int kMaxRows = 6;
 constexpr int max_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }

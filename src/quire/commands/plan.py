@@ -78,11 +78,15 @@ def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
     }
 
 
+def _bits(figures: dict[str, Any]) -> str:
+    return f"{8 * figures['weight_bytes'] / figures['parameters']:.1f} bits each"
+
+
 def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[str, str]]]:
     return {
         f"{title}: {figures['architecture']}": [
             ("parameters", f"{figures['parameters']:,}"),
-            ("weights", f"{figures['weight_bytes'] / GIB:.3f} GiB ({figures['dtype']})"),
+            ("weights", f"{figures['weight_bytes'] / GIB:.3f} GiB ({figures['dtype']}, {_bits(figures)})"),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
             (
                 f"KV of {figures['max_model_len']:,} tokens",
@@ -136,7 +140,7 @@ def _tables(figures: dict[str, Any], plan: Plan) -> dict[str, list[tuple[str, st
     return {
         f"{plan.name} on {plan.backend.name}": [
             ("parameters", f"{figures['parameters']:,}"),
-            ("weights", f"{gib('weight_bytes')} ({figures['weights']})"),
+            ("weights", f"{gib('weight_bytes')} ({figures['weights']}, {_bits(figures)})"),
             ("workspace", gib("workspace_bytes")),
             ("KV cache", f"{gib('kv_cache_bytes')} ({figures['kv_dtype']}), {figures['kv_tokens']:,} tokens"),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes"),
