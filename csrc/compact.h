@@ -1,8 +1,8 @@
 // bfloat16 in 12 bits without loss. Knows bytes; knows no kernel.
 //
 // Weights of a trained model share few exponents (DFloat11, arXiv:2504.11651). Of a value the low byte is held as it
-// is; of the high byte (sign and seven bits of the exponent) its place in the panel's table of sixteen
-// frequent ones. The few values whose high byte is not there are escapes: listed behind the panel, in order.
+// is; of the high byte (sign and seven bits of the exponent) its place in the panel's table of sixteen frequent ones.
+// The few values whose high byte is not there are escapes: listed behind the panel, in order.
 //
 // A step is eight columns of a panel's sixteen lanes: codes [64], low bytes [2][64]. Half h of the low bytes, with the
 // high bytes that the codes' half bytes h stand for, are columns 4 h to 4 h + 3, interleaved as `unpack` instructions

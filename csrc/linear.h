@@ -219,16 +219,16 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         m.out = a.y + size_t(begin) * a.y_stride + (w.gated ? panel / 2 : panel) * 16;
         m.c = at_once ? c : c + size_t(begin - row0) * c_stride + (panel - first) * 16;
         const int rows = tiles.begin(tile + 1) - begin;
-        if constexpr (by_first) {
-          MicroArgs expanding = m;
-          expanding.b = b, expanding.panel_bytes = m.panel_bytes > 0 ? panel_bytes : 0;
-          expanding.steps = columns / kCompactColumns, expanding.first_step = uint32_t(k / kCompactColumns);
-          expanding.compact = compact, expanding.expanded = reinterpret_cast<ExpandedStep*>(scratch);
-          if (tile == tile0) micro_for<Compact<Dot>, Prefetch::activations>(rows, count)(expanding);
-          else micro_for<Dot, Prefetch::activations>(rows, count)(m);
-        } else {
-          micro_for<Dot, Prefetch::activations>(rows, count)(m);
-        }
+        const bool expands = by_first && tile == tile0;
+        if constexpr (by_first)
+          if (expands) {
+            MicroArgs first_tile = m;
+            first_tile.b = b, first_tile.panel_bytes = m.panel_bytes > 0 ? panel_bytes : 0;
+            first_tile.steps = columns / kCompactColumns, first_tile.first_step = uint32_t(k / kCompactColumns);
+            first_tile.compact = compact, first_tile.expanded = reinterpret_cast<ExpandedStep*>(scratch);
+            micro_for<Compact<Dot>, Prefetch::activations>(rows, count)(first_tile);
+          }
+        if (!expands) micro_for<Dot, Prefetch::activations>(rows, count)(m);
         // Finished sums go out while they are in L1; a gate waits for its pair.
         const int from = w.gated ? panel / 2 * 2 : panel, done = panel + count - from;
         if (last_block && !(w.gated && done % 2))
