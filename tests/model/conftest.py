@@ -24,3 +24,13 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     if not all(importlib.util.find_spec(name) for name in ("quire._native", "quire.ops.native")):
         pytest.skip("the native extension is not built")
     return importlib.import_module("quire.ops.native").NativeBackend()
+
+
+@pytest.fixture
+def wide_backend(backend: Backend) -> Backend:
+    """`backend`, with float32 activations beside bfloat16 weights even where the CPU has a bfloat16 unit."""
+    if isinstance(backend, ReferenceBackend):
+        return backend
+    isas = importlib.import_module("quire._native").available_isas()
+    isa = next(name for name in isas if "bf16" not in name)
+    return importlib.import_module("quire.ops.native").NativeBackend(isa=isa)

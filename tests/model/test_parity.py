@@ -83,7 +83,7 @@ def test_names_without_the_prefix_of_the_base_model_are_found(variant: str, tmp_
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_mxfp4_experts_are_read_exactly(stored: torch.dtype, backend: Backend, tmp_path: Path) -> None:
+def test_mxfp4_experts_are_read_exactly(stored: torch.dtype, wide_backend: Backend, tmp_path: Path) -> None:
     """gpt-oss as published: experts in blocks of 32 FP4 with a scale; all else in bfloat16."""
     model = make_model("gpt-oss", hidden_size=64, intermediate_size=32)
     for parameter in model.parameters():
@@ -102,11 +102,11 @@ def test_mxfp4_experts_are_read_exactly(stored: torch.dtype, backend: Backend, t
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(state, tmp_path / "model.safetensors")
-    loaded = load_model(tmp_path, backend)
+    loaded = load_model(tmp_path, wide_backend)
     assert loaded.dtype == str(stored).removeprefix("torch.")
     assert loaded.info.num_parameters == sum(p.numel() for p in model.parameters())
     expected = torch_logits(model, PROMPT)
-    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(Session(loaded, wide_backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
 
 
 def rounded(model: Any, dtype: torch.dtype) -> Any:
