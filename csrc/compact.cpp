@@ -1,7 +1,6 @@
 // Writing bfloat16 in 12 bits. Knows the layout; knows no matrix.
 #include "compact.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -49,7 +48,7 @@ void CompactWriter::choose_table() {
     const int slot = i % kMagnitudes;
     table[i] = uint8_t((slot < width_ ? least_ + slot : 0) | i / kMagnitudes << 7);
   }
-  std::memcpy(panel_ + size_t(columns_ / kCompactColumns) * kCompactBytes, table, sizeof(table));
+  std::memcpy(tail(), table, sizeof(table));
 }
 
 void CompactWriter::step(const uint32_t (&pairs)[kCompactPairs][16]) {
@@ -73,11 +72,10 @@ void CompactWriter::step(const uint32_t (&pairs)[kCompactPairs][16]) {
   uint64_t any[2];
   std::memcpy(any, &missing, sizeof(any));
   if (any[0] | any[1]) {
-    const uint32_t begin = uint32_t((to_ - panel_) / ptrdiff_t(kCompactBytes)) * kCompactColumns * 16;
-    for (int i = 0; i < kCompactColumns * 16; ++i) {
-      const uint32_t bits = pairs[i / 32][i % 16] >> (i / 16 % 2 * 16) & 0xffff, magnitude = bits >> 8 & 127;
-      if (magnitude - least_ < width_ || (magnitude == 0 && width_ < kMagnitudes)) continue;
-      escapes_.push_back({begin + uint32_t(i), bits});
+    const uint32_t begin = uint32_t((to_ - panel_) / ptrdiff_t(kCompactBytes)) * kCompactValues;
+    for (int i = 0; i < kCompactValues; ++i) {
+      const uint16_t bits = uint16_t(pairs[i / 32][i % 16] >> (i / 16 % 2 * 16));
+      if (compact_bits(to_, tail(), i / 16, i % 16) != bits) escapes_.push_back({begin + uint32_t(i), bits});
     }
   }
   to_ += kCompactBytes;
@@ -86,7 +84,7 @@ void CompactWriter::step(const uint32_t (&pairs)[kCompactPairs][16]) {
 bool CompactWriter::finish(int most) {
   if (escapes_.size() > size_t(most)) return false;
   escapes_.resize(size_t(max_escapes(columns_)), {kNoEscape, 0});
-  std::memcpy(to_ + kCompactTable, escapes_.data(), escapes_.size() * sizeof(Escape));
+  std::memcpy(tail() + kCompactTable, escapes_.data(), escapes_.size() * sizeof(Escape));
   return true;
 }
 

@@ -18,7 +18,8 @@
 namespace quire {
 
 constexpr int kCompactColumns = 8, kCompactPairs = kCompactColumns / 2;
-constexpr size_t kCompactBytes = 192;  // of a step
+constexpr int kCompactValues = kCompactColumns * 16;  // of a step
+constexpr size_t kCompactBytes = 192;
 constexpr int kCompactTable = 16;
 constexpr uint32_t kNoEscape = ~uint32_t{0};
 
@@ -35,10 +36,20 @@ QUIRE_INLINE size_t compact_tail_bytes(int columns) {
   return (size_t(kCompactTable) + size_t(max_escapes(columns)) * sizeof(Escape) + 63) / 64 * 64;
 }
 
-// Where in a step a value's code is (which half byte: column / 4), and in its half of the low bytes the low byte.
-QUIRE_INLINE int compact_place(int column, int lane) {
-  const int element = lane * 2 + column % 2;
-  return element / 8 * 16 + column / 2 % 2 * 8 + element % 8;
+// What a step holds of a value by the panel's table: its bits, if it is no escape.
+QUIRE_INLINE uint16_t compact_bits(const char* step, const char* table, int column, int lane) {
+  const int half = column / 4 % 2, element = lane * 2 + column % 2;
+  const int place = element / 8 * 16 + column / 2 % 2 * 8 + element % 8;
+  const int code = uint8_t(step[place]) >> (4 * half) & 15;
+  return uint16_t(uint8_t(table[code]) << 8 | uint8_t(step[64 + 64 * half + place]));
+}
+
+// The i-th escape of a panel of so many columns; `tail` is what is behind its steps.
+QUIRE_INLINE Escape compact_escape(const char* tail, int columns, int i) {
+  Escape escape{kNoEscape, 0};
+  if (i < max_escapes(columns))
+    __builtin_memcpy(&escape, tail + kCompactTable + size_t(i) * sizeof(Escape), sizeof(Escape));
+  return escape;
 }
 
 // Writes a panel, step after step.
@@ -55,6 +66,8 @@ class CompactWriter {
 
  private:
   int columns_;
+  char* tail() const { return panel_ + size_t(columns_ / kCompactColumns) * kCompactBytes; }
+
   char *panel_, *to_;
   uint32_t counts_[128] = {};  // of magnitudes of high bytes
   // Magnitudes in the table: [least_, least_ + width_), and zero if that is not 8 of them.
@@ -69,14 +82,12 @@ QUIRE_INLINE void compact_lane(const char* panel, int columns, int lane, Put&& p
   const char* tail = panel + size_t(columns / kCompactColumns) * kCompactBytes;
   for (int k = 0; k < columns; ++k) {
     const char* step = panel + size_t(k / kCompactColumns) * kCompactBytes;
-    const int place = compact_place(k, lane), half = k / 4 % 2;
-    const int code = uint8_t(step[place]) >> (4 * half) & 15;
-    put(k, uint32_t(uint8_t(tail[code])) << 8 | uint8_t(step[64 + 64 * half + place]));
+    put(k, compact_bits(step, tail, k, lane));
   }
   for (int i = 0; i < max_escapes(columns); ++i) {
-    Escape escape;
-    __builtin_memcpy(&escape, tail + kCompactTable + size_t(i) * sizeof(Escape), sizeof(Escape));
-    if (escape.at % 16 == uint32_t(lane) && escape.at / 16 < uint32_t(columns)) put(int(escape.at / 16), escape.bits);
+    const Escape escape = compact_escape(tail, columns, i);
+    if (escape.at % 16 == uint32_t(lane) && escape.at / 16 < uint32_t(columns))
+      put(int(escape.at / 16), uint16_t(escape.bits));
   }
 }
 

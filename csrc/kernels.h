@@ -36,7 +36,7 @@ struct Format {
 //   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] bytes, each 128 more than its value, scale [16] float }
 //   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
 //           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
-//   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] compact steps, CompactPanel: compact.h }
+//   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] steps, table, escapes: compact.h }
 // In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
 struct MatrixView {
   const char* data = nullptr;
@@ -70,11 +70,14 @@ struct MatrixView {
   }
   // Bytes behind a panel's columns.
   QUIRE_INLINE size_t tail_bytes() const {
-    return format.layout == Layout::i8 ? 64 : format.layout == Layout::bf16_12 ? compact_tail_bytes(padded_cols()) : 0;
+    if (format.layout == Layout::i8) return 64;
+    return format.layout == Layout::bf16_12 ? compact_tail_bytes(padded_cols()) : 0;
   }
   QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + tail_bytes(); }
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE size_t nbytes() const { return panel_bytes() * size_t(panels()); }
+  // What is behind the columns of a panel.
+  QUIRE_INLINE const char* tail(int panel) const { return data + panel_bytes() * size_t(panel) + offset(padded_cols()); }
 };
 
 struct LinearArgs {

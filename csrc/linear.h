@@ -131,7 +131,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   const int group = max_of(max_panels(rows), unit);
   alignas(64) float c[max_of(kMaxRows * 2, 16) * 16];
   const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
-  const ptrdiff_t tail = ptrdiff_t(panel_bytes - w.offset(w.padded_cols()));
+  const ptrdiff_t tail = ptrdiff_t(w.tail_bytes());
   MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
   m.group = w.format.group, m.offsets = w.format.offsets;
   if (a.x_sums) m.sums = a.x_sums;
@@ -250,9 +250,10 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   // Neighbouring tasks share a block of weights, which is then read from memory once.
   pool.parallel_for(row_blocks * column_blocks, [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
-    block_product<Dot, Unpacked>(a, packed, tiles, int(int64_t(tiles.count) * rows / row_blocks),
-                              int(int64_t(tiles.count) * (rows + 1) / row_blocks), columns * width,
-                              min_of(w.panels(), (columns + 1) * width), static_cast<float*>(pool.scratch(thread)));
+    const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
+    const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
+    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, columns * width,
+                                 min_of(w.panels(), (columns + 1) * width), static_cast<float*>(pool.scratch(thread)));
   });
 }
 

@@ -7,8 +7,6 @@
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kStepValues = kCompactColumns * 16;
-
 // The columns of a step: [4] pairs of columns [16][2].
 struct alignas(64) ExpandedStep {
   uint16_t pairs[kCompactPairs][32];
@@ -44,12 +42,8 @@ inline void expand(const char* step, const char* table, ExpandedStep& out) {
   }
 #else
   for (int pair = 0; pair < kCompactPairs; ++pair)
-    for (int element = 0; element < 32; ++element) {
-      const int place = compact_place(2 * pair + element % 2, element / 2), half = pair / 2;
-      const int code = uint8_t(step[place]) >> (4 * half) & 15;
-      const uint8_t low = uint8_t(step[64 + 64 * half + place]);
-      out.pairs[pair][element] = uint16_t(uint8_t(table[code]) << 8 | low);
-    }
+    for (int element = 0; element < 32; ++element)
+      out.pairs[pair][element] = compact_bits(step, table, 2 * pair + element % 2, element / 2);
 #endif
 }
 
@@ -58,32 +52,26 @@ class CompactPanel {
  public:
   CompactPanel() = default;
   // `tail`: behind the steps of all `columns`; `step`: the first that is expanded.
-  CompactPanel(const char* tail, int columns, int step)
-      : table_(tail), next_(tail + kCompactTable), end_(next_ + size_t(max_escapes(columns)) * sizeof(Escape)) {
-    while (patched_step() < uint32_t(step)) next_ += sizeof(Escape);
+  CompactPanel(const char* tail, int columns, int step) : tail_(tail), columns_(columns) {
+    while (patched_step() < uint32_t(step)) ++next_;
   }
 
-  const char* table() const { return table_; }
+  const char* table() const { return tail_; }
 
   // The first step that has escapes which were not put yet; huge where none has.
-  uint32_t patched_step() const { return escape().at / kStepValues; }
+  uint32_t patched_step() const { return compact_escape(tail_, columns_, next_).at / kCompactValues; }
 
   // Puts what step `step` has of them.
   void patch(uint32_t step, ExpandedStep& out) {
-    for (; patched_step() == step; next_ += sizeof(Escape)) {
-      const Escape e = escape();
+    for (; patched_step() == step; ++next_) {
+      const Escape e = compact_escape(tail_, columns_, next_);
       out.pairs[e.at / 32 % kCompactPairs][e.at % 16 * 2 + e.at / 16 % 2] = uint16_t(e.bits);
     }
   }
 
  private:
-  Escape escape() const {
-    Escape e{kNoEscape, 0};
-    if (next_ < end_) std::memcpy(&e, next_, sizeof(e));
-    return e;
-  }
-
-  const char *table_ = nullptr, *next_ = nullptr, *end_ = nullptr;
+  const char* tail_ = nullptr;
+  int columns_ = 0, next_ = 0;
 };
 
 }  // namespace quire::QUIRE_ISA

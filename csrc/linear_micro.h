@@ -163,14 +163,27 @@ void micro_groups(const MicroArgs& m) {
     for (int p = 0; p < P; ++p) store(m.c + size_t(r) * m.c_stride + p * 16, load(total[r][p]));
 }
 
-template <class Dot, Prefetch Ahead, int R, int P>
-void micro_plain(const MicroArgs& m) {
-  typename Dot::Sum acc[R][P];
+template <class Dot, int R, int P>
+QUIRE_INLINE void begin_sums(const MicroArgs& m, typename Dot::Sum (&acc)[R][P]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p)
       acc[r][p] = m.accumulate ? Dot::load_sum(m.c + size_t(r) * m.c_stride + p * 16) : Dot::begin(m.sums[r]);
+}
+
+template <class Dot, int R, int P>
+QUIRE_INLINE void store_sums(const MicroArgs& m, const typename Dot::Sum (&acc)[R][P]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) Dot::store_sum(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
+}
+
+template <class Dot, Prefetch Ahead, int R, int P>
+void micro_plain(const MicroArgs& m) {
+  typename Dot::Sum acc[R][P];
+  begin_sums<Dot>(m, acc);
 
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
   const char *b = m.b, *next = m.next;
@@ -198,10 +211,7 @@ void micro_plain(const MicroArgs& m) {
     offset += m.next_block;
   }
 
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) Dot::store_sum(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
+  store_sums<Dot>(m, acc);
 }
 
 // As `micro_plain`, for weights that are expanded a step at a time: on the stack, or in Prefetch::activations to
@@ -222,11 +232,7 @@ void micro_compact(const MicroArgs& m) {
     patched = min_of(patched, panels[p].patched_step());
   }
   typename Dot::Sum acc[R][P];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p)
-      acc[r][p] = m.accumulate ? Dot::load_sum(m.c + size_t(r) * m.c_stride + p * 16) : Dot::begin(0);
+  begin_sums<Dot>(m, acc);
   for (int s = 0; s < m.steps; ++s, ++step, b += kCompactBytes) {
     const ptrdiff_t ahead = kCompactAhead * ptrdiff_t(kCompactBytes) + (s + kCompactAhead < m.steps ? 0 : m.next_block);
     if (Ahead == Prefetch::activations && s < R) fetch_output(m, s);
@@ -257,10 +263,7 @@ void micro_compact(const MicroArgs& m) {
     if constexpr (Ahead == Prefetch::activations)
       for (int p = 0; p < P; ++p) ++to[p];
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) Dot::store_sum(m.c + size_t(r) * m.c_stride + p * 16, acc[r][p]);
+  store_sums<Dot>(m, acc);
 }
 
 template <class Dot, Prefetch Ahead, int R, int P>

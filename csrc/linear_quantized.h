@@ -123,7 +123,7 @@ struct Scaling<DotI8> {
   }
   // The scales [16] behind a panel's columns.
   static const float* scales(const MatrixView& w, int panel) {
-    return reinterpret_cast<const float*>(w.data + w.panel_bytes() * size_t(panel) + w.offset(w.padded_cols()));
+    return reinterpret_cast<const float*>(w.tail(panel));
   }
 };
 

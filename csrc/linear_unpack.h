@@ -12,8 +12,7 @@ namespace quire::QUIRE_ISA {
 
 // The table and escapes of a panel in 12 bits, from column k on.
 inline CompactPanel compact_panel(const MatrixView& w, int panel, int k) {
-  const char* tail = w.data + w.panel_bytes() * size_t(panel) + w.offset(w.padded_cols());
-  return {tail, w.padded_cols(), k / kCompactColumns};
+  return {w.tail(panel), w.padded_cols(), k / kCompactColumns};
 }
 
 // What becomes of a block of K of some panels before many tiles of rows are multiplied with it: columns

@@ -84,46 +84,50 @@ struct Row {
   ElementType type;
 };
 
+struct alignas(64) Bf16Block {
+  uint16_t lanes[kPanel][kBlock];
+};
+
+// Columns [k, k + most) of all rows, zero from `cols` on; returns how many there are.
+int read_block(const Row (&rows)[kPanel], int cols, int k, int most, Bf16Block& block) {
+  const int n = std::min(most, cols - k);
+  for (int lane = 0; lane < kPanel; ++lane) {
+    uint16_t* to = block.lanes[lane];
+    if (n < most || !rows[lane].data) std::memset(to, 0, sizeof(block.lanes[lane]));
+    if (rows[lane].data) read_bf16(rows[lane].data, size_t(k), n, rows[lane].type, to);
+  }
+  return n;
+}
+
 void pack_panel_bf16(const Row (&rows)[kPanel], int cols, uint32_t* out) {
-  alignas(64) uint16_t block[kPanel][kBlock];
+  Bf16Block block;
   for (int k = 0; k < cols; k += kBlock) {
-    const int n = std::min(kBlock, cols - k), pairs = (n + 1) / 2;
-    for (int lane = 0; lane < kPanel; ++lane) {
-      if (n < kBlock || !rows[lane].data) std::memset(block[lane], 0, sizeof(block[lane]));
-      if (rows[lane].data) read_bf16(rows[lane].data, size_t(k), n, rows[lane].type, block[lane]);
-    }
+    const int pairs = (read_block(rows, cols, k, kBlock, block) + 1) / 2;
     for (int pair = 0; pair < pairs; ++pair)
       for (int lane = 0; lane < kPanel; ++lane)
-        std::memcpy(out + (k / 2 + pair) * kPanel + lane, &block[lane][2 * pair], 4);
+        std::memcpy(out + (k / 2 + pair) * kPanel + lane, &block.lanes[lane][2 * pair], 4);
   }
 }
 
 // False where there are more escapes than a panel may have.
 bool pack_panel_compact(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
-  alignas(64) uint16_t block[kPanel][kBlock];
+  Bf16Block block;
   const int padded = view.padded_cols();
-  auto read = [&](int k, int most) {
-    const int n = std::min(most, view.cols - k);
-    for (int lane = 0; lane < kPanel; ++lane) {
-      if (n < most || !rows[lane].data) std::memset(block[lane], 0, sizeof(block[lane]));
-      if (rows[lane].data) read_bf16(rows[lane].data, size_t(k), n, rows[lane].type, block[lane]);
-    }
-  };
   // A sample's table is good enough for most panels; one that has many escapes gets the table of all its values.
   auto write = [&](int apart, int most_escapes) {
     CompactWriter writer(padded, out);
     for (int k = 0; k < view.cols; k += apart) {
-      read(k, kCompactColumns);
-      for (const auto& lane : block) writer.sample(lane);
+      read_block(rows, view.cols, k, kCompactColumns, block);
+      for (const auto& lane : block.lanes) writer.sample(lane);
     }
     writer.choose_table();
     for (int k = 0; k < padded; k += kBlock) {
-      read(k, kBlock);
+      read_block(rows, view.cols, k, kBlock, block);
       for (int first = 0; first < std::min(kBlock, padded - k); first += kCompactColumns) {
         uint32_t pairs[kCompactPairs][kPanel];
         for (int lane = 0; lane < kPanel; ++lane)
           for (int pair = 0; pair < kCompactPairs; ++pair)
-            std::memcpy(&pairs[pair][lane], &block[lane][first + 2 * pair], 4);
+            std::memcpy(&pairs[pair][lane], &block.lanes[lane][first + 2 * pair], 4);
         writer.step(pairs);
       }
     }
@@ -234,8 +238,8 @@ void unpack_lane(const char* panel, const MatrixView& view, int lane, float* out
       }
       return;
     case Layout::bf16_12:
-      compact_lane(panel, view.padded_cols(), lane, [&](int k, uint32_t bits) {
-        if (k < view.cols) out[k] = from_bits(bits << 16);
+      compact_lane(panel, view.padded_cols(), lane, [&](int k, uint16_t bits) {
+        if (k < view.cols) out[k] = from_bits(uint32_t{bits} << 16);
       });
   }
 }

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -44,7 +45,7 @@ using FormatTuple = std::tuple<std::string, int, bool, bool>;
 constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_12"};
 
 Format to_format(const FormatTuple& t) {
-  for (int i = 0; i < 5; ++i)
+  for (int i = 0; i < int(std::size(kLayouts)); ++i)
     if (std::get<0>(t) == kLayouts[i]) return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
   throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
 }

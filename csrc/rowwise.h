@@ -74,13 +74,13 @@ inline void embed(const EmbedArgs& a, ThreadPool& pool) {
         const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel) + lane * 2;
         for (int k = 0; k < w.cols; ++k) y[k] = bf16_to_float(pairs[(k / 2) * 32 + k % 2]) * a.scale;
       } else if (w.format.layout == Layout::bf16_12) {
-        compact_lane(panel, w.padded_cols(), lane, [&](int k, uint32_t bits) {
-          if (k < w.cols) y[k] = bf16_to_float(uint16_t(bits)) * a.scale;
+        compact_lane(panel, w.padded_cols(), lane, [&](int k, uint16_t bits) {
+          if (k < w.cols) y[k] = bf16_to_float(bits) * a.scale;
         });
       } else if (w.format.layout == Layout::i8) {
         const uint8_t* bytes = reinterpret_cast<const uint8_t*>(panel) + lane * 4;
         float scale;
-        std::memcpy(&scale, panel + w.offset(w.padded_cols()) + lane * 4, 4);
+        std::memcpy(&scale, w.tail(row / 16) + lane * 4, 4);
         for (int k = 0; k < w.cols; ++k) y[k] = float(bytes[(k / 4) * 64 + k % 4] - 128) * scale * a.scale;
       } else {
         const float* values = reinterpret_cast<const float*>(panel) + lane;

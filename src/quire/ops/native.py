@@ -188,12 +188,6 @@ def _pack_groups(parts: Sequence[Array], gated: bool) -> Array:
 Format = tuple[str, int, bool, bool]  # csrc/kernels.h: layout, group, offsets, int8_rows
 
 
-def _format(dtype: WeightType, compact: bool) -> Format:
-    if isinstance(dtype, Quantized):
-        return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, dtype.int8_rows
-    return "bfloat16_12" if compact and dtype == "bfloat16" else dtype, 0, False, False
-
-
 def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
     """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
     try:
@@ -422,12 +416,17 @@ class NativeBackend:
             rows, columns = _shape_of(parts)
             data = _pack_groups(parts, gated)
             with _engine_errors():
-                packed = _native.packed(rows, columns, _format(dtype, self.compact), gated, data)
+                packed = _native.packed(rows, columns, self._format(dtype), gated, data)
             return NativeMatrix(packed, self.pool)
         sources = [_source(part) for part in parts]
         with _engine_errors():
-            packed = _native.pack(sources, _format(dtype, self.compact), gated, self.pool)
+            packed = _native.pack(sources, self._format(dtype), gated, self.pool)
         return NativeMatrix(packed, self.pool)
+
+    def _format(self, dtype: WeightType) -> Format:
+        if isinstance(dtype, Quantized):
+            return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, dtype.int8_rows
+        return "bfloat16_12" if self.compact and dtype == "bfloat16" else dtype, 0, False, False
 
     def outline(self) -> OutlineBackend:
         """The same backend for planning: its weights have a shape and no values, and take no memory."""
@@ -463,9 +462,7 @@ class OutlineBackend(NativeBackend):
     def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
         rows, columns = _shape_of(parts)
         with _engine_errors():
-            return NativeMatrix(
-                _native.outline(rows, columns, _format(dtype, self.compact), gated), self.pool
-            )
+            return NativeMatrix(_native.outline(rows, columns, self._format(dtype), gated), self.pool)
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         return NativeMatrix(_native.outline(*_shape(about)), self.pool)
