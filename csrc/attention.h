@@ -19,7 +19,7 @@ namespace quire::QUIRE_ISA {
 
 constexpr int kSegment = 1024;
 constexpr int kSplitTasks = 8;  // per thread: segments in flight where there are few jobs
-constexpr double kSmallStep = 100e3;  // multiply-adds under which waking threads costs more than it saves
+constexpr double kSmallStep = 30e3;  // multiply-adds under which waking threads costs more than it saves
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 

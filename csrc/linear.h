@@ -44,21 +44,18 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int 
 }
 
 inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, uint32_t* out) {
-  for (int r = 0; r < rows; ++r) {
-    const float* row = x + size_t(r) * x_stride;
-    alignas(64) uint16_t halves[32];
-    int k = 0;
-    for (; k + 32 <= cols; k += 32) {
-      store_bf16(halves, load(row + k));
-      store_bf16(halves + 16, load(row + k + 16));
-      for (int i = 0; i < 16; ++i) std::memcpy(out + (k / 2 + i) * rows + r, halves + 2 * i, 4);
+  constexpr int most = 32;  // columns at a time
+  alignas(64) uint32_t pairs[kMaxRows][most / 2];
+  for (int k = 0; k < padded; k += most) {
+    const int first = min_of(16, max_of(cols - k, 0)), second = min_of(16, max_of(cols - k - 16, 0));
+    for (int r = 0; r < rows; ++r) {
+      const float* row = x + size_t(r) * x_stride + k;
+      uint16_t* to = reinterpret_cast<uint16_t*>(pairs[r]);
+      store_bf16(to, load_first(row, first));
+      store_bf16(to + 16, load_first(row + 16, second));
     }
-    for (; k < cols; k += 2) {
-      const uint32_t low = float_to_bf16(row[k]), high = k + 1 < cols ? float_to_bf16(row[k + 1]) : 0;
-      out[(k / 2) * rows + r] = low | (high << 16);
-    }
+    transpose(pairs[0], most / 2, rows, min_of(most, padded - k) / 2, out + k / 2 * rows, size_t(rows));
   }
-  for (int i = (cols + 1) / 2 * rows; i < padded / 2 * rows; ++i) out[i] = 0;
 }
 
 // Where a tile's block of K lies in the packed activations: blocks of K, in each the tiles one after the other.
@@ -148,7 +145,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
       if constexpr (Dot::kLoop == Loop::compact) {
         for (int p = 0; p < max_panels(rows); ++p) {
           compact[p] = compact_panel(w, panel + done + min_of(p, width - 1), 0);
-          __builtin_prefetch(compact[p].table() + panel_bytes * size_t(width), 0, 3);
+          __builtin_prefetch(compact[p].at() + panel_bytes * size_t(width), 0, 3);
         }
         m.compact = compact;
       }

@@ -7,14 +7,14 @@
 
 namespace quire::QUIRE_ISA {
 
-// acc[r][p] += a[r] * w[p]. (A multiply-add that broadcasts its own operand from memory has half the rate.)
-template <int R, int P>
-inline void add_products(const float* a, const V (&w)[P], V (&acc)[R][P]) {
+// acc[r][first + n] += a[r] * w[n]. (A multiply-add that broadcasts its own operand from memory has half the rate.)
+template <int R, int N, int P>
+inline void add_products(const float* a, const V (&w)[N], V (&acc)[R][P], int first = 0) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const V x = set1(a[r]);
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) acc[r][p] = fma(x, w[p], acc[r][p]);
+    for (int n = 0; n < N; ++n) acc[r][first + n] = fma(x, w[n], acc[r][first + n]);
   }
 }
 
@@ -55,28 +55,41 @@ struct DotF32 : FloatSums {
   }
 };
 
-// bfloat16 weights widened to float32 in registers; activations stay float32.
-struct DotWide : FloatSums {
-  using A = float;
-  static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 2;
+// bfloat16 weights, two columns of K in each lane: `Dot::add` multiplies panels from `first` on.
+template <class Dot, class Element>
+struct PairSteps : FloatSums {
+  using A = Element;
+  static constexpr int kStepK = 2, kStepBytes = 64;
 
   template <int R, int P>
   static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-    V w[P];
+    I pairs[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = pair_first(reinterpret_cast<const uint16_t*>(b[p]));
-    add_products(a, w, acc);
+    for (int p = 0; p < P; ++p) pairs[p] = iload(b[p]);
+    Dot::add(a, pairs, acc, 0);
+  }
+};
+
+// bfloat16 weights widened to float32 in registers; activations stay float32.
+struct DotWide : PairSteps<DotWide, float> {
+  static constexpr int kStepA = 2;
+
+  template <int R, int N, int P>
+  static inline void add(const A* a, const I (&pairs)[N], V (&acc)[R][P], int first) {
+    V w[N];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = pair_second(reinterpret_cast<const uint16_t*>(b[p]));
-    add_products(a + R, w, acc);
+    for (int n = 0; n < N; ++n) w[n] = pair_first(pairs[n]);
+    add_products(a, w, acc, first);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) w[n] = pair_second(pairs[n]);
+    add_products(a + R, w, acc, first);
   }
 };
 
 #if defined(QUIRE_BF16_DOT)
 // bfloat16 weights times activations rounded to bfloat16, two columns of K an instruction.
-struct DotPairs : FloatSums {
-  using A = uint32_t;
-  static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 1;
+struct DotPairs : PairSteps<DotPairs, uint32_t> {
+  static constexpr int kStepA = 1;
 
   static inline V dot(V acc, __m512i x, __m512i w) {
 #if defined(QUIRE_BF16_DOT_EMULATED)
@@ -89,16 +102,13 @@ struct DotPairs : FloatSums {
 #endif
   }
 
-  template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
-    __m512i w[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) w[p] = _mm512_loadu_si512(b[p]);
+  template <int R, int N, int P>
+  static inline void add(const A* a, const I (&pairs)[N], V (&acc)[R][P], int first) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512i x = _mm512_set1_epi32(int(a[r]));
+      const I x = iset1(int32_t(a[r]));
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
+      for (int n = 0; n < N; ++n) acc[r][first + n] = dot(acc[r][first + n], x.r, pairs[n].r);
     }
   }
 };

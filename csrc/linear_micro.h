@@ -50,6 +50,13 @@ struct BlockTile<DotI8> {
 };
 #endif
 
+// With so many rows, at most, what weights in 12 bits are expanded to stays in registers.
+#if defined(QUIRE_AVX512)
+constexpr int kFewRows = 4;
+#else
+constexpr int kFewRows = 3;
+#endif
+
 // With more rows than this a loop always makes as many panels as there are registers for.
 constexpr int kExactRows = 6;
 
@@ -214,8 +221,49 @@ void micro_plain(const MicroArgs& m) {
   store_sums<Dot>(m, acc);
 }
 
-// As `micro_plain`, for weights that are expanded a step at a time: on the stack, or in Prefetch::activations to
-// `m.expanded`, where the tiles that follow find them.
+// As `micro_plain`, for weights that are expanded a step at a time, one panel after the other, while they are in
+// registers.
+template <class Dot, int R, int P>
+void micro_compact_few(const MicroArgs& m) {
+  using Pairs = typename Dot::Pairs;
+  const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
+  const char* b = m.b;
+  const size_t panel_bytes = m.panel_bytes;
+  CompactPanel panels[P];
+  StepTable tables[P];
+  uint32_t step = m.first_step, patched = kNoEscape;
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    panels[p] = m.compact[p];
+    tables[p] = panels[p].table();
+    patched = min_of(patched, panels[p].patched_step());
+  }
+  typename Dot::Sum acc[R][P];
+  begin_sums<Dot>(m, acc);
+  for (int s = 0; s < m.steps; ++s, ++step, b += kCompactBytes, a += R * Dot::kStepA) {
+    const ptrdiff_t ahead = kCompactAhead * ptrdiff_t(kCompactBytes) + (s + kCompactAhead < m.steps ? 0 : m.next_block);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const char* from = b + size_t(p) * panel_bytes;
+      for (size_t line = 0; line < kCompactBytes; line += 64) __builtin_prefetch(from + ahead + line, 0, 3);
+      StepPairs expanded = expand(from, tables[p]);
+      if (step == patched) [[unlikely]] expanded = panels[p].patched(step, expanded);
+#pragma GCC unroll 4
+      for (int pair = 0; pair < kCompactPairs; ++pair) {
+        const I pairs[1] = {expanded.pairs[pair]};
+        Pairs::add(a + pair * R * Pairs::kStepA, pairs, acc, p);
+      }
+    }
+    if (step == patched) [[unlikely]] {
+      patched = kNoEscape;
+      for (int p = 0; p < P; ++p) patched = min_of(patched, panels[p].patched_step());
+    }
+  }
+  store_sums<Dot>(m, acc);
+}
+
+// As `micro_plain`, for weights that are expanded to memory a step at a time: on the stack, or in
+// Prefetch::activations to `m.expanded`, where the tiles that follow find them.
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro_compact(const MicroArgs& m) {
   using Pairs = typename Dot::Pairs;
@@ -242,7 +290,7 @@ void micro_compact(const MicroArgs& m) {
       for (size_t line = 0; line < kCompactBytes; line += 64)
         if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(from + ahead + line, 0, 3);
         else if (p == 0) fetch_meanwhile(next);
-      expand(from, panels[p].table(), *to[p]);
+      store(*to[p], expand(from, panels[p].table()));
     }
     if (step == patched) {
       patched = kNoEscape;
@@ -251,8 +299,8 @@ void micro_compact(const MicroArgs& m) {
         patched = min_of(patched, panels[p].patched_step());
       }
     }
-    // Sums need the registers: with more than one row pairs come from memory.
-    if constexpr (R > 1) __asm__ volatile("" : : "r"(to) : "memory");
+    // Sums need the registers: pairs come from memory.
+    __asm__ volatile("" : : "r"(to) : "memory");
     for (int pair = 0; pair < kCompactPairs; ++pair) {
       const char* pairs[P];
 #pragma GCC unroll 8
@@ -268,7 +316,9 @@ void micro_compact(const MicroArgs& m) {
 
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro(const MicroArgs& m) {
-  if constexpr (Dot::kLoop == Loop::compact) micro_compact<Dot, Ahead, R, P>(m);
+  constexpr bool compact = Dot::kLoop == Loop::compact;
+  if constexpr (compact && Ahead == Prefetch::weights && R <= kFewRows) micro_compact_few<Dot, R, P>(m);
+  else if constexpr (compact) micro_compact<Dot, Ahead, R, P>(m);
   else if constexpr (Dot::kLoop == Loop::groups) micro_groups<Dot, Ahead, R, P>(m);
   else micro_plain<Dot, Ahead, R, P>(m);
 }

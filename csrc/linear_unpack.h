@@ -34,10 +34,10 @@ struct Widened {
       widen(w.data + w.panel_bytes() * size_t(panel + p) + w.offset(k), columns / 2, reinterpret_cast<float*>(out));
   }
   static void widen(const char* packed, int pairs, float* out) {
-    const uint16_t* from = reinterpret_cast<const uint16_t*>(packed);
     for (int i = 0; i < pairs; ++i) {
-      store(out + i * 32, pair_first(from + i * 32));
-      store(out + i * 32 + 16, pair_second(from + i * 32));
+      const I both = iload(packed + i * 64);
+      store(out + i * 32, pair_first(both));
+      store(out + i * 32 + 16, pair_second(both));
     }
   }
 };
@@ -51,7 +51,7 @@ struct ExpandedWide {
       CompactPanel from = compact_panel(w, p, k);
       for (int i = k; i < k + columns; i += kCompactColumns, out += kCompactColumns * kColumnBytes) {
         ExpandedStep step;
-        expand(at + w.offset(i), from.table(), step);
+        store(step, expand(at + w.offset(i), from.table()));
         from.patch(uint32_t(i / kCompactColumns), step);
         Widened::widen(reinterpret_cast<const char*>(step.pairs), kCompactPairs, reinterpret_cast<float*>(out));
       }

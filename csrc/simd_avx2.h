@@ -38,17 +38,6 @@ inline void store_bf16(uint16_t* p, V v) {
   const __m256i packed = _mm256_packus_epi32(bf16_bits(v.a), bf16_bits(v.b));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
-// 16 pairs of bfloat16 (32 values): the first, or the second, of each pair.
-inline __m256i load_bits(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline V pair_first(const uint16_t* p) {
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(load_bits(p), 16)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(load_bits(p + 16), 16))};
-}
-inline V pair_second(const uint16_t* p) {
-  const __m256i high = _mm256_set1_epi32(int(0xffff0000u));
-  return {_mm256_castsi256_ps(_mm256_and_si256(load_bits(p), high)),
-          _mm256_castsi256_ps(_mm256_and_si256(load_bits(p + 16), high))};
-}
 
 inline V operator+(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline V operator-(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }

@@ -33,11 +33,6 @@ inline __m512i bf16_bits(V v) {
 inline void store_bf16(uint16_t* p, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(v)));
 }
-// 16 pairs of bfloat16 (32 values): the first, or the second, of each pair.
-inline V pair_first(const uint16_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
-inline V pair_second(const uint16_t* p) {
-  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000u))))};
-}
 
 inline V operator+(V a, V b) { return {_mm512_add_ps(a.r, b.r)}; }
 inline V operator-(V a, V b) { return {_mm512_sub_ps(a.r, b.r)}; }

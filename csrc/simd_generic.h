@@ -48,17 +48,6 @@ inline void store_bf16(uint16_t* p, V v) {
                                            : uint16_t((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
   }
 }
-// 16 pairs of bfloat16 (32 values): the first, or the second, of each pair.
-inline V pair_first(const uint16_t* p) {
-  Bits b;
-  std::memcpy(&b, p, sizeof(b));
-  return from_bits(b << 16);
-}
-inline V pair_second(const uint16_t* p) {
-  Bits b;
-  std::memcpy(&b, p, sizeof(b));
-  return from_bits(b & 0xffff0000u);
-}
 
 inline V operator+(V a, V b) { return {a.r + b.r}; }
 inline V operator-(V a, V b) { return {a.r - b.r}; }

@@ -22,6 +22,9 @@ inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
 inline I operator^(I a, I b) { return {_mm512_xor_si512(a.r, b.r)}; }
 inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
 inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
+// Of a pair of bfloat16 in each lane: the first, and the second.
+inline V pair_first(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.r, 16))}; }
+inline V pair_second(I a) { return {_mm512_castsi512_ps((a & iset1(int32_t(0xffff0000u))).r)}; }
 // Byte `j` of each integer, as a signed number.
 template <int j>
 inline V signed_byte(I a) {
@@ -76,6 +79,13 @@ inline I shift_right(I x, int bits) {
   return {_mm256_srl_epi32(x.a, n), _mm256_srl_epi32(x.b, n)};
 }
 inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline V pair_first(I x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
+}
+inline V pair_second(I x) {
+  const I high = x & iset1(int32_t(0xffff0000u));
+  return {_mm256_castsi256_ps(high.a), _mm256_castsi256_ps(high.b)};
+}
 template <int j>
 inline V signed_byte(I x) {
   auto byte = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * j), 24)); };
@@ -127,6 +137,16 @@ inline V to_float(I x) {
   alignas(64) float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = float(x.v[i]);
   return load(lanes);
+}
+inline V pair_first(I x) {
+  Bits b;
+  std::memcpy(&b, x.v, sizeof(b));
+  return from_bits(b << 16);
+}
+inline V pair_second(I x) {
+  Bits b;
+  std::memcpy(&b, x.v, sizeof(b));
+  return from_bits(b & 0xffff0000u);
 }
 template <int j>
 inline V signed_byte(I x) {

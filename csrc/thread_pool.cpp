@@ -13,12 +13,15 @@ namespace quire {
 
 namespace {
 
-// About 50 us of pauses on x86 (a pause is 40-140 cycles), far longer than the serial gaps between ops.
-constexpr int kSpinsBeforeSleep = 2000;
-// A join longer than this waits for a thread that lost its core: give ours away instead of burning it.
+// Some 15 us of pauses on x86 (a pause is 40-140 cycles), longer than the serial gaps between ops. A thread that has to
+// wait longer, for a step's end or for a thread that lost its core, yields its own to whoever wants it.
 constexpr int kSpinsBeforeYield = 1000;
+// Then a millisecond or two: the next step comes sooner than a sleeping thread would wake.
+constexpr int kYieldsBeforeSleep = 2000;
 
-inline void pause() {
+// Waits a moment, for the `spin`th time.
+inline void wait_a_moment(int spin) {
+  if (spin >= kSpinsBeforeYield) return std::this_thread::yield();
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -63,8 +66,8 @@ struct ThreadPool::State {
     uint32_t seen = 0;
     for (;;) {
       uint32_t now = epoch.load(std::memory_order_acquire);
-      for (int spin = 0; now == seen && spin < kSpinsBeforeSleep; ++spin) {
-        pause();
+      for (int spin = 0; now == seen && spin < kSpinsBeforeYield + kYieldsBeforeSleep; ++spin) {
+        wait_a_moment(spin);
         now = epoch.load(std::memory_order_acquire);
       }
       if (now == seen) {
@@ -122,10 +125,8 @@ void ThreadPool::run(int num_tasks, Task fn, void* ctx) {
   s.epoch.store(job, std::memory_order_seq_cst);
   if (s.sleepers.load(std::memory_order_seq_cst) > 0) s.epoch.notify_all();
   s.work(job, 0);
-  for (int spin = 0; s.finished.load(std::memory_order_acquire) != num_tasks; ++spin) {
-    if (spin < kSpinsBeforeYield) pause();
-    else std::this_thread::yield();
-  }
+  for (int spin = 0; s.finished.load(std::memory_order_acquire) != num_tasks; spin += spin < kSpinsBeforeYield)
+    wait_a_moment(spin);
 }
 
 }  // namespace quire
