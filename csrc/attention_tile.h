@@ -109,13 +109,22 @@ inline const P* of_head(const TileKV<T>& kv, const P* p, int head) {
   return reinterpret_cast<const P*>(reinterpret_cast<const T*>(p) + size_t(head) * kv.head_stride);
 }
 
-// What is met after the keys, or the values, of a head: the next head's, `stride` elements apart, or what comes last.
+// So many bytes of keys, or values, are met while others come from memory: small heads need more than one.
+constexpr size_t kAheadBytes = size_t{8} << 10;
+
+// What is met some heads after the keys, or the values, of a head: a later head's, `stride` elements apart, or those of
+// a head of what comes after the last one.
 template <class T>
-inline Ahead after_head(const TileKV<T>& kv, const T* const (&own)[kTileVectors], size_t stride, int head,
+inline Ahead after_head(const TileKV<T>& kv, const T* const (&own)[kTileVectors], size_t stride, int head_dim, int head,
                         const Ahead& last) {
-  if (head + 1 == kv.heads) return last;
-  Ahead result;
-  for (int v = 0; v < kTileVectors; ++v) result.at[v] = own[v] ? bytes(of_head(kv, own[v], head + 1)) : nullptr;
+  const size_t head_bytes = size_t(kTile) * size_t(head_dim) * sizeof(T);
+  const int later = head + int((kAheadBytes + head_bytes - 1) / head_bytes), over = later - kv.heads;
+  Ahead result = last;
+  if (over >= 0) {
+    for (const char*& at : result.at) at += size_t(min_of(over, kv.heads - 1)) * kv.head_stride * sizeof(T);
+    return result;
+  }
+  for (int v = 0; v < kTileVectors; ++v) result.at[v] = own[v] ? bytes(of_head(kv, own[v], later)) : nullptr;
   result.stride = stride * sizeof(T);
   return result;
 }
@@ -275,7 +284,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   for (int head = 0; head < kv.heads; ++head) {
     const float* q = rows.q + size_t(rows.at(head, 0)) * size_t(shape.head_dim);
     float* own = scores + head * rows.count * kTile;
-    const Ahead after = after_head(kv, kv.keys, kv.key_stride, head, kv.after_keys);
+    const Ahead after = after_head(kv, kv.keys, kv.key_stride, shape.head_dim, head, kv.after_keys);
     for (int v = 0; v < kTileVectors; v += vectors)
       for_tiles([&](auto n, const RowTile& t) {
         if (t.high < v * kLanes || t.low >= (v + vectors) * kLanes) return;
@@ -300,7 +309,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   for (int head = 0; head < kv.heads; ++head) {
     float* out = rows.values + size_t(rows.at(head, 0)) * size_t(shape.padded);
     float *own = scores + head * rows.count * kTile, *kept = keep + head * rows.count;
-    const Ahead after = after_head(kv, kv.values, kLanes, head, kv.after_values);
+    const Ahead after = after_head(kv, kv.values, kLanes, shape.head_dim, head, kv.after_values);
     if (kv.scaled) scale_rows(own, rows.count, kv, kv.value_scales, head);
     for (int v = 0; v < value_vectors; v += vectors)
       for_tiles([&](auto n, const RowTile& t) {

@@ -77,7 +77,9 @@ struct MatrixView {
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE size_t nbytes() const { return panel_bytes() * size_t(panels()); }
   // What is behind the columns of a panel.
-  QUIRE_INLINE const char* tail(int panel) const { return data + panel_bytes() * size_t(panel) + offset(padded_cols()); }
+  QUIRE_INLINE const char* tail(int panel) const {
+    return data + panel_bytes() * size_t(panel) + offset(padded_cols());
+  }
 };
 
 struct LinearArgs {

@@ -103,10 +103,12 @@ class CompactPanel {
 #if defined(QUIRE_AVX512)
     for (; patched_step() == step; ++next_) {
       const Escape e = compact_escape(tail_, columns_, next_);
-      const __mmask32 one = __mmask32{1} << (e.at % 16 * 2 + e.at / 16 % 2);
+      const __mmask32 element = __mmask32{1} << (e.at % 16 * 2 + e.at / 16 % 2);
 #pragma GCC unroll 4
-      for (uint32_t i = 0; i < kCompactPairs; ++i)
-        pairs.pairs[i] = {_mm512_mask_set1_epi16(pairs.pairs[i].r, e.at / 32 % kCompactPairs == i ? one : 0, short(e.bits))};
+      for (uint32_t i = 0; i < kCompactPairs; ++i) {
+        const __mmask32 here = e.at / 32 % kCompactPairs == i ? element : 0;
+        pairs.pairs[i] = {_mm512_mask_set1_epi16(pairs.pairs[i].r, here, short(e.bits))};
+      }
     }
 #else
     ExpandedStep expanded;

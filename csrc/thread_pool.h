@@ -1,8 +1,8 @@
 // A persistent pool of threads with a low-latency fork and join. Knows nothing about what it runs.
 //
 // Tasks are claimed one by one, so a thread that the system has descheduled holds up nobody: the others do its share.
-// Workers spin for some microseconds after a job (the next op of a plan comes soon), yield for a millisecond or two (the
-// next step comes soon), then sleep: idle burns no CPU.
+// Workers spin for some microseconds after a job (the next op of a plan comes soon), yield for a millisecond or two
+// (the next step comes soon), then sleep: idle burns no CPU.
 #pragma once
 
 #include <atomic>
