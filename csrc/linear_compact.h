@@ -27,7 +27,8 @@ inline void store(ExpandedStep& to, const StepPairs& step) {
 #if defined(QUIRE_AVX512)
 using StepTable = __m512i;
 inline StepTable step_table(const char* table) {
-  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  // With a mask: GCC 12 warns about the plain intrinsic (its bug 105593).
+  return _mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
 }
 #elif defined(QUIRE_AVX2)
 using StepTable = __m256i;

@@ -106,6 +106,9 @@ class Runs:
     def __reduce__(self) -> Any:
         return self.call
 
+    def __repr__(self) -> str:  # the same in every process that collects tests
+        return f"Runs {self.call[0].__name__}"
+
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize(
