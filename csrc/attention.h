@@ -1,4 +1,4 @@
-// Causal paged attention of a ragged step. Knows the KV layout and block tables; knows no plan and no model.
+// Causal paged attention of a ragged step. Knows block tables; knows no plan and no model.
 //
 // Positions are taken in tiles of 64 and segments of 1024, both aligned to absolute position 0. Softmax is online over
 // the tiles of a segment (Milakov and Gimelshein 2018); segments are then merged in order (as in flash-decoding),
@@ -11,17 +11,16 @@
 #include <type_traits>
 
 #include "attention_jobs.h"
+#include "attention_kv.h"
 #include "attention_tile.h"
 #include "kernels.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kSegment = 1024;
+constexpr int kRowsAhead = 8;   // query rows that come into L1 before they are packed
 constexpr int kSplitTasks = 8;  // per thread: segments in flight where there are few jobs
 constexpr double kSmallStep = 30e3;  // multiply-adds under which waking threads costs more than it saves
-
-constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // Query rows after some segments.
 struct Partial {
@@ -34,8 +33,8 @@ struct AttentionSizes {
 
   AttentionSizes(int head_dim, int value_dim, int threads)
       : padded(round_up(size_t(value_dim), kLanes)),
-        tiles(kTile * (round_up(size_t(head_dim), kLanes) + padded)),  // one of keys and one of values, in floats
-        scores(kJobRows * kTile + round_up(kJobRows, kLanes)),         // and what each row keeps
+        tiles(LayerKV::copied_words(size_t(head_dim), padded)),
+        scores(kJobRows * kTile + round_up(kJobRows, kLanes)),  // and what each row keeps
         queries(kJobRows * size_t(head_dim)),
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
         thread(2 * partial + round_up((tiles + scores + 2 * queries) * 4, 64)),
@@ -52,6 +51,9 @@ class Attention {
   Attention(const AttentionArgs& args, const AttentionLimits& limits)
       : a_(args),
         sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
+        kv_(args.kv, args.layer),
+        paired_(args.kv.type == KVType::bf16 && Steps<uint16_t>::kColumns == 2),
+        query_words_(paired_ ? query_words<uint16_t>(args.kv.head_dim) : args.kv.head_dim),
         jobs_(args, limits.threads, args.workspace),
         thread_memory_(static_cast<char*>(args.workspace) + round_up(AttentionJobs::bytes(limits), 64)),
         split_memory_(thread_memory_ + size_t(limits.threads) * sizes_.thread) {}
@@ -85,29 +87,6 @@ class Attention {
   void finish_slot(const AttentionJob& j, int slot) const { finish(j, split_partial(slot)); }
 
  private:
-  // Positions from..to-1 of the tile that begins at `at`.
-  struct TileRange {
-    int at, from, to;
-
-    bool touches(int vector) const {
-      const int begin = at + vector * kLanes;
-      return begin < to && from < begin + kLanes;
-    }
-  };
-
-  // Positions low..high-1 of a sequence's kv heads from `head` on.
-  struct Walk {
-    const int32_t* table;
-    int head, heads, low, high;
-
-    int first() const { return low / kTile; }
-    int tiles() const { return (high - 1) / kTile + 1 - first(); }
-    TileRange range(int tile) const {
-      const int at = (first() + tile) * kTile;
-      return {at, max_of(low, at), min_of(high, at + kTile)};
-    }
-  };
-
   Partial partial_at(char* p) const {
     return {reinterpret_cast<RowState*>(p), reinterpret_cast<float*>(p + kJobRows * sizeof(RowState))};
   }
@@ -125,30 +104,39 @@ class Attention {
   // Rows of q times scale: those of each part by themselves, and those of several parts together.
   void load_queries(const AttentionJob& j, int thread) const {
     const RowTiles joint(j.rows);
-    const size_t H = size_t(a_.kv.head_dim);
+    const size_t words = size_t(query_words_);
     for (int h = 0; h < j.heads; ++h)
       jobs_.for_parts(j, [&](const RowPart& p) {
-        float *part = part_queries(thread) + size_t(h * j.rows + p.at) * H, *scratch = thread_tiles(thread);
+        float *part = part_queries(thread) + size_t(h * j.rows + p.at) * words, *scratch = thread_tiles(thread);
         pack_queries(p, j.head + h, RowTiles(p.rows), 0, part, scratch);
         if (j.members > 1)
-          pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * H, scratch);
+          pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * words, scratch);
       });
   }
 
-  // A part's rows as rows `at`.. of tiles, packed [H][rows] by tile. `scratch` has room for a tile.
+  // A part's rows as rows `at`.. of tiles, packed [words][rows] by tile. `scratch` has room for a tile.
   void pack_queries(const RowPart& p, int kv_head, const RowTiles& tiles, int at, float* packed, float* scratch) const {
-    const size_t H = size_t(a_.kv.head_dim);
+    const int H = a_.kv.head_dim, words = query_words_;
+    const size_t stride = round_up(size_t(H), kLanes);
+    auto row = [&](int i) {
+      const int token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
+      return a_.q + size_t(token) * a_.q_stride + size_t(head) * size_t(H);
+    };
     for (int t = 0, i = 0; t < tiles.count && i < p.rows; ++t) {
       const int begin = tiles.begin(t), end = tiles.begin(t + 1), first = at + i - begin;
       int count = 0;
       for (; i < p.rows && at + i < end; ++i, ++count) {
-        const int token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
-        const float* from = a_.q + size_t(token) * a_.q_stride + size_t(head) * H;
-        float* to = scratch + size_t(count) * H;
-        for (size_t h = 0; h < H; ++h) to[h] = from[h] * a_.scale;
+        const float *from = row(i), *later = row(min_of(i + kRowsAhead, p.rows - 1));
+        float* to = scratch + size_t(count) * stride;
+        for (int h = 0; h < H; h += kLanes) {
+          __builtin_prefetch(later + h);
+          const V v = load_first(from + h, min_of(kLanes, H - h)) * set1(a_.scale);
+          if (paired_) Steps<uint16_t>::store_left(to, h, v);
+          else store(to + h, v);
+        }
       }
       if (count > 0)
-        transpose(scratch, H, count, int(H), packed + size_t(begin) * H + size_t(first), size_t(end - begin));
+        transpose(scratch, stride, count, words, packed + begin * words + first, size_t(end - begin));
     }
   }
 
@@ -170,7 +158,7 @@ class Attention {
 
   // `count` rows of each of the job's heads, from row `at` on.
   HeadRows rows_of(const AttentionJob& j, Partial out, const float* queries, int at, int count) const {
-    return {queries + size_t(at) * size_t(a_.kv.head_dim), out.rows + at, out.values + size_t(at) * sizes_.padded,
+    return {queries + size_t(at) * size_t(query_words_), out.rows + at, out.values + size_t(at) * sizes_.padded,
             count, j.rows};
   }
 
@@ -192,25 +180,23 @@ class Attention {
   // Adds positions low..high-1 of a sequence to rows, as far as they are seen.
   void walk(const AttentionJob& j, int seq, const HeadRows& rows, int low, int high, int thread) const {
     if (low >= high) return;
-    const KVView& kv = a_.kv;
-    const bool whole_vectors = kv.block_size % kLanes == 0 && kv.head_dim % kLanes == 0 && !kv.shared_values;
-    // Many rows: widen small types once per tile instead of once per few rows.
-    const bool few = whole_vectors && rows.count <= kDirectRows;
+    // Many rows: widen small types, or pair them, once per tile instead of once per few rows.
+    const bool whole = kv_.whole_vectors(), few = whole && rows.count <= kDirectRows;
     const Walk w{a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, low, high};
-    if (kv.type == KVType::f32) walk_as<float>(w, rows, whole_vectors, thread);
-    else if (kv.type == KVType::bf16) walk_as<uint16_t>(w, rows, few, thread);
+    if (a_.kv.type == KVType::f32) walk_as<float>(w, rows, whole, thread);
+    else if (a_.kv.type == KVType::bf16) walk_as<uint16_t>(w, rows, few, thread);
     else walk_as<int8_t>(w, rows, few, thread);
   }
 
   // Tiles where they lie in the cache, all heads of a tile before the next, as their blocks lie side by side; or copied
-  // to floats first, head by head.
+  // first, head by head.
   template <class T>
   void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread) const {
     if (!in_place) return walk_copies<T>(w, rows, thread);
-    TileKV<T> own = direct<T>(w, w.range(0)), next;
+    TileKV<T> own = kv_.direct<T>(w, w.range(0)), next;
     for (int tile = 0; tile < w.tiles(); ++tile, own = next) {
-      next = tile + 1 < w.tiles() ? direct<T>(w, w.range(tile + 1)) : own;
-      own.after_keys = ahead(own.values, own.values, kLanes * sizeof(T));
+      next = tile + 1 < w.tiles() ? kv_.direct<T>(w, w.range(tile + 1)) : own;
+      own.after_keys = ahead(own.values, own.values, kValueStep<T> * sizeof(T));
       own.after_values = ahead(next.keys, own.values, next.key_stride * sizeof(T));
       attend(rows, w.range(tile).at, own, thread);
     }
@@ -223,17 +209,17 @@ class Attention {
       for (int head = 0; head < w.heads; ++head) {
         const TileRange range = w.range(tile);
         const size_t at = size_t(rows.at(head, 0));
-        const HeadRows own{rows.q + at * size_t(a_.kv.head_dim), rows.states + at, rows.values + at * sizes_.padded,
+        const HeadRows own{rows.q + at * size_t(query_words_), rows.states + at, rows.values + at * sizes_.padded,
                            rows.count, 0};
-        TileKV<float> copies = copied<T>(w.table, w.head + head, range, thread_tiles(thread));
-        // While one head's are met, the next one's come into L2, or those of the next tile.
+        auto copies = kv_.copied<T>(w.table, w.head + head, range, thread_tiles(thread));
+        // While one head's are met, the next one's come into L1, or those of the next tile.
         const bool wraps = head + 1 == w.heads;
         const Walk later{w.table, wraps ? w.head : w.head + head + 1, 1, w.low, w.high};
-        const TileKV<T> next = direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
+        const TileKV<T> next = kv_.direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
-        copies.after_values = ahead(next.values, copies.values, kLanes * sizeof(T));
+        copies.after_values = ahead(next.values, copies.values, kValueStep<T> * sizeof(T));
         if (std::is_same_v<T, int8_t>) {
-          load_scales(w.table, w.head + head, range, scales);
+          kv_.load_scales(w.table, w.head + head, range, scales);
           copies.scaled = true;
           for (int v = 0; v < kTileVectors; ++v)
             copies.key_scales[v] = scales.keys + v * kLanes, copies.value_scales[v] = scales.values + v * kLanes;
@@ -267,114 +253,6 @@ class Attention {
     }
     const TileShape shape{a_.kv.head_dim, int(sizes_.padded), at, a_.cap};
     attend_tile(shape, rows, kv, tiles, split.count, first, last, thread_scores(thread));
-  }
-
-  // Of int8 keys and values: a scale for each position, 0 where not visible.
-  struct TileScales {
-    alignas(64) float keys[kTile];
-    alignas(64) float values[kTile];
-  };
-
-  void load_scales(const int32_t* table, int head, TileRange range, TileScales& scales) const {
-    std::memset(&scales, 0, sizeof(scales));
-    for_runs(table, range, [&](int place, int block, int offset, int length) {
-      const float* keys = scales_of(a_.kv.key_tile(a_.layer, block, head)) + offset;
-      const float* values = a_.kv.shared_values ? keys : scales_of(a_.kv.value_tile(a_.layer, block, head)) + offset;
-      std::memcpy(scales.keys + place, keys, size_t(length) * 4);
-      std::memcpy(scales.values + place, values, size_t(length) * 4);
-    });
-  }
-
-  // Behind the int8 elements of a block.
-  const float* scales_of(const char* tile) const {
-    return reinterpret_cast<const float*>(tile + a_.kv.tile_elements());
-  }
-
-  template <class T>
-  const T* key_at(int block, int head) const {
-    return reinterpret_cast<const T*>(a_.kv.key_tile(a_.layer, block, head));
-  }
-  template <class T>
-  const T* value_at(int block, int head, int offset) const {
-    const char* tile = a_.kv.value_tile(a_.layer, block, head);
-    return reinterpret_cast<const T*>(tile) + size_t(offset) * size_t(a_.kv.head_dim);
-  }
-
-  // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
-  template <class F>
-  void for_runs(const int32_t* table, TileRange range, F&& f) const {
-    const int size = a_.kv.block_size;
-    for (int p = range.from; p < range.to;) {
-      const int offset = p % size, length = min_of(size - offset, range.to - p);
-      f(p - range.at, table[p / size], offset, length);
-      p += length;
-    }
-  }
-
-  // Pointers into the cache, right where vectors of keys and of values are whole.
-  template <class T>
-  TileKV<T> direct(const Walk& w, TileRange range) const {
-    const KVView& kv = a_.kv;
-    TileKV<T> tile{};
-    tile.key_stride = size_t(kv.block_size), tile.row_stride = size_t(kv.head_dim), tile.value_stride = kLanes;
-    tile.head_stride = kv.tile_bytes() / sizeof(T), tile.heads = w.heads;
-    tile.scaled = std::is_same_v<T, int8_t>;
-    for (int v = 0; v < kTileVectors; ++v) {
-      if (!range.touches(v)) continue;
-      const int p = range.at + v * kLanes, block = w.table[p / kv.block_size], offset = p % kv.block_size;
-      tile.keys[v] = key_at<T>(block, w.head) + offset;
-      if (!kv.shared_values) tile.values[v] = value_at<T>(block, w.head, offset);
-      if (!tile.scaled) continue;
-      tile.key_scales[v] = scales_of(kv.key_tile(a_.layer, block, w.head)) + offset;
-      tile.value_scales[v] = scales_of(kv.value_tile(a_.layer, block, w.head)) + offset;
-    }
-    return tile;
-  }
-
-  static float widen(float x) { return x; }
-  static float widen(uint16_t x) { return bf16_to_float(x); }
-  static float widen(int8_t x) { return float(x); }
-
-  // Pointers to copies in float: keys [kTileVectors][H][16], values [padded / 16][kTile][16], so that what a loop over
-  // one or two vectors reads is in one piece. Places outside the range stay as they were.
-  template <class T>
-  TileKV<float> copied(const int32_t* table, int head, TileRange range, float* copies) const {
-    const size_t H = size_t(a_.kv.head_dim), size = size_t(a_.kv.block_size), padded = sizes_.padded;
-    float *key_copy = copies, *value_copy = copies + (sizes_.tiles - kTile * padded);
-    auto key_to = [&](size_t place) { return key_copy + place / kLanes * H * kLanes + place % kLanes; };
-    for_runs(table, range, [&](int place, int block, int offset, int length) {
-      const T* keys = key_at<T>(block, head) + offset;
-      size_t i = 0;
-      for (; place % kLanes == 0 && i + kLanes <= size_t(length); i += kLanes)
-        for (size_t h = 0; h < H; ++h) store(key_to(size_t(place) + i) + h * kLanes, load_kv(keys + h * size + i));
-      for (; i < size_t(length); ++i)
-        for (size_t h = 0; h < H; ++h) key_to(size_t(place) + i)[h * kLanes] = widen(keys[h * size + i]);
-      float* to = value_copy + size_t(place) * kLanes;
-      if (a_.kv.shared_values) return transpose_values(key_to, size_t(place), size_t(length), to);
-      const T* values = value_at<T>(block, head, offset);
-      for (i = 0; i < size_t(length); ++i, to += kLanes, values += H) {
-        size_t h = 0;
-        for (; h + kLanes <= H; h += kLanes) store(to + h * kTile, load_kv(values + h));
-        if (h == H) continue;
-        store(to + h * kTile, set1(0));
-        for (size_t k = h; k < H; ++k) to[h * kTile + k - h] = widen(values[k]);
-      }
-    });
-    TileKV<float> tile{};
-    tile.key_stride = tile.row_stride = kLanes, tile.value_stride = kTile * kLanes;
-    for (int v = 0; v < kTileVectors; ++v)
-      if (range.touches(v))
-        tile.keys[v] = key_to(size_t(v) * kLanes), tile.values[v] = value_copy + v * kLanes * kLanes;
-    return tile;
-  }
-
-  // Values that are the first elements of the copied keys of positions from `place` on.
-  template <class KeyTo>
-  void transpose_values(KeyTo key_to, size_t place, size_t length, float* to) const {
-    const size_t W = size_t(a_.kv.value_dim);
-    for (size_t i = 0; i < length; ++i)
-      for (size_t w = 0; w < sizes_.padded; ++w)
-        to[w / kLanes * kTile * kLanes + i * kLanes + w % kLanes] = w < W ? key_to(place + i)[w * kLanes] : 0.0f;
   }
 
   void merge(const AttentionJob& j, Partial whole, Partial part) const {
@@ -416,6 +294,9 @@ class Attention {
 
   const AttentionArgs& a_;
   AttentionSizes sizes_;
+  LayerKV kv_;
+  bool paired_;      // keys and values are multiplied in pairs
+  int query_words_;  // of a query row, as packed
   AttentionJobs jobs_;
   char* thread_memory_;
   char* split_memory_;

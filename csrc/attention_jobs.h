@@ -8,7 +8,8 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kJobRows = 224;
-constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads would wait for each other
+constexpr int kSegment = 1024;
+constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads take segments instead
 
 // Up to kJobRows query rows of a kv head: some of one sequence, or all of several that begin with the same blocks.
 // Row i of a sequence is its token i / (heads per kv head).
@@ -40,12 +41,13 @@ class AttentionJobs {
   }
 
   // Groups are kept in `memory`, of bytes(). Jobs take sequences that share blocks, and heads, whose blocks lie side by
-  // side, but not so many that threads go without jobs.
+  // side, but not so many that threads go without jobs, or without segments where jobs are few.
   AttentionJobs(const AttentionArgs& args, int threads, void* memory)
       : a_(args), groups_(static_cast<RowGroup*>(memory)), per_head_(args.num_heads / args.kv.num_kv_heads) {
     for (int i = 0; i < a_.num_seqs; ++i) cost_ += double(rows_at(i)) * positions_at(i);
     const double most = cost_ * a_.kv.num_kv_heads / (kSplitJobs * threads);
-    auto most_rows = [&](int positions) { return int(min_of(most / positions, double(kJobRows))); };
+    const int whole = a_.num_seqs < kSplitJobs * threads ? kSegment : INT32_MAX;  // positions of a thread's task
+    auto most_rows = [&](int positions) { return int(min_of(most / min_of(positions, whole), double(kJobRows))); };
     for (int i = 0; i < a_.num_seqs;) {
       RowGroup g{i, 1, 0, rows_at(i), a_.kv_len[a_.order[i]]};
       int positions = positions_at(i);

@@ -43,6 +43,7 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int 
   for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
 }
 
+#if defined(QUIRE_BF16_DOT)
 inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, uint32_t* out) {
   constexpr int most = 32;  // columns at a time
   alignas(64) uint32_t pairs[kMaxRows][most / 2];
@@ -51,12 +52,13 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int 
     for (int r = 0; r < rows; ++r) {
       const float* row = x + size_t(r) * x_stride + k;
       uint16_t* to = reinterpret_cast<uint16_t*>(pairs[r]);
-      store_bf16(to, load_first(row, first));
-      store_bf16(to + 16, load_first(row + 16, second));
+      store_halves(to, load_first(row, first));
+      store_halves(to + 16, load_first(row + 16, second));
     }
     transpose(pairs[0], most / 2, rows, min_of(most, padded - k) / 2, out + k / 2 * rows, size_t(rows));
   }
 }
+#endif
 
 // Where a tile's block of K lies in the packed activations: blocks of K, in each the tiles one after the other.
 template <class Dot>

@@ -91,24 +91,13 @@ struct DotWide : PairSteps<DotWide, float> {
 struct DotPairs : PairSteps<DotPairs, uint32_t> {
   static constexpr int kStepA = 1;
 
-  static inline V dot(V acc, __m512i x, __m512i w) {
-#if defined(QUIRE_BF16_DOT_EMULATED)
-    const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
-    const V x0 = {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))}, x1 = {_mm512_castsi512_ps(_mm512_and_si512(x, high))};
-    const V w0 = {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))}, w1 = {_mm512_castsi512_ps(_mm512_and_si512(w, high))};
-    return fma(x0, w0, fma(x1, w1, acc));
-#else
-    return {_mm512_dpbf16_ps(acc.r, (__m512bh)x, (__m512bh)w)};
-#endif
-  }
-
   template <int R, int N, int P>
   static inline void add(const A* a, const I (&pairs)[N], V (&acc)[R][P], int first) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const I x = iset1(int32_t(a[r]));
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) acc[r][first + n] = dot(acc[r][first + n], x.r, pairs[n].r);
+      for (int n = 0; n < N; ++n) acc[r][first + n] = dot_pairs(acc[r][first + n], x, pairs[n]);
     }
   }
 };

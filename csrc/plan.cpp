@@ -155,8 +155,8 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
   require(layer >= 0 && layer < num_layers_, "store_kv: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
   require(in.width == (num_heads + 2 * num_kv_heads_) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
-  // A token's keys, and a head's bytes.
-  require(size_t(num_kv_heads_ * 4 + 1) * size_t(head_dim_) <= ThreadPool::kScratchBytes,
+  // The keys of 16 tokens, and a head's of them again.
+  require(size_t(num_kv_heads_ + 1) * size_t(head_dim_) * 16 * 4 <= ThreadPool::kScratchBytes,
           "store_kv: the keys are too large");
   if (angles >= 0) {
     const Buffer& a = checked(angles, "the angles of store_kv");
@@ -202,7 +202,7 @@ int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, 
           "store_latent: the cache is not one of C latent and R rotated elements, or the input not [T, C + R]");
   require(num_heads > 0 && latent.width == num_heads * value_dim_ && rotated.width == num_heads * rope_dim,
           "store_latent: queries must be [T, N C] and [T, N R]");
-  require(size_t(head_dim_) * 5 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
+  require(size_t(head_dim_) * 17 * 4 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
   check_norm(norm, value_dim_);
   Op op{.kind = OpKind::store_latent, .in = kv, .residual = q_latent, .angles = angles, .other = q_rope};
   op.norm = std::move(norm);

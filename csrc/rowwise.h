@@ -145,25 +145,34 @@ inline void round_head(const float* x, char* tile, const KVView& kv, int offset,
   std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale.scale, 4);
 }
 
-inline void store_key(const float* k, const KVView& kv, int layer, int head, int block, int offset,
-                      int8_t* rounded) {
+// Keys of a head, of `count` tokens, `k_stride` elements apart, at `offset` in a block and after; a key's elements lie
+// `block_size` apart there. `scratch` has room for 16 keys.
+inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int layer, int head, int block,
+                       int offset, float* scratch) {
   char* tile = kv.key_tile(layer, block, head);
   const size_t H = size_t(kv.head_dim), stride = size_t(kv.block_size);
-  if (kv.type == KVType::i8) {
-    round_head(k, tile, kv, offset, rounded);
-    char* to = tile + offset;
-    for (size_t h = 0; h < H; ++h) to[h * stride] = char(rounded[h]);
-  } else if (kv.type == KVType::bf16) {
+  if (kv.type == KVType::f32)
+    return transpose(k, k_stride, count, int(H), reinterpret_cast<float*>(tile) + offset, stride);
+  if (kv.type == KVType::bf16 && count == kLanes) {
     uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
-    for (size_t h = 0; h < H; h += 16) {
-      const size_t n = min_of(size_t{16}, H - h);
-      uint16_t lanes[16];
-      store_bf16(lanes, load_first(k + h, int(n)));
-      for (size_t i = 0; i < n; ++i) to[(h + i) * stride] = lanes[i];
+    transpose(k, k_stride, count, int(H), scratch, kLanes);
+    for (size_t h = 0; h < H; ++h) store_bf16(to + h * stride, load(scratch + h * kLanes));
+    return;
+  }
+  for (int i = 0; i < count; ++i, k += k_stride, ++offset) {
+    if (kv.type == KVType::i8) {
+      int8_t* rounded = reinterpret_cast<int8_t*>(scratch);
+      round_head(k, tile, kv, offset, rounded);
+      for (size_t h = 0; h < H; ++h) tile[h * stride + size_t(offset)] = char(rounded[h]);
+    } else {
+      uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
+      for (size_t h = 0; h < H; h += kLanes) {
+        const size_t n = min_of(size_t{kLanes}, H - h);
+        uint16_t lanes[kLanes];
+        store_bf16(lanes, load_first(k + h, int(n)));
+        for (size_t j = 0; j < n; ++j) to[(h + j) * stride] = lanes[j];
+      }
     }
-  } else {
-    float* to = reinterpret_cast<float*>(tile) + offset;
-    for (size_t h = 0; h < H; ++h) to[h * stride] = k[h];
   }
 }
 
@@ -182,25 +191,37 @@ inline void store_value(const float* v, const KVView& kv, int layer, int head, i
   }
 }
 
-inline void store_kv_token(const StoreKVArgs& a, int t, float* scratch) {
+// Up to 16 tokens whose places follow each other in a block, from `t` on.
+inline void store_kv_run(const StoreKVArgs& a, int t, int count, float* scratch) {
   const KVView& kv = a.kv;
   const int H = kv.head_dim, G = kv.num_kv_heads, N = a.num_heads;
-  const float* row = a.qkv + size_t(t) * a.qkv_stride;
-  const float* angles = a.angles ? a.angles + size_t(t) * a.angles_stride : nullptr;
-  float* q = a.q + size_t(t) * a.q_stride;
-  prepare_heads(row, q, N, H, a.q_norm, angles, a.rotary_dim);
-  prepare_heads(row + N * H, scratch, G, H, a.k_norm, angles, a.rotary_dim);
-  int8_t* rounded = reinterpret_cast<int8_t*>(scratch + G * H);
-  for (int g = 0; g < G; ++g) {
-    store_key(scratch + g * H, kv, a.layer, g, a.block[t], a.offset[t], rounded);
-    store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[t], a.offset[t]);
+  const size_t key_stride = size_t(G) * size_t(H);
+  for (int i = t; i < t + count; ++i) {
+    const float* row = a.qkv + size_t(i) * a.qkv_stride;
+    const float* angles = a.angles ? a.angles + size_t(i) * a.angles_stride : nullptr;
+    prepare_heads(row, a.q + size_t(i) * a.q_stride, N, H, a.q_norm, angles, a.rotary_dim);
+    prepare_heads(row + N * H, scratch + size_t(i - t) * key_stride, G, H, a.k_norm, angles, a.rotary_dim);
+    for (int g = 0; g < G; ++g) store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[i], a.offset[i]);
   }
+  for (int g = 0; g < G; ++g)
+    store_keys(scratch + g * H, key_stride, count, kv, a.layer, g, a.block[t], a.offset[t],
+               scratch + size_t(kLanes) * key_stride);
 }
 
+// A task stores the runs that begin in its range, so that no two write to one run's keys.
 inline void store_kv(const StoreKVArgs& a, ThreadPool& pool) {
   const int width = (a.num_heads + 2 * a.kv.num_kv_heads) * a.kv.head_dim;
+  auto begins = [&](int t) {
+    return t == 0 || t == a.num_tokens || a.offset[t] % kLanes == 0 || a.block[t] != a.block[t - 1] ||
+           a.offset[t] != a.offset[t - 1] + 1;
+  };
   for_row_ranges(pool, a.num_tokens, width, [&](int first, int last, int thread) {
-    for (int t = first; t < last; ++t) store_kv_token(a, t, static_cast<float*>(pool.scratch(thread)));
+    for (int t = first; t < last; ++t) {
+      if (!begins(t)) continue;
+      int count = 1;
+      while (!begins(t + count)) ++count;
+      store_kv_run(a, t, count, static_cast<float*>(pool.scratch(thread)));
+    }
   });
 }
 
@@ -213,7 +234,7 @@ inline void store_latent(const StoreLatentArgs& a, ThreadPool& pool) {
       norm_row(kv, C, a.norm.rms, a.norm.weight, a.norm.bias, a.norm.eps, key);
       std::memcpy(key + C, kv + C, size_t(R) * 4);
       rotate(key + C, angles, R);
-      store_key(key, a.kv_view, a.layer, 0, a.block[t], a.offset[t], reinterpret_cast<int8_t*>(key + H));
+      store_keys(key, 0, 1, a.kv_view, a.layer, 0, a.block[t], a.offset[t], key + H);
       for (int n = 0; n < N; ++n) {
         float* q = a.q + (size_t(t) * size_t(N) + size_t(n)) * size_t(H);
         std::memcpy(q, a.q_latent + (size_t(t) * size_t(N) + size_t(n)) * size_t(C), size_t(C) * 4);

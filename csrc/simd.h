@@ -30,6 +30,8 @@ inline A max_of(A a, A b) {
   return a < b ? b : a;
 }
 
+constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
 // Rows split into tiles of at most `most`: as equal as can be, the first ones a row longer.
 struct EqualTiles {
   int rows, count, size, longer;

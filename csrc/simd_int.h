@@ -56,6 +56,33 @@ inline I dot_bytes(I sum, I u, I s) {
   return {_mm512_add_epi32(sum.r, _mm512_add_epi32(even, odd))};
 #endif
 }
+#if defined(QUIRE_BF16_DOT)
+// sum + the two products of bfloat16 of each lane, the second ones first.
+inline V dot_pairs(V sum, I x, I y) {
+#if defined(QUIRE_BF16_DOT_EMULATED)
+  return fma(pair_first(x), pair_first(y), fma(pair_second(x), pair_second(y), sum));
+#else
+  return {_mm512_dpbf16_ps(sum.r, (__m512bh)x.r, (__m512bh)y.r)};
+#endif
+}
+// 16 floats, rounded as by store_bf16, for dot_pairs: denormal ones may become 0, which is what it takes them for.
+inline void store_halves(uint16_t* p, V v) {
+#if defined(QUIRE_BF16_DOT_EMULATED)
+  store_bf16(p, v);
+#else
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v.r));
+#endif
+}
+alignas(64) constexpr uint16_t kPairOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+// Pairs of the 16 bfloat16 at `first` and those at `second`: 0 where bit 2 i, or 2 i + 1, of `halves` is not set.
+inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halves) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  return {_mm512_maskz_permutexvar_epi16(halves, _mm512_load_si512(kPairOrder), both)};
+}
+#endif
 #elif defined(QUIRE_AVX2)
 struct I {
   __m256i a, b;
