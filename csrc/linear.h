@@ -29,7 +29,7 @@ constexpr size_t kNearOutput = size_t{1} << 20;
 // Fewer elements than this are packed by the caller alone: a fork and join costs more.
 constexpr int kSerialPack = 16384;
 // What one task of a product with a single tile reads, about.
-constexpr size_t kTaskBytes = size_t{192} << 10;
+constexpr size_t kTaskBytes = size_t{512} << 10;
 
 inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
   const size_t rows = size_t(max_rows), padded = size_t(weight.padded_cols());
@@ -163,10 +163,10 @@ template <class Dot>
 inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
   const MatrixView& w = a.weight;
   const int group = max_of(max_panels(a.rows), w.gated ? 2 : 1), groups = (w.panels() + group - 1) / group;
-  // Large weights: even tasks, claimed as threads come. Small ones: one share a thread.
+  // Small weights: one task a thread, for few would not be even.
   const int by_size = int(w.nbytes() / kTaskBytes);
   const int tasks = min_of(groups, by_size >= 4 * pool.threads() ? by_size : pool.threads());
-  pool.parallel_for(tasks, [&](int task, int) {
+  pool.parallel_shares(tasks, [&](int task, int) {
     const int first = int(int64_t(groups) * task / tasks) * group;
     const int last = min_of(w.panels(), int(int64_t(groups) * (task + 1) / tasks) * group);
     stream_panels<Dot>(a, tile, first, last);

@@ -33,6 +33,12 @@ constexpr uint64_t ticket(uint32_t epoch, uint32_t next) { return (uint64_t{epoc
 
 }  // namespace
 
+// Tasks next..end-1 of a thread's share, for whoever claims them.
+struct alignas(64) Share {
+  std::atomic<int> next{0};
+  int end = 0;
+};
+
 struct ThreadPool::State {
   // High half: the job's number; low half: its next unclaimed task. A claim is a compare-and-swap on both, so a late
   // thread can never take a task of a job it has not seen, and a job's fields stay put while any claimed task runs.
@@ -47,6 +53,7 @@ struct ThreadPool::State {
   std::atomic<void*> ctx{nullptr};
   std::mutex callers;
   std::vector<std::thread> workers;
+  std::vector<Share> shares;
   HugeBuffer scratch;
   pid_t owner = 0;
 
@@ -60,6 +67,26 @@ struct ThreadPool::State {
       fn.load(std::memory_order_relaxed)(ctx.load(std::memory_order_relaxed), int(uint32_t(seen)), thread);
       finished.fetch_add(1, std::memory_order_acq_rel);
     }
+  }
+
+  // Shares of even sizes.
+  void divide(int tasks) {
+    const int64_t count = int64_t(shares.size());
+    for (int64_t i = 0; i < count; ++i) {
+      shares[size_t(i)].next.store(int(tasks * i / count), std::memory_order_relaxed);
+      shares[size_t(i)].end = int(tasks * (i + 1) / count);
+    }
+  }
+
+  // A task that nobody has claimed, of the thread's own share or the next one that has any; -1: none is left.
+  int claim_share(int thread) {
+    for (size_t i = 0; i < shares.size(); ++i) {
+      Share& share = shares[(size_t(thread) + i) % shares.size()];
+      if (share.next.load(std::memory_order_relaxed) >= share.end) continue;
+      const int task = share.next.fetch_add(1, std::memory_order_relaxed);
+      if (task < share.end) return task;
+    }
+    return -1;
   }
 
   void loop(int thread) {
@@ -85,6 +112,7 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state_(std::make_unique<State>()) {
   state_->scratch = HugeBuffer(kScratchBytes * size_t(threads_));
+  state_->shares = std::vector<Share>(size_t(threads_));
   state_->owner = getpid();
   for (int i = 1; i < threads_; ++i) state_->workers.emplace_back([this, i] { state_->loop(i); });
 }
@@ -106,9 +134,28 @@ void* ThreadPool::scratch(int thread) const {
 }
 
 void ThreadPool::run(int num_tasks, Task fn, void* ctx) {
+  const std::lock_guard<std::mutex> lock(state_->callers);
+  run_alone(num_tasks, fn, ctx);
+}
+
+void ThreadPool::run_shares(int num_tasks, Task fn, void* ctx) {
+  const std::lock_guard<std::mutex> lock(state_->callers);
+  if (threads_ == 1 || num_tasks <= 1) return run_alone(num_tasks, fn, ctx);
+  state_->divide(num_tasks);
+  struct Job {
+    State& state;
+    Task fn;
+    void* ctx;
+  } job{*state_, fn, ctx};
+  run_alone(threads_, [](void* all, int, int thread) {
+    const Job& job = *static_cast<const Job*>(all);
+    for (int task; (task = job.state.claim_share(thread)) >= 0;) job.fn(job.ctx, task, thread);
+  }, &job);
+}
+
+void ThreadPool::run_alone(int num_tasks, Task fn, void* ctx) {
   if (num_tasks <= 0) return;
   State& s = *state_;
-  const std::lock_guard<std::mutex> lock(s.callers);
   if (threads_ == 1 || num_tasks == 1) {
     for (int task = 0; task < num_tasks; ++task) fn(ctx, task, 0);
     return;

@@ -38,10 +38,22 @@ class ThreadPool {
         const_cast<void*>(static_cast<const void*>(&f)));
   }
 
+  // The same, but each thread begins with its own share of neighbouring tasks, the same one every time, so that what
+  // they read stays in its cache; then it helps the others.
+  template <class F>
+  void parallel_shares(int num_tasks, F&& f) {
+    using Fn = std::remove_reference_t<F>;
+    run_shares(num_tasks, [](void* ctx, int task, int thread) { (*static_cast<Fn*>(ctx))(task, thread); },
+               const_cast<void*>(static_cast<const void*>(&f)));
+  }
+
   using Task = void (*)(void* ctx, int task, int thread);
   void run(int num_tasks, Task fn, void* ctx);
+  void run_shares(int num_tasks, Task fn, void* ctx);
 
  private:
+  void run_alone(int num_tasks, Task fn, void* ctx);  // by the only caller
+
   struct State;
   int threads_;
   std::unique_ptr<State> state_;
