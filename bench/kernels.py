@@ -7,8 +7,8 @@
 Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
 the peak of multiply-adds. Product and limit take turns of equal length, since a shared machine changes while it is
 watched; a line is the median turn. Shapes: S is Qwen3-0.6B, M is Llama-3.2-1B, T a Llama of 15 M parameters.
-Attention is one layer of it over a bfloat16 cache: chunks of 1,024 tokens beside the peak of float32, which it computes
-in, and single tokens beside the read bandwidth.
+Attention is one layer of it over a bfloat16 cache: chunks of 1,024 tokens beside the peak of what it computes in
+(bfloat16 where the CPU multiplies it, else float32), and single tokens beside the read bandwidth.
 """
 
 from __future__ import annotations
