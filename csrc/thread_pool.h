@@ -16,7 +16,7 @@ namespace quire {
 class ThreadPool {
  public:
   // Bytes of private working memory that each thread has (64-byte aligned, lazily touched, never cleared).
-  static constexpr size_t kScratchBytes = size_t{1} << 20;
+  static constexpr size_t kScratchBytes = size_t{2} << 20;
 
   // `threads` counts the caller of run(): threads - 1 workers are started.
   explicit ThreadPool(int threads);
