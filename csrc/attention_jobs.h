@@ -8,7 +8,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kJobRows = 224;
-constexpr int kSegment = 1024;
+constexpr int kSegment = 1024;  // positions
 constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads take segments instead
 
 // Up to kJobRows query rows of a kv head: some of one sequence, or all of several that begin with the same blocks.

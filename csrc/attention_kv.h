@@ -164,11 +164,12 @@ class LayerKV {
 #if defined(QUIRE_BF16_DOT)
   template <class T>
   void copy(const int32_t* table, int head, TileRange range, uint32_t* to_keys, uint32_t* to_values) const {
-    const size_t H = size_t(kv_.head_dim), size = size_t(kv_.block_size);
+    const size_t H = size_t(kv_.head_dim), steps = size_t(query_words<uint32_t>(kv_.head_dim));
+    const size_t size = size_t(kv_.block_size);
     auto* halves = reinterpret_cast<uint16_t*>(to_keys);
     // Element h of a copied key is that many elements after its first one's.
     auto key_to = [&](int place) {
-      return halves + (size_t(place / kLanes) * ((H + 1) / 2) * kLanes + size_t(place % kLanes)) * 2;
+      return halves + (size_t(place / kLanes) * steps * kLanes + size_t(place % kLanes)) * 2;
     };
     auto element = [](size_t h) { return h / 2 * kLanes * 2 + h % 2; };
     for_runs(table, range, [&](int place, int block, int offset, int length) {
@@ -180,7 +181,7 @@ class LayerKV {
           istore(key_to(place + i) + element(h), load_pairs(first, second, h + 1 < H ? kBothHalves : kFirstHalves));
         }
       for (; i < length; ++i)
-        for (size_t h = 0; h < (H + 1) / 2 * 2; ++h)
+        for (size_t h = 0; h < 2 * steps; ++h)
           key_to(place + i)[element(h)] = h < H ? keys[h * size + size_t(i)] : uint16_t{0};
     });
     const size_t W = size_t(kv_.value_dim);

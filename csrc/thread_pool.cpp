@@ -140,7 +140,7 @@ void ThreadPool::run(int num_tasks, Task fn, void* ctx) {
 
 void ThreadPool::run_shares(int num_tasks, Task fn, void* ctx) {
   const std::lock_guard<std::mutex> lock(state_->callers);
-  if (threads_ == 1 || num_tasks <= 1) return run_alone(num_tasks, fn, ctx);
+  if (num_tasks <= 1) return run_alone(num_tasks, fn, ctx);
   state_->divide(num_tasks);
   struct Job {
     State& state;

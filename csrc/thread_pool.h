@@ -33,18 +33,14 @@ class ThreadPool {
   // must not call the pool. One caller at a time gets in; others wait. One task, or one thread, runs in place.
   template <class F>
   void parallel_for(int num_tasks, F&& f) {
-    using Fn = std::remove_reference_t<F>;
-    run(num_tasks, [](void* ctx, int task, int thread) { (*static_cast<Fn*>(ctx))(task, thread); },
-        const_cast<void*>(static_cast<const void*>(&f)));
+    run(num_tasks, call<std::remove_reference_t<F>>, address(f));
   }
 
   // The same, but each thread begins with its own share of neighbouring tasks, the same one every time, so that what
   // they read stays in its cache; then it helps the others.
   template <class F>
   void parallel_shares(int num_tasks, F&& f) {
-    using Fn = std::remove_reference_t<F>;
-    run_shares(num_tasks, [](void* ctx, int task, int thread) { (*static_cast<Fn*>(ctx))(task, thread); },
-               const_cast<void*>(static_cast<const void*>(&f)));
+    run_shares(num_tasks, call<std::remove_reference_t<F>>, address(f));
   }
 
   using Task = void (*)(void* ctx, int task, int thread);
@@ -52,6 +48,16 @@ class ThreadPool {
   void run_shares(int num_tasks, Task fn, void* ctx);
 
  private:
+  // A function object as a Task and its context.
+  template <class Fn>
+  static void call(void* fn, int task, int thread) {
+    (*static_cast<Fn*>(fn))(task, thread);
+  }
+  template <class Fn>
+  static void* address(Fn& fn) {
+    return const_cast<void*>(static_cast<const void*>(&fn));
+  }
+
   void run_alone(int num_tasks, Task fn, void* ctx);  // by the only caller
 
   struct State;
