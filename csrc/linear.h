@@ -137,7 +137,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   for (int panel = first; panel < last;) {
     const int count = min_of(group, last - panel);
     for (int done = 0; done < count;) {
-      int width = max_panels(rows);
+      int width = stream_width<Dot>(rows);
       while (width > count - done) width /= 2;
       m.b = w.data + panel_bytes * size_t(panel + done);
       m.panel_bytes = width < max_panels(rows) && rows > kExactRows ? 0 : panel_bytes;

@@ -6,6 +6,8 @@
 // shape changes that chain, so a row's bits do not depend on the rows beside it.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "linear_compact.h"
 #include "linear_dots.h"
@@ -24,6 +26,17 @@ constexpr int max_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 constexpr int kMaxRows = 3;
 constexpr int max_panels(int) { return 1; }
 #endif
+
+// Panels that a tile takes at once while weights stream. One after the other is a single run through memory, which its
+// prefetchers like better (int4: 1.1 times as fast, in cache 0.85 to 0.95); more of them keep more sums going.
+template <class Dot>
+constexpr int stream_width(int rows) {
+#if defined(QUIRE_VNNI)
+  if (std::is_same_v<Dot, DotI4> && rows <= 4) return 1;
+  if (std::is_same_v<Dot, DotI8> && rows == 1) return 2;
+#endif
+  return max_panels(rows);
+}
 
 // Tiles of a product with more than kMaxRows rows.
 template <class Dot>
