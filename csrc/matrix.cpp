@@ -8,6 +8,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "lane.h"
+
 namespace quire {
 
 namespace {
@@ -206,44 +208,6 @@ void pack_panel_i4(const Row (&rows)[kPanel], const MatrixView& view, char* out)
   }
 }
 
-// What the columns of lane `lane` of a packed panel stand for.
-void unpack_lane(const char* panel, const MatrixView& view, int lane, float* out) {
-  auto number = [](const char* p) {
-    float f;
-    std::memcpy(&f, p, 4);
-    return f;
-  };
-  const size_t at = size_t(lane), cols = size_t(view.cols);
-  switch (view.format.layout) {
-    case Layout::f32:
-      for (size_t k = 0; k < cols; ++k) out[k] = load(panel, k * kPanel + at, ElementType::float32);
-      return;
-    case Layout::bf16:
-      for (size_t k = 0; k < cols; ++k)
-        out[k] = load(panel, (k / 2 * kPanel + at) * 2 + k % 2, ElementType::bfloat16);
-      return;
-    case Layout::i8: {
-      const float scale = number(panel + view.offset(view.padded_cols()) + lane * 4);
-      for (size_t k = 0; k < cols; ++k) out[k] = float(uint8_t(panel[k / 4 * 64 + at * 4 + k % 4]) - 128) * scale;
-      return;
-    }
-    case Layout::i4:
-      for (int k = 0; k < view.cols; ++k) {
-        const int column = k % view.format.group;
-        const char* header = panel + view.offset(k - column);
-        const int byte = uint8_t(header[view.header_bytes() + size_t(column / 8 * 64 + lane * 4 + column % 4)]);
-        const float scale = number(header + lane * 4);
-        const float offset = view.format.offsets ? number(header + 64 + lane * 4) : 8.0f * scale;
-        out[k] = std::fma(scale, float(byte >> (column % 8 / 4 * 4) & 15), -offset);  // as the kernels do
-      }
-      return;
-    case Layout::bf16_12:
-      compact_lane(panel, view.padded_cols(), lane, [&](int k, uint16_t bits) {
-        if (k < view.cols) out[k] = from_bits(uint32_t{bits} << 16);
-      });
-  }
-}
-
 size_t total_rows(const std::vector<SourceRows>& parts) {
   size_t rows = 0;
   for (const SourceRows& part : parts) rows += part.rows;
@@ -330,11 +294,10 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Fo
 void PackedMatrix::unpack(float* out, ThreadPool& pool) const {
   const size_t cols = size_t(view_.cols);
   pool.parallel_for(view_.panels(), [&](int panel, int) {
-    const char* data = view_.data + view_.panel_bytes() * size_t(panel);
     for (int lane = 0; lane < kPanel; ++lane) {
       const int row = source_row(view_, panel, lane);
       if (row < 0) continue;
-      unpack_lane(data, view_, lane, out + size_t(row) * cols);
+      read_lane(view_, panel, lane, [to = out + size_t(row) * cols](int k, float value) { to[k] = value; });
     }
   });
 }

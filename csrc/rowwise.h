@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "kernels.h"
+#include "lane.h"
 #include "simd.h"
 #include "simd_int.h"
 
@@ -67,25 +68,9 @@ inline void embed(const EmbedArgs& a, ThreadPool& pool) {
   const MatrixView& w = a.table;
   for_row_ranges(pool, a.num_tokens, w.cols * 4, [&](int first, int last, int) {
     for (int t = first; t < last; ++t) {
-      const int row = a.tokens[t], lane = row % 16;
-      const char* panel = w.data + w.panel_bytes() * size_t(row / 16);
+      const int row = a.tokens[t];
       float* y = a.y + size_t(t) * a.y_stride;
-      if (w.format.layout == Layout::bf16) {
-        const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel) + lane * 2;
-        for (int k = 0; k < w.cols; ++k) y[k] = bf16_to_float(pairs[(k / 2) * 32 + k % 2]) * a.scale;
-      } else if (w.format.layout == Layout::bf16_12) {
-        compact_lane(panel, w.padded_cols(), lane, [&](int k, uint16_t bits) {
-          if (k < w.cols) y[k] = bf16_to_float(bits) * a.scale;
-        });
-      } else if (w.format.layout == Layout::i8) {
-        const uint8_t* bytes = reinterpret_cast<const uint8_t*>(panel) + lane * 4;
-        float scale;
-        std::memcpy(&scale, w.tail(row / 16) + lane * 4, 4);
-        for (int k = 0; k < w.cols; ++k) y[k] = float(bytes[(k / 4) * 64 + k % 4] - 128) * scale * a.scale;
-      } else {
-        const float* values = reinterpret_cast<const float*>(panel) + lane;
-        for (int k = 0; k < w.cols; ++k) y[k] = values[size_t(k) * 16] * a.scale;
-      }
+      read_lane(w, row / 16, row % 16, [&](int k, float value) { y[k] = value * a.scale; });
     }
   });
 }

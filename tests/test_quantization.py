@@ -15,7 +15,6 @@ from quire.config import EngineConfig
 from quire.engine.start import ASSETS, SHIPPED_MODEL, plan_engine
 from quire.errors import ConfigError, ModelError
 from quire.model.engine_dir import Limits, read_manifest
-from quire.ops.protocol import Quantized
 from quire.quant.schemes import scheme, weights_name
 
 MODEL = str(ASSETS / SHIPPED_MODEL)
@@ -23,7 +22,7 @@ KINDS: list[dict[str, Any]] = [
     {"quantization": "int8"},
     {"quantization": "int8wo"},
     {"quantization": "int4", "quantization_group_size": 32},
-    {"quantization": "int4", "quantization_symmetric": False},
+    {"quantization": "int4", "quantization_symmetric": False, "quantization_pure": True},
     {"quantization": "int4wo", "quantization_group_size": 128},
     {"quantization": "int8", "kv_cache_dtype": "int8"},
 ]
@@ -78,6 +77,7 @@ def _scheme_of(options: dict[str, Any]) -> dict[str, Any]:
         "quantization": "name",
         "quantization_group_size": "group_size",
         "quantization_symmetric": "symmetric",
+        "quantization_pure": "pure",
     }
     return {known[key]: value for key, value in options.items() if key in known}
 
@@ -95,6 +95,11 @@ def test_a_built_engine_cannot_be_quantized_otherwise(tmp_path: Path) -> None:
     [
         ({"quantization": "int3"}, "--quantization must be one of auto, int8, int8wo, int4, int4wo"),
         ({"quantization": "int4", "quantization_group_size": 48}, "must be 32, 64 or 128, got 48"),
+        (
+            {"quantization": "int8", "quantization_pure": True},
+            "--quantization-pure is for --quantization int4",
+        ),
+        ({"quantization_pure": True}, "--quantization-pure is for --quantization int4"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype must be one of"),
     ],
 )
@@ -106,8 +111,9 @@ def test_bad_options_say_what_is_allowed(options: dict[str, Any], message: str) 
 def test_names() -> None:
     assert scheme("auto") is None
     assert weights_name(None, "bfloat16") == "bfloat16"
-    assert weights_name(Quantized(8), "bfloat16") == "int8"
-    assert weights_name(Quantized(4, 32, False, False), "float32") == "int4wo, groups of 32, asymmetric"
+    assert weights_name(scheme("int8"), "bfloat16") == "int8"
+    assert weights_name(scheme("int4wo", 32, False), "float32") == "int4wo, groups of 32, asymmetric"
+    assert weights_name(scheme("int4", pure=True), "float32") == "int4, groups of 64, pure"
 
 
 def test_the_command_line_quantizes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +128,7 @@ def test_the_command_line_quantizes(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--quantization", "int8"], 0.005),
         (["--quantization", "int4"], 0.1),
+        (["--quantization", "int4", "--quantization-pure"], 0.15),
         (["--kv-cache-dtype", "int8"], 0.001),
     ],
     ids=lambda f: f[-1] if isinstance(f, list) else "",

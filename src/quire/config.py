@@ -65,6 +65,7 @@ class ModelConfig:
         64, "Columns that share a scale in int4: 32, 64 or 128.", low=32, high=128
     )
     quantization_symmetric: bool = option(True, "int4 around zero; else from least to largest of a group.")
+    quantization_pure: bool = option(False, "The embedding and the head in int4 as well; else they are int8.")
     model_impl: ModelImpl = option(
         "auto",
         "quire (its own families), transformers (that library's code, slow), or auto: the first that can.",

@@ -137,12 +137,13 @@ def test_not_a_number_stays_visible_and_in_its_row(isa: str, dtype: Quantized) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_an_int8_table_embeds_its_dequantized_rows(isa: str) -> None:
-    values = normal(np.random.default_rng(3), 50, 37)
+@pytest.mark.parametrize("dtype", FEW, ids=repr)
+def test_a_table_embeds_its_dequantized_rows(isa: str, dtype: Quantized) -> None:
+    values = normal(np.random.default_rng(3), 50, 73)
     rows = []
     for backend in (native(isa), ReferenceBackend()):
-        table = backend.matrix([values], Quantized(8))
-        got = apply_rows(backend, values, lambda ops, t, table=table: ops.embed(table), 37)
+        table = backend.matrix([values], dtype)
+        got = apply_rows(backend, values, lambda ops, t, table=table: ops.embed(table), 73)
         rows.append(got)
     np.testing.assert_array_equal(rows[0], rows[1])
 

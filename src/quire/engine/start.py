@@ -28,7 +28,7 @@ from quire.model.hub import find_model
 from quire.model.source import open_tokenizer, read_json
 from quire.model.spec import ArchSpec
 from quire.ops.native import NativeBackend
-from quire.ops.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Quantized
+from quire.ops.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
 from quire.ops.reference import ReferenceBackend
 from quire.quant.schemes import scheme, weights_name
 from quire.runtime.constraints import Constraints
@@ -117,8 +117,13 @@ def make_sampler(backend: NativeBackend | ReferenceBackend, vocab_size: int) -> 
     return ReferenceSampler(vocab_size)
 
 
-def quantized_weights(config: ModelConfig) -> Quantized | None:
-    return scheme(config.quantization, config.quantization_group_size, config.quantization_symmetric)
+def quantized_weights(config: ModelConfig) -> Scheme | None:
+    return scheme(
+        config.quantization,
+        config.quantization_group_size,
+        config.quantization_symmetric,
+        config.quantization_pure,
+    )
 
 
 Loader = Callable[[Backend, bool], load.ServedModel]

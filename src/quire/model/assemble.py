@@ -37,7 +37,7 @@ from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 from quire.ops.protocol import Array, Expert, FloatArray, Matrix, Norm
 
 # What a matrix is for, which decides its type: products; embedding and head; learned positions; what stays float32.
-# "stored" is of products too: what the checkpoint keeps in int4 already.
+# "stored" is of the first two: what the checkpoint keeps in int4 already.
 Use = Literal["linear", "table", "positions", "exact", "stored"]
 
 

@@ -21,10 +21,10 @@ import xxhash
 from quire.errors import ModelError
 from quire.model.decoder import DecoderWeights
 from quire.model.spec import ArchSpec
-from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Quantized
+from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Scheme
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 4
+FORMAT = 5
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256
@@ -59,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fingerprint: str
     spec: ArchSpec
     dtype: FloatDtype
-    quantized: Quantized | None
+    quantized: Scheme | None
     num_parameters: int
     weight_bytes: int
     eos_token_ids: tuple[int, ...]

@@ -42,7 +42,7 @@ from quire.ops.protocol import (
     KVSpec,
     Limits,
     Matrix,
-    Quantized,
+    Scheme,
 )
 
 UNLIMITED = engine_dir.Limits()
@@ -68,7 +68,7 @@ class ModelInfo:
     generation: dict[str, Any]
     limits: engine_dir.Limits = UNLIMITED
     pooling: PoolingHead | None = None
-    quantized: Quantized | None = None
+    quantized: Scheme | None = None
 
 
 class ServedModel(Protocol):
@@ -122,7 +122,7 @@ class LoadedModel:
 def inspect_model(
     model: str | Path,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    quantized: Quantized | None = None,
+    quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> ModelInfo:
@@ -140,7 +140,7 @@ def load_model(
     model: str | Path,
     backend: Backend,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    quantized: Quantized | None = None,
+    quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
     verify: bool = True,
@@ -172,7 +172,7 @@ def outline_model(
     model: str | Path,
     backend: Backend,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    quantized: Quantized | None = None,
+    quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> LoadedModel:
@@ -186,7 +186,7 @@ def outline_model(
 
 
 def outline_config(
-    path: Path, backend: Backend, dtype: str = "auto", quantized: Quantized | None = None
+    path: Path, backend: Backend, dtype: str = "auto", quantized: Scheme | None = None
 ) -> LoadedModel:
     """What a config.json alone tells of a model.
 
@@ -205,9 +205,7 @@ def outline_config(
     return LoadedModel(info, spec, outline_weights(spec, names, backend, weight_types(kept, quantized)))
 
 
-def _built(
-    directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Quantized | None
-) -> ModelInfo:
+def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Scheme | None) -> ModelInfo:
     if dtype not in ("auto", manifest.dtype):
         raise ModelError(
             f"{directory} was built in {manifest.dtype} and --dtype asks for {dtype}; leave it out, or run "
@@ -232,7 +230,7 @@ def _built(
 
 
 def _open(
-    path: Path, dtype: str, quantized: Quantized | None
+    path: Path, dtype: str, quantized: Scheme | None
 ) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
     source = open_source(path)
     spec, names = read_config(source.config, source.where)
@@ -253,7 +251,7 @@ def _info(
     spec: ArchSpec,
     names: TensorNames,
     dtype: FloatDtype,
-    quantized: Quantized | None,
+    quantized: Scheme | None,
     eos_token_ids: tuple[int, ...],
     generation: dict[str, Any],
 ) -> ModelInfo:

@@ -30,6 +30,7 @@ from quire.ops.protocol import (
     FloatDtype,
     Matrix,
     Quantized,
+    Scheme,
     WeightType,
 )
 
@@ -85,7 +86,7 @@ class _Packer:
     outline: bool = False
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
-        groups = self._groups(parts) if use == "linear" else []
+        groups = self._groups(parts) if use in ("linear", "table") else []
         if groups:
             return self.backend.matrix(groups, self._stored(groups))
         return self.backend.matrix([self._read(part) for part in parts], self.types[use])
@@ -176,19 +177,16 @@ def check_tensors(
     return expected
 
 
-def weight_types(
-    dtype: FloatDtype, quantized: Quantized | None, stored: bool = False
-) -> dict[Use, WeightType]:
-    """The type of a weight by its use. Four bits are too few for the embedding and the head: they get eight.
+def weight_types(dtype: FloatDtype, scheme: Scheme | None, stored: bool = False) -> dict[Use, WeightType]:
+    """The type of a weight by its use.
 
     With `stored`, and where int4 is asked for, what the checkpoint keeps in int4 stays as it is.
     """
     types: dict[Use, WeightType] = {"linear": dtype, "table": dtype, "positions": dtype, "exact": "float32"}
-    if quantized is not None:
-        types["linear"] = quantized
-        types["table"] = replace(quantized, bits=8, group_size=0, symmetric=True)
-    if (stored and quantized is None) or (quantized is not None and quantized.bits == 4):
-        types["stored"] = Quantized(4, 32, int8_rows=quantized is not None and quantized.int8_rows)
+    if scheme is not None:
+        types["linear"], types["table"] = scheme.linear, scheme.table
+    if (stored and scheme is None) or (scheme is not None and scheme.linear.bits == 4):
+        types["stored"] = Quantized(4, 32, int8_rows=scheme is not None and scheme.linear.int8_rows)
     return types
 
 

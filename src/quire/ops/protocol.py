@@ -43,6 +43,14 @@ class Quantized(msgspec.Struct, frozen=True):
 
 WeightType = FloatDtype | Quantized
 
+
+class Scheme(msgspec.Struct, frozen=True):
+    """What the matrices of a model become: those of products, and the tables of embedding and head."""
+
+    linear: Quantized
+    table: Quantized
+
+
 # Elements of int4 weights that come in groups of 32 already, without offsets and with: 32 quanta of 0 to 15 that stand
 # for scale * (quantum - 8), or scale * quantum - offset.
 _SCALED = [("scale", np.float32), ("quanta", np.uint8, (32,))]

@@ -135,10 +135,8 @@ def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) ->
             find_source(config.model)[1](b, r) for b, r in ((backend.outline(), False), (backend, True))
         )
         assert planned.weight_bytes == real.weight_bytes
-        formats = {
-            layer.mlp.down.packed.format
-            for layer in real.weights.layers  # type: ignore[attr-defined]
-        }
+        weights = real.weights  # type: ignore[attr-defined]
+        formats = {m.packed.format for m in (weights.embedding, weights.layers[0].mlp.down)}
         assert formats == {("int4", 32, kind == "Q4_1", options.get("quantization") == "int4")}
 
 
