@@ -187,6 +187,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
   const size_t panel_bytes = w.panel_bytes();
   const size_t c_stride = at_once ? size_t(step_panels) * 16 : size_t(last - first + 1) / 2 * 32;
   float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after what is unpacked
+  const char* following = w.data + panel_bytes * size_t(tile1 < tiles.count ? first : last);  // the next task's
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
     const bool last_block = k + columns == blocks.padded;
@@ -194,9 +195,9 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
       count = min_of(step_panels, last - panel);
       if (count == 3) count = 2;  // loops make 1, 2 or 4
       const char* b = w.data + panel_bytes * size_t(panel) + w.offset(k);
-      const bool last_panels = panel + count == last;
-      const char* next = last_panels ? w.data + panel_bytes * size_t(first) + w.offset(k + columns)
-                                     : b + panel_bytes * size_t(count);
+      const char* next = panel + count < last ? b + panel_bytes * size_t(count)
+                         : last_block         ? following
+                                              : w.data + panel_bytes * size_t(first) + w.offset(k + columns);
       MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
       m.group = w.format.group, m.offsets = w.format.offsets;
       m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
@@ -246,14 +247,17 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   const int step = max_of(2, BlockTile<Dot>::panels);
   const int width = max_of(step, min_of(kBlockPanels, w.panels() / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
-  // Neighbouring tasks share a block of weights, which is then read from memory once.
-  pool.parallel_for(row_blocks * column_blocks, [&](int task, int thread) {
+  auto run = [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
     const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
     block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, columns * width,
                                  min_of(w.panels(), (columns + 1) * width), static_cast<float*>(pool.scratch(thread)));
-  });
+  };
+  // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
+  // neighbouring weights: a thread fetches those of its next task.
+  if (row_blocks > 1) pool.parallel_for(row_blocks * column_blocks, run);
+  else pool.parallel_shares(column_blocks, run);
 }
 
 // Packs x and runs the product; a single row of float32 activations that needs no padding is used where it lies.

@@ -144,7 +144,10 @@ void micro_groups(const MicroArgs& m) {
           __builtin_prefetch(reinterpret_cast<const char*>(head[p]) + offset + line, 0, 3);
     }
     b += header;
-    if (Ahead == Prefetch::activations && g < R) fetch_output(m, g);
+    if constexpr (Ahead == Prefetch::activations) {
+      for (size_t line = 0; line < header; line += 64) fetch_meanwhile(next);
+      if (g < R) fetch_output(m, g);
+    }
     const int32_t *sums = m.sums + size_t(g) * R, *start = offsets ? kNoSums : sums;
     typename Dot::Sum acc[R][P];
 #pragma GCC unroll 16
