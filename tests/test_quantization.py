@@ -22,7 +22,8 @@ KINDS: list[dict[str, Any]] = [
     {"quantization": "int8"},
     {"quantization": "int8wo"},
     {"quantization": "int4", "quantization_group_size": 32},
-    {"quantization": "int4", "quantization_symmetric": False, "quantization_pure": True},
+    {"quantization": "int4", "quantization_symmetric": False},
+    {"quantization": "int4", "quantization_pure": True},
     {"quantization": "int4wo", "quantization_group_size": 128},
     {"quantization": "int8", "kv_cache_dtype": "int8"},
 ]
@@ -45,7 +46,7 @@ def test_a_quantized_model_is_smaller_and_still_writes(options: dict[str, Any]) 
     assert output.outputs[0].text.startswith(", there was a little")
 
 
-@pytest.mark.parametrize("options", KINDS[:4], ids=lambda o: " ".join(map(str, o.values())))
+@pytest.mark.parametrize("options", KINDS[:5], ids=lambda o: " ".join(map(str, o.values())))
 def test_the_backends_agree(options: dict[str, Any]) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     found = []
@@ -58,7 +59,7 @@ def test_the_backends_agree(options: dict[str, Any]) -> None:
     assert found[0] == pytest.approx(found[1], abs=0.15)
 
 
-@pytest.mark.parametrize("options", KINDS[:5], ids=lambda o: " ".join(map(str, o.values())))
+@pytest.mark.parametrize("options", KINDS[:6], ids=lambda o: " ".join(map(str, o.values())))
 def test_a_built_engine_writes_what_loading_does(options: dict[str, Any], tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     build_engine(EngineConfig.from_options(model=MODEL, **options), engine, Limits())

@@ -136,7 +136,8 @@ def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) ->
         )
         assert planned.weight_bytes == real.weight_bytes
         weights = real.weights  # type: ignore[attr-defined]
-        formats = {m.packed.format for m in (weights.embedding, weights.layers[0].mlp.down)}
+        kept = [weights.embedding, *(layer.mlp.down for layer in weights.layers)]
+        formats = {matrix.packed.format for matrix in kept}
         assert formats == {("int4", 32, kind == "Q4_1", options.get("quantization") == "int4")}
 
 
