@@ -106,13 +106,13 @@ constexpr int kWeightsAhead = 24;   // steps of 64 bytes of a panel
 constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
 constexpr int kCompactAhead = 8;    // steps of a panel in 12 bits
 
-inline void fetch_meanwhile(const char*& next) {
+QUIRE_INLINE void fetch_meanwhile(const char*& next) {
   __builtin_prefetch(next, 0, 2);
   next += 64;
 }
 
 // A row at a time: all at once would hold up the loop's own loads.
-inline void fetch_output(const MicroArgs& m, int row) {
+QUIRE_INLINE void fetch_output(const MicroArgs& m, int row) {
   const float* at = m.out + size_t(row) * m.out_stride;
   for (int line = 0; line < m.out_lines; ++line) __builtin_prefetch(at + line * 16, 1, 3);
 }

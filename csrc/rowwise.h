@@ -130,6 +130,29 @@ inline void round_head(const float* x, char* tile, const KVView& kv, int offset,
   std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale.scale, 4);
 }
 
+// y [columns][16] = x [16][columns], bytes; rows of y are `y_stride` apart.
+inline void transpose_bytes(const int8_t* x, size_t columns, int8_t* y, size_t y_stride) {
+  typedef int8_t Bytes __attribute__((vector_size(16)));
+  size_t k = 0;
+  for (; k + kLanes <= columns; k += kLanes) {
+    Bytes rows[kLanes], pairs[kLanes];
+    for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], x + size_t(i) * columns + k, sizeof(Bytes));
+    // Four times row i with row i + 8, byte by byte: what stood in 16 rows then stands in 16 columns.
+    for (int round = 0; round < 4; ++round) {
+      for (int i = 0; i < 8; ++i) {
+        pairs[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
+                                               7, 23);
+        pairs[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+                                                   14, 30, 15, 31);
+      }
+      std::memcpy(rows, pairs, sizeof(rows));
+    }
+    for (int i = 0; i < kLanes; ++i) std::memcpy(y + (k + size_t(i)) * y_stride, &rows[i], sizeof(Bytes));
+  }
+  for (; k < columns; ++k)
+    for (size_t i = 0; i < kLanes; ++i) y[k * y_stride + i] = x[i * columns + k];
+}
+
 // Keys of a head, of `count` tokens, `k_stride` elements apart, at `offset` in a block and after; a key's elements lie
 // `block_size` apart there. `scratch` has room for 16 keys.
 inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int layer, int head, int block,
@@ -138,27 +161,27 @@ inline void store_keys(const float* k, size_t k_stride, int count, const KVView&
   const size_t H = size_t(kv.head_dim), stride = size_t(kv.block_size);
   if (kv.type == KVType::f32)
     return transpose(k, k_stride, count, int(H), reinterpret_cast<float*>(tile) + offset, stride);
-  if (kv.type == KVType::bf16 && count == kLanes) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
+  if (kv.type == KVType::i8) {
+    int8_t *rounded = reinterpret_cast<int8_t*>(scratch), *to = reinterpret_cast<int8_t*>(tile) + offset;
+    for (int i = 0; i < count; ++i) round_head(k + size_t(i) * k_stride, tile, kv, offset + i, rounded + size_t(i) * H);
+    if (count == kLanes) return transpose_bytes(rounded, H, to, stride);
+    for (int i = 0; i < count; ++i, ++to)
+      for (size_t h = 0; h < H; ++h) to[h * stride] = rounded[size_t(i) * H + h];
+    return;
+  }
+  uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
+  if (count == kLanes) {
     transpose(k, k_stride, count, int(H), scratch, kLanes);
     for (size_t h = 0; h < H; ++h) store_bf16(to + h * stride, load(scratch + h * kLanes));
     return;
   }
-  for (int i = 0; i < count; ++i, k += k_stride, ++offset) {
-    if (kv.type == KVType::i8) {
-      int8_t* rounded = reinterpret_cast<int8_t*>(scratch);
-      round_head(k, tile, kv, offset, rounded);
-      for (size_t h = 0; h < H; ++h) tile[h * stride + size_t(offset)] = char(rounded[h]);
-    } else {
-      uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
-      for (size_t h = 0; h < H; h += kLanes) {
-        const size_t n = min_of(size_t{kLanes}, H - h);
-        uint16_t lanes[kLanes];
-        store_bf16(lanes, load_first(k + h, int(n)));
-        for (size_t j = 0; j < n; ++j) to[(h + j) * stride] = lanes[j];
-      }
+  for (int i = 0; i < count; ++i, ++to, k += k_stride)
+    for (size_t h = 0; h < H; h += kLanes) {
+      const size_t n = min_of(size_t{kLanes}, H - h);
+      uint16_t lanes[kLanes];
+      store_bf16(lanes, load_first(k + h, int(n)));
+      for (size_t j = 0; j < n; ++j) to[(h + j) * stride] = lanes[j];
     }
-  }
 }
 
 inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset) {

@@ -80,6 +80,7 @@ inline RowMax row_max(const float* x, int n) {
     int i = start;
     for (; i + 64 <= stop; i += 64)
       for (int k = 0; k < 4; ++k) {
+        __builtin_prefetch(x + i + 16 * k + 1024, 0, 3);
         const V v = load(x + i + 16 * k);
         m[k] = max(m[k], v);
         sound[k] = select(less(v, inf), sound[k], inf);  // false for NaN too

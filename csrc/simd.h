@@ -101,6 +101,14 @@ inline void transpose(const E* x, size_t x_stride, int rows, int columns, E* y, 
 }
 
 // Fixed trees: lane i with i + 8, then + 4, + 2, + 1.
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
+inline float reduce_add(V v) {
+  const __m256 eight = add_halves(v);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 inline float reduce_add(V v) {
   alignas(64) float a[kLanes];
   store(a, v);
@@ -108,6 +116,7 @@ inline float reduce_add(V v) {
     for (int i = 0; i < half; ++i) a[i] = a[i] + a[i + half];
   return a[0];
 }
+#endif
 // In no order: where a lane is NaN, the result may be any.
 #if defined(QUIRE_AVX512)
 inline float reduce_max(V v) { return _mm512_reduce_max_ps(v.r); }

@@ -65,6 +65,7 @@ inline V copysign(V x, V sign) {
   return {_mm256_or_ps(_mm256_andnot_ps(bit, x.a), _mm256_and_ps(bit, sign.a)),
           _mm256_or_ps(_mm256_andnot_ps(bit, x.b), _mm256_and_ps(bit, sign.b))};
 }
+inline __m256 add_halves(V x) { return _mm256_add_ps(x.a, x.b); }  // lane i and lane i + 8
 inline M less(V x, V y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)}; }
 inline M first_lanes(int n) {  // lanes 0..n-1
   const __m256i count = _mm256_set1_epi32(n);

@@ -50,6 +50,10 @@ inline V copysign(V a, V sign) {
   const __m512i bits = _mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign.r), _mm512_castps_si512(a.r), 0xca);
   return {_mm512_castsi512_ps(bits)};
 }
+inline __m256 add_halves(V a) {  // lane i and lane i + 8
+  const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.r), 1));
+  return _mm256_add_ps(_mm512_castps512_ps256(a.r), high);
+}
 inline M less(V a, V b) { return {_mm512_cmp_ps_mask(a.r, b.r, _CMP_LT_OQ)}; }
 inline M first_lanes(int n) { return {__mmask16(n >= 16 ? 0xffff : (1u << n) - 1u)}; }  // lanes 0..n-1
 inline V select(M m, V yes, V no) { return {_mm512_mask_mov_ps(no.r, m.m, yes.r)}; }

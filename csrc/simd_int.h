@@ -21,6 +21,8 @@ inline I operator+(I a, I b) { return {_mm512_add_epi32(a.r, b.r)}; }
 inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
 inline I operator^(I a, I b) { return {_mm512_xor_si512(a.r, b.r)}; }
 inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
+inline I max(I a, I b) { return {_mm512_max_epi32(a.r, b.r)}; }
+inline I magnitude_bits(V v) { return {_mm512_castps_si512(_mm512_abs_ps(v.r))}; }
 inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
 // Of a pair of bfloat16 in each lane: the first, and the second.
 inline V pair_first(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.r, 16))}; }
@@ -105,6 +107,11 @@ inline I shift_right(I x, int bits) {
   const __m128i n = _mm_cvtsi32_si128(bits);
   return {_mm256_srl_epi32(x.a, n), _mm256_srl_epi32(x.b, n)};
 }
+inline I max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+inline I magnitude_bits(V x) {
+  const V y = abs(x);
+  return {_mm256_castps_si256(y.a), _mm256_castps_si256(y.b)};
+}
 inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline V pair_first(I x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
@@ -160,6 +167,13 @@ inline I operator^(I x, I y) {
 inline I shift_right(I x, int bits) {
   return each([&](int i) { return int32_t(uint32_t(x.v[i]) >> bits); });
 }
+inline I max(I x, I y) {
+  return each([&](int i) { return max_of(x.v[i], y.v[i]); });
+}
+inline I magnitude_bits(V x) {
+  const V y = abs(x);
+  return iload(&y.r);
+}
 inline V to_float(I x) {
   alignas(64) float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = float(x.v[i]);
@@ -207,12 +221,24 @@ inline V load_int8(const int8_t* p) {
 inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
 #endif
 
+#if defined(QUIRE_AVX512)
+inline int32_t reduce_add(I a) { return _mm512_reduce_add_epi32(a.r); }
+inline int32_t reduce_max(I a) { return _mm512_reduce_max_epi32(a.r); }
+#else
 inline int32_t reduce_add(I a) {
   int32_t lanes[kLanes], total = 0;
   istore(lanes, a);
   for (const int32_t lane : lanes) total += lane;
   return total;
 }
+inline int32_t reduce_max(I a) {
+  int32_t lanes[kLanes];
+  istore(lanes, a);
+  int32_t most = lanes[0];
+  for (const int32_t lane : lanes) most = max_of(most, lane);
+  return most;
+}
+#endif
 
 // Values in int8: q = round(x * inverse), about x / scale.
 struct Int8Scale {
@@ -221,17 +247,15 @@ struct Int8Scale {
 
 // Of n values: max|x| / 127. Not a number where any value is not finite.
 inline Int8Scale int8_scale(const float* x, int n) {
-  V top = set1(0), strange = set1(0);  // the latter becomes NaN
-  auto take = [&](V v) {
-    top = max(top, abs(v));
-    strange = fma(v, set1(0), strange);
-  };
+  // Bits of magnitudes have the order of the numbers, and those that are not finite are above all that are.
+  I top = iset1(0);
   int k = 0;
-  for (; k + kLanes <= n; k += kLanes) take(load(x + k));
-  if (k < n) take(load_first(x + k, n - k));
-  const float most = reduce_max(top);
-  const bool finite = reduce_max(select(less(strange, set1(1.0f)), set1(0.0f), set1(1.0f))) == 0.0f;
-  return {finite ? most / 127.0f : __builtin_nanf(""), most >= 1e-30f ? 127.0f / most : 0.0f};
+  for (; k + kLanes <= n; k += kLanes) top = max(top, magnitude_bits(load(x + k)));
+  if (k < n) top = max(top, magnitude_bits(load_first(x + k, n - k)));
+  const int32_t bits = reduce_max(top);
+  float most;
+  std::memcpy(&most, &bits, 4);
+  return {bits < 0x7f800000 ? most / 127.0f : __builtin_nanf(""), most >= 1e-30f ? 127.0f / most : 0.0f};
 }
 
 // Rounds n values to q; returns the sum of q.

@@ -130,6 +130,37 @@ def test_steps_equal_the_reference(isa: str, dtype: FloatDtype, kv_dtype: KVDtyp
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("head_dim", [20, 48])
+def test_keys_are_the_same_stored_together_and_one_by_one(isa: str, kv_dtype: KVDtype, head_dim: int) -> None:
+    backend, count, heads = native(isa), 41, 3
+    qkv = backend.matrix([normal(np.random.default_rng(5), count, 3 * heads * head_dim)], "float32")
+    head = backend.matrix([np.ones((8, heads * head_dim), np.float32)], "float32")
+
+    def attend(ops: Any) -> Any:
+        q = ops.store_kv(ops.embed(qkv), 0, heads, None, None, None)
+        return ops.select_rows(ops.attention(q, 0, heads, Attention(head_dim**-0.5)))
+
+    graph = Graph(attend, lambda ops, h: ops.linear(h, head), 8, heads * head_dim)
+
+    def last_row(chunk: int) -> bytes:
+        kv = backend.kv_cache(KVSpec(1, heads, head_dim, kv_dtype), 3, 16)
+        executable: Any = backend.compile(graph, kv, Limits(count, 1, 1))
+        table = int32(2, 0, 1).reshape(1, -1)
+        for start in range(0, count, chunk):
+            end = min(start + chunk, count)
+            tokens = np.arange(start, end, dtype=np.int32)
+            rows = int32(end - start - 1)
+            executable.run(
+                ModelInput(tokens, tokens, int32(0, end - start), int32(end), int32(0), table, rows)
+            )
+        hidden: bytes = executable.hidden().tobytes()
+        return hidden
+
+    assert last_row(count) == last_row(1) == last_row(7)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(deadline=None, max_examples=30)
 @given(
     rows=st.integers(1, 60),
