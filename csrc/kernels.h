@@ -27,6 +27,7 @@ struct Format {
   Layout layout = Layout::f32;
   int group = 0;           // i4: columns of a row that share a scale: 32, 64 or 128
   bool offsets = false;    // i4: values are scale * q - offset, else scale * (q - 8)
+  bool narrow = false;     // i4: scales are bfloat16; what is held of an offset is its zero, offset / scale
   bool int8_rows = false;  // i8 and i4: activations are rounded to int8 with a scale a row, else they stay float
 };
 
@@ -36,6 +37,7 @@ struct Format {
 //   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] bytes, each 128 more than its value, scale [16] float }
 //   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
 //           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
+//         narrow: two groups have one header, scale [16][2] bfloat16, with offsets: zero [16][2] bfloat16
 //   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] steps, table, escapes: compact.h }
 // In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
 struct MatrixView {
@@ -56,17 +58,30 @@ struct MatrixView {
     return 1;
   }
   QUIRE_INLINE int padded_cols() const { return (cols + step() - 1) / step() * step(); }
-  QUIRE_INLINE size_t header_bytes() const { return format.offsets ? 128 : 64; }  // of a group of i4
+  // Of i4: what is before so many groups of columns, and what these take.
+  QUIRE_INLINE size_t header_bytes() const { return format.offsets ? 128 : 64; }
+  QUIRE_INLINE int groups_per_header() const { return format.narrow ? 2 : 1; }
+  QUIRE_INLINE size_t group_bytes() const { return size_t(format.group) * 8; }
   // Bytes of a panel's columns [0, k), k a multiple of step().
   QUIRE_INLINE size_t offset(int k) const {
     switch (format.layout) {
       case Layout::f32: return size_t(k) * 64;
       case Layout::bf16: return size_t(k) * 32;
       case Layout::i8: return size_t(k) * 16;
-      case Layout::i4: return size_t(k / format.group) * (header_bytes() + size_t(format.group) * 8);
+      case Layout::i4: {
+        const int groups = k / format.group, headers = (groups + groups_per_header() - 1) / groups_per_header();
+        return size_t(headers) * header_bytes() + size_t(groups) * group_bytes();
+      }
       case Layout::bf16_12: return size_t(k / kCompactColumns) * kCompactBytes;
     }
     return 0;
+  }
+  // Of i4: the header of a group of a panel, and its columns behind it.
+  QUIRE_INLINE size_t header_offset(int group) const {
+    return offset(group / groups_per_header() * groups_per_header() * format.group);
+  }
+  QUIRE_INLINE size_t columns_offset(int group) const {
+    return header_offset(group) + header_bytes() + size_t(group % groups_per_header()) * group_bytes();
   }
   // Bytes behind a panel's columns.
   QUIRE_INLINE size_t tail_bytes() const {

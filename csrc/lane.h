@@ -41,10 +41,16 @@ QUIRE_INLINE void read_lane(const MatrixView& w, int panel, int lane, Put&& put)
       return;
     }
     case Layout::i4:
-      for (int begin = 0; begin < w.cols; begin += w.format.group) {
-        const char* header = data + w.offset(begin);
-        const float scale = number(header, lane), offset = w.format.offsets ? number(header + 64, lane) : 8 * scale;
-        const uint8_t* bytes = reinterpret_cast<const uint8_t*>(header + w.header_bytes()) + lane * 4;
+      for (int group = 0; group * w.format.group < w.cols; ++group) {
+        const char* header = data + w.header_offset(group);
+        auto field = [&](const char* p) {
+          const uint16_t* halves = reinterpret_cast<const uint16_t*>(p) + lane * 2;
+          return w.format.narrow ? widened(halves[group % 2]) : number(p, lane);
+        };
+        const float scale = field(header), held = w.format.offsets ? field(header + 64) : 8;
+        const float offset = w.format.offsets && !w.format.narrow ? held : scale * held;
+        const uint8_t* bytes = reinterpret_cast<const uint8_t*>(data + w.columns_offset(group)) + lane * 4;
+        const int begin = group * w.format.group;
         for (int i = 0; i < w.format.group && begin + i < w.cols; ++i) {
           const int quantum = bytes[i / 8 * 64 + i % 4] >> (i % 8 / 4 * 4) & 15;
           put(begin + i, __builtin_fmaf(scale, float(quantum), -offset));  // as products do

@@ -132,7 +132,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
   const ptrdiff_t tail = ptrdiff_t(w.tail_bytes());
   MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
-  m.group = w.format.group, m.offsets = w.format.offsets;
+  m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
   if (a.x_sums) m.sums = a.x_sums;
   for (int panel = first; panel < last;) {
     const int count = min_of(group, last - panel);
@@ -206,7 +206,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
                          : last_block         ? following
                                               : w.data + panel_bytes * size_t(first) + w.offset(k + columns);
       MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
-      m.group = w.format.group, m.offsets = w.format.offsets;
+      m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
       m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
       constexpr bool by_first = std::is_same_v<Unpacked, ExpandedByFirst>;
       CompactPanel compact[step_panels];

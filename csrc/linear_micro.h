@@ -93,6 +93,7 @@ struct MicroArgs {
   int out_lines = 0;
   int group = 0;         // layouts with groups: columns of one
   bool offsets = false;
+  bool narrow = false;
   const int32_t* sums = kNoSums;  // [group][R], without groups [R]: of the activations, as Dot::begin takes them
   // Weights in 12 bits: [P] tables and escapes, the block's first step, and where it is expanded to: [P][steps].
   const CompactPanel* compact = nullptr;
@@ -117,33 +118,43 @@ QUIRE_INLINE void fetch_output(const MicroArgs& m, int row) {
   for (int line = 0; line < m.out_lines; ++line) __builtin_prefetch(at + line * 16, 1, 3);
 }
 
+// Reads a header: floats [16], or of pairs of bfloat16 [16][2] those of the group that has this place.
+struct HeaderField {
+  int shifts[2];  // by place; looked up, for with a branch g++ keeps the group's sums in memory
+  I mask;
+  explicit HeaderField(bool narrow) : shifts{narrow ? 16 : 0, 0}, mask(iset1(narrow ? int32_t(0xffff0000u) : -1)) {}
+  V load(const char* field, int place) const { return float_of(shift_left(iload(field), shifts[place]) & mask); }
+};
+
 // As `micro_plain`, for weights in groups. The float sums are in memory, side by side: they are touched once a group.
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro_groups(const MicroArgs& m) {
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
   const int groups = m.steps * Dot::kStepK / m.group, steps = m.group / Dot::kStepK;
-  const size_t header = m.offsets ? 128 : 64, group_bytes = header + size_t(steps) * Dot::kStepBytes;
-  const int ahead = int((kGroupsAhead + group_bytes - 1) / group_bytes);
+  const size_t header = m.offsets ? 128 : 64, group_bytes = size_t(steps) * Dot::kStepBytes;
+  const size_t unit_bytes = header + (group_bytes << m.narrow);  // of the groups behind a header
+  const int ahead = int((kGroupsAhead + unit_bytes - 1) / unit_bytes);
   const char* next = m.next;
   const size_t panel_bytes = m.panel_bytes;  // copies, which stores cannot change
-  const bool offsets = m.offsets;
+  const bool offsets = m.offsets, narrow = m.narrow;
+  const HeaderField field(narrow);
   alignas(64) float total[R][P][16];
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p)
       store(total[r][p], m.accumulate ? load(m.c + size_t(r) * m.c_stride + p * 16) : set1(0));
   for (int g = 0; g < groups; ++g) {
+    const int unit = g >> narrow, place = g & narrow;
     // What is fetched while this group is worked on: one some groups ahead, or of the next block.
-    const ptrdiff_t offset = ptrdiff_t(ahead * group_bytes) + (g + ahead < groups ? 0 : m.next_block);
-    const char* b = m.b + size_t(g) * group_bytes;
-    const float* head[P];
+    const ptrdiff_t offset =
+        ptrdiff_t(size_t(ahead) * unit_bytes) + (g + (ahead << narrow) < groups ? 0 : m.next_block);
+    const char *heads = m.b + size_t(unit) * unit_bytes, *b = heads + header + size_t(place) * group_bytes;
+    const char* head[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      head[p] = reinterpret_cast<const float*>(b + size_t(p) * panel_bytes);
+      head[p] = heads + size_t(p) * panel_bytes;
       if constexpr (Ahead == Prefetch::weights)
-        for (size_t line = 0; line < header; line += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(head[p]) + offset + line, 0, 3);
+        for (size_t line = 0; line < header; line += 64) __builtin_prefetch(head[p] + offset + line, 0, 3);
     }
-    b += header;
     if constexpr (Ahead == Prefetch::activations) {
       for (size_t line = 0; line < header; line += 64) fetch_meanwhile(next);
       if (g < R) fetch_output(m, g);
@@ -171,13 +182,14 @@ void micro_groups(const MicroArgs& m) {
     } while (++s < steps);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      const V scale = load(head[p]);
+      const V scale = field.load(head[p], place);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) store(total[r][p], Dot::scaled(acc[r][p], scale, load(total[r][p])));
     }
     if (!offsets) continue;
     for (int p = 0; p < P; ++p) {
-      const V shift = Dot::shift(load(head[p]), load(head[p] + 16));
+      const V scale = field.load(head[p], place), held = field.load(head[p] + 64, place);
+      const V shift = Dot::shift(scale, narrow ? scale * held : held);
       for (int r = 0; r < R; ++r)
         store(total[r][p], fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(total[r][p])));
     }

@@ -21,7 +21,7 @@ struct BlocksOfK {
   int padded, size;
   explicit BlocksOfK(const MatrixView& w) : padded(w.padded_cols()), size(padded) {
     const bool bytes = w.format.layout == Layout::i8 || w.format.layout == Layout::i4;
-    const int wanted = bytes ? 4 * kBlockK : kBlockK, step = max_of(2, w.step());
+    const int wanted = bytes ? 4 * kBlockK : kBlockK, step = max_of(2, w.step() * w.groups_per_header());
     const int most = wanted + wanted / 4;  // rather than a short block
     const int count = (padded + most - 1) / most;
     size = ((padded + count - 1) / count + step - 1) / step * step;

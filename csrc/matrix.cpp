@@ -180,25 +180,28 @@ void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out)
 // values are used; with them the range from least to largest becomes 0 to 15.
 void pack_panel_i4(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
   const int padded = view.padded_cols(), group = view.format.group;
+  const bool narrow = view.format.narrow;
   std::vector<float> values(static_cast<size_t>(padded));
   std::memset(out, 0, view.panel_bytes());
   for (int lane = 0; lane < kPanel; ++lane) {
     read_row(rows[lane], view.cols, padded, values.data());
-    for (int begin = 0; begin < padded; begin += group) {
-      const float* v = values.data() + begin;
+    for (int g = 0; g * group < padded; ++g) {
+      const float* v = values.data() + g * group;
       float least = 0, largest = 0;
       for (int k = 0; k < group; ++k) least = std::min(least, v[k]), largest = std::max(largest, v[k]);
       const float furthest = -least > largest ? least : largest;
-      const float scale = view.format.offsets ? (largest - least) / 15.0f : furthest / -8.0f;
+      const float exact = view.format.offsets ? (largest - least) / 15.0f : furthest / -8.0f;
+      const float scale = narrow ? from_bits(uint32_t{float_to_bf16(exact)} << 16) : exact;
       const float inverse = std::abs(scale) >= kLeast ? 1.0f / scale : 0.0f;
       const float zero = view.format.offsets ? std::nearbyint(-least * inverse) : 8.0f;
-      char* header = out + view.offset(begin);
-      std::memcpy(header + lane * 4, &scale, 4);
-      if (view.format.offsets) {
-        const float offset = scale * zero;
-        std::memcpy(header + 64 + lane * 4, &offset, 4);
-      }
-      char* bytes = header + view.header_bytes();
+      auto put = [&](char* field, float value) {
+        const uint16_t half = float_to_bf16(value);
+        if (narrow) std::memcpy(field + lane * 4 + g % 2 * 2, &half, 2);
+        else std::memcpy(field + lane * 4, &value, 4);
+      };
+      char *header = out + view.header_offset(g), *bytes = out + view.columns_offset(g);
+      put(header, scale);
+      if (view.format.offsets) put(header + 64, narrow ? zero : scale * zero);
       for (int k = 0; k < group; ++k) {
         const float q = std::min(15.0f, std::max(0.0f, std::nearbyint(v[k] * inverse) + zero));
         char& byte = bytes[k / 8 * 64 + lane * 4 + k % 4];
@@ -233,6 +236,8 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated) 
   view_.cols = int(cols);
   if (format.layout == Layout::i4 && format.group != 32 && format.group != 64 && format.group != 128)
     throw std::invalid_argument("int4 weights have groups of 32, 64 or 128 columns");
+  if (format.narrow && format.layout != Layout::i4)
+    throw std::invalid_argument("only int4 weights have scales in bfloat16");
   view_.format = format;
   view_.gated = gated;
   if (format.layout == Layout::bf16_12) {  // with few columns the list behind them takes more than it saves

@@ -40,13 +40,14 @@ using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
 using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
 
-// (layout, columns of a group, whether there are offsets, whether activations are rounded to int8)
-using FormatTuple = std::tuple<std::string, int, bool, bool>;
+// (layout, columns of a group, whether there are offsets, whether scales are narrow, whether activations are rounded)
+using FormatTuple = std::tuple<std::string, int, bool, bool, bool>;
 constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_12"};
 
 Format to_format(const FormatTuple& t) {
   for (int i = 0; i < int(std::size(kLayouts)); ++i)
-    if (std::get<0>(t) == kLayouts[i]) return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
+    if (std::get<0>(t) == kLayouts[i])
+      return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
   throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
 }
 
@@ -56,7 +57,9 @@ KVType to_kv_type(const std::string& name) {
   throw std::invalid_argument("a KV cache cannot be of type '" + name + "'");
 }
 
-FormatTuple from_format(const Format& f) { return {kLayouts[int(f.layout)], f.group, f.offsets, f.int8_rows}; }
+FormatTuple from_format(const Format& f) {
+  return {kLayouts[int(f.layout)], f.group, f.offsets, f.narrow, f.int8_rows};
+}
 
 std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
 std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a) : std::vector<float>{}; }

@@ -21,6 +21,8 @@ inline I operator+(I a, I b) { return {_mm512_add_epi32(a.r, b.r)}; }
 inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
 inline I operator^(I a, I b) { return {_mm512_xor_si512(a.r, b.r)}; }
 inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
+inline I shift_left(I a, int bits) { return {_mm512_sll_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
+inline V float_of(I a) { return {_mm512_castsi512_ps(a.r)}; }  // of the bits
 inline I max(I a, I b) { return {_mm512_max_epi32(a.r, b.r)}; }
 inline I magnitude_bits(V v) { return {_mm512_castps_si512(_mm512_abs_ps(v.r))}; }
 inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
@@ -112,6 +114,11 @@ inline I magnitude_bits(V x) {
   const V y = abs(x);
   return {_mm256_castps_si256(y.a), _mm256_castps_si256(y.b)};
 }
+inline I shift_left(I x, int bits) {
+  const __m128i n = _mm_cvtsi32_si128(bits);
+  return {_mm256_sll_epi32(x.a, n), _mm256_sll_epi32(x.b, n)};
+}
+inline V float_of(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }  // of the bits
 inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline V pair_first(I x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
@@ -173,6 +180,14 @@ inline I max(I x, I y) {
 inline I magnitude_bits(V x) {
   const V y = abs(x);
   return iload(&y.r);
+}
+inline I shift_left(I x, int bits) {
+  return each([&](int i) { return int32_t(uint32_t(x.v[i]) << bits); });
+}
+inline V float_of(I x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, x.v, sizeof(lanes));
+  return load(lanes);
 }
 inline V to_float(I x) {
   alignas(64) float lanes[kLanes];

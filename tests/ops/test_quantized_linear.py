@@ -20,8 +20,16 @@ TYPES = [
         for symmetric in (True, False)
         for int8_rows in (True, False)
     ),
+    Quantized(4, 32, scales="float32"),
+    Quantized(4, 32, False, False, "float32"),
 ]
-FEW = [Quantized(8), Quantized(8, int8_rows=False), Quantized(4, 32), Quantized(4, 64, False, False)]
+FEW = [
+    Quantized(8),
+    Quantized(8, int8_rows=False),
+    Quantized(4, 32),
+    Quantized(4, 64, False, False),
+    Quantized(4, 32, False, scales="float32"),
+]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=repr)

@@ -186,7 +186,9 @@ def weight_types(dtype: FloatDtype, scheme: Scheme | None, stored: bool = False)
     if scheme is not None:
         types["linear"], types["table"] = scheme.linear, scheme.table
     if (stored and scheme is None) or (scheme is not None and scheme.linear.bits == 4):
-        types["stored"] = Quantized(4, 32, int8_rows=scheme is not None and scheme.linear.int8_rows)
+        types["stored"] = Quantized(
+            4, 32, int8_rows=scheme is not None and scheme.linear.int8_rows, scales="float32"
+        )
     return types
 
 

@@ -185,18 +185,14 @@ def _pack_groups(parts: Sequence[Array], gated: bool) -> Array:
     return memory[start : start + groups.nbytes]
 
 
-Format = tuple[str, int, bool, bool]  # csrc/kernels.h: layout, group, offsets, int8_rows
+Format = tuple[str, int, bool, bool, bool]  # csrc/kernels.h: layout, group, offsets, narrow, int8_rows
 
 
 def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
     """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
     try:
-        group, offsets, int8_rows = (
-            about.get("group", 0),
-            about.get("offsets", False),
-            about.get("int8_rows", False),
-        )
-        format = str(about["layout"]), int(group), bool(offsets), bool(int8_rows)
+        flags = [bool(about.get(name, False)) for name in ("offsets", "narrow", "int8_rows")]
+        format = str(about["layout"]), int(about.get("group", 0)), flags[0], flags[1], flags[2]
         return int(about["rows"]), int(about["cols"]), format, bool(about["gated"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"not the description of a packed weight: {about}") from error
@@ -388,10 +384,10 @@ class NativeBackend:
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         packed = _packed(matrix)
         rows, columns = packed.shape
-        layout, group, offsets, int8_rows = packed.format
+        layout, group, offsets, narrow, int8_rows = packed.format
         about = {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated}
         if layout.startswith("int"):
-            about |= {"group": group, "offsets": offsets, "int8_rows": int8_rows}
+            about |= {"group": group, "offsets": offsets, "narrow": narrow, "int8_rows": int8_rows}
         return about, packed.bytes()
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
@@ -425,8 +421,9 @@ class NativeBackend:
 
     def _format(self, dtype: WeightType) -> Format:
         if isinstance(dtype, Quantized):
-            return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, dtype.int8_rows
-        return "bfloat16_12" if self.compact and dtype == "bfloat16" else dtype, 0, False, False
+            narrow = dtype.bits == 4 and dtype.scales == "bfloat16"
+            return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, narrow, dtype.int8_rows
+        return "bfloat16_12" if self.compact and dtype == "bfloat16" else dtype, 0, False, False, False
 
     def outline(self) -> OutlineBackend:
         """The same backend for planning: its weights have a shape and no values, and take no memory."""

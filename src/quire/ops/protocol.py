@@ -29,7 +29,8 @@ KVDtype = Literal["float32", "bfloat16", "int8"]
 
 class Quantized(msgspec.Struct, frozen=True):
     """A weight in few bits. int8: a scale a row. int4: a scale for each `group_size` columns (32, 64 or 128) of a row,
-    and with `symmetric` false an offset.
+    and with `symmetric` false an offset. `scales` is their type in int4 (an offset is a multiple of its scale, or
+    float32 as well).
 
     With `int8_rows` activations are rounded to int8 with a scale a row (a token), and products are summed as integers;
     else they stay float.
@@ -39,6 +40,7 @@ class Quantized(msgspec.Struct, frozen=True):
     group_size: int = 0
     symmetric: bool = True
     int8_rows: bool = True
+    scales: FloatDtype = "bfloat16"
 
 
 WeightType = FloatDtype | Quantized

@@ -84,6 +84,7 @@ def _round_int4(values_OK: FloatArray, dtype: Quantized) -> FloatArray:
         scale = np.where(-least > largest, least, largest) / np.float32(-8)
     else:
         scale = (largest - least) / np.float32(15)
+    scale = scale.astype(DTYPES[dtype.scales]).astype(np.float32)
     used = np.abs(scale) >= LEAST
     inverse = np.where(used, np.float32(1) / np.where(used, scale, np.float32(1)), np.float32(0))
     zero = np.float32(8) if dtype.symmetric else np.rint(-least * inverse)

@@ -117,7 +117,7 @@ def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: Any) -> None:
     groups = grouped(known, raw.reshape(-1))
     assert groups is not None
     groups = groups.reshape(40, -1)
-    dtype = Quantized(4, 32, symmetric=kind == "Q4_0", int8_rows=False)
+    dtype = Quantized(4, 32, symmetric=kind == "Q4_0", int8_rows=False, scales="float32")
     np.testing.assert_array_equal(backend.matrix([groups[:7], groups[7:]], dtype).dequantize(), values)
     gated = backend.gated_matrix(groups[:20], groups[20:], dtype)
     np.testing.assert_array_equal(gated.dequantize(), values)
@@ -138,7 +138,7 @@ def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) ->
         weights = real.weights  # type: ignore[attr-defined]
         kept = [weights.embedding, *(layer.mlp.down for layer in weights.layers)]
         formats = {matrix.packed.format for matrix in kept}
-        assert formats == {("int4", 32, kind == "Q4_1", options.get("quantization") == "int4")}
+        assert formats == {("int4", 32, kind == "Q4_1", False, options.get("quantization") == "int4")}
 
 
 def test_everything_comes_from_the_file(made: Made) -> None:
