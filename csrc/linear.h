@@ -205,20 +205,30 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
       const char* next = panel + count < last ? b + panel_bytes * size_t(count)
                          : last_block         ? following
                                               : w.data + panel_bytes * size_t(first) + w.offset(k + columns);
-      MicroArgs m{nullptr, b, panel_bytes, columns / Dot::kStepK, nullptr, c_stride, k > 0, 0};
+      MicroArgs m{nullptr, nullptr, 0, 0, nullptr, c_stride, k > 0, 0};
       m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
       m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
+      const bool same = count < step_panels && BlockTile<Dot>::rows > kExactRows;  // one panel stands for both
+      auto read_from = [&](const char* panels, size_t bytes, int step_columns) {
+        m.b = panels, m.panel_bytes = same ? 0 : bytes, m.steps = columns / step_columns;
+      };
+      auto read_unpacked = [&] {
+        read_from(reinterpret_cast<const char*>(scratch), size_t(columns) * Unpacked::kColumnBytes, Dot::kStepK);
+      };
       constexpr bool by_first = std::is_same_v<Unpacked, ExpandedByFirst>;
       CompactPanel compact[step_panels];
-      if constexpr (by_first)
+      if constexpr (by_first) {
         for (int p = 0; p < step_panels; ++p) compact[p] = compact_panel(w, panel + min_of(p, count - 1), k);
-      if (by_first && k == 0) fetch_tails(w, panel + count, count);
-      if constexpr (Unpacked::kColumnBytes > 0) {
-        if constexpr (!by_first) Unpacked::unpack(w, panel, count, k, columns, reinterpret_cast<char*>(scratch));
-        m.b = reinterpret_cast<const char*>(scratch);
-        m.panel_bytes = size_t(columns) * Unpacked::kColumnBytes;
+        m.compact = compact, m.first_step = uint32_t(k / kCompactColumns);
+        m.expanded = reinterpret_cast<ExpandedStep*>(scratch);
+        if (k == 0) fetch_tails(w, panel + count, count);
+        read_from(b, panel_bytes, kCompactColumns);
+      } else if constexpr (Unpacked::kColumnBytes > 0) {
+        Unpacked::unpack(w, panel, count, k, columns, reinterpret_cast<char*>(scratch));
+        read_unpacked();
+      } else {
+        read_from(b, panel_bytes, Dot::kStepK);
       }
-      if (count < step_panels && BlockTile<Dot>::rows > kExactRows) m.panel_bytes = 0;
       for (int tile = tile0; tile < tile1; ++tile) {
         const int begin = tiles.begin(tile);
         m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
@@ -230,11 +240,8 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         const bool expands = by_first && tile == tile0;
         if constexpr (by_first)
           if (expands) {
-            MicroArgs first_tile = m;
-            first_tile.b = b, first_tile.panel_bytes = m.panel_bytes > 0 ? panel_bytes : 0;
-            first_tile.steps = columns / kCompactColumns, first_tile.first_step = uint32_t(k / kCompactColumns);
-            first_tile.compact = compact, first_tile.expanded = reinterpret_cast<ExpandedStep*>(scratch);
-            micro_for<Compact<Dot>, Prefetch::activations>(rows, count)(first_tile);
+            micro_for<Compact<Dot>, Prefetch::activations>(rows, count)(m);
+            read_unpacked();  // in place: a copy would wait for what was just written
           }
         if (!expands) micro_for<Dot, Prefetch::activations>(rows, count)(m);
         // Finished sums go out while they are in L1; a gate waits for its pair.
