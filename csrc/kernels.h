@@ -58,7 +58,7 @@ struct MatrixView {
     return 1;
   }
   QUIRE_INLINE int padded_cols() const { return (cols + step() - 1) / step() * step(); }
-  // Of i4: what is before so many groups of columns, and what these take.
+  // Of i4: bytes of a header, the groups of columns that it is for, and bytes of the columns of one.
   QUIRE_INLINE size_t header_bytes() const { return format.offsets ? 128 : 64; }
   QUIRE_INLINE int groups_per_header() const { return format.narrow ? 2 : 1; }
   QUIRE_INLINE size_t group_bytes() const { return size_t(format.group) * 8; }

@@ -91,7 +91,7 @@ struct MicroArgs {
   const float* out = nullptr;
   size_t out_stride = 0;
   int out_lines = 0;
-  int group = 0;         // layouts with groups: columns of one
+  int group = 0;  // layouts with groups: columns of one; the rest as in Format
   bool offsets = false;
   bool narrow = false;
   const int32_t* sums = kNoSums;  // [group][R], without groups [R]: of the activations, as Dot::begin takes them

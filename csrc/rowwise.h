@@ -130,29 +130,6 @@ inline void round_head(const float* x, char* tile, const KVView& kv, int offset,
   std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale.scale, 4);
 }
 
-// y [columns][16] = x [16][columns], bytes; rows of y are `y_stride` apart.
-inline void transpose_bytes(const int8_t* x, size_t columns, int8_t* y, size_t y_stride) {
-  typedef int8_t Bytes __attribute__((vector_size(16)));
-  size_t k = 0;
-  for (; k + kLanes <= columns; k += kLanes) {
-    Bytes rows[kLanes], pairs[kLanes];
-    for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], x + size_t(i) * columns + k, sizeof(Bytes));
-    // Four times row i with row i + 8, byte by byte: what stood in 16 rows then stands in 16 columns.
-    for (int round = 0; round < 4; ++round) {
-      for (int i = 0; i < 8; ++i) {
-        pairs[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
-                                               7, 23);
-        pairs[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
-                                                   14, 30, 15, 31);
-      }
-      std::memcpy(rows, pairs, sizeof(rows));
-    }
-    for (int i = 0; i < kLanes; ++i) std::memcpy(y + (k + size_t(i)) * y_stride, &rows[i], sizeof(Bytes));
-  }
-  for (; k < columns; ++k)
-    for (size_t i = 0; i < kLanes; ++i) y[k * y_stride + i] = x[i * columns + k];
-}
-
 // Keys of a head, of `count` tokens, `k_stride` elements apart, at `offset` in a block and after; a key's elements lie
 // `block_size` apart there. `scratch` has room for 16 keys.
 inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int layer, int head, int block,
