@@ -173,13 +173,6 @@ inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, Thre
   });
 }
 
-// Brings the first of what is behind panels' columns into cache: no loop over columns does. (Inlined, or g++ takes it
-// for a function without effect.)
-QUIRE_INLINE void fetch_tails(const MatrixView& w, int panel, int count) {
-  for (int p = panel; p < min_of(panel + count, w.panels()); ++p)
-    for (size_t at = 0; at < min_of(w.tail_bytes(), size_t{128}); at += 64) __builtin_prefetch(w.tail(p) + at, 0, 2);
-}
-
 // Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
 template <class Dot, class Unpacked>
 inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
@@ -221,7 +214,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
         for (int p = 0; p < step_panels; ++p) compact[p] = compact_panel(w, panel + min_of(p, count - 1), k);
         m.compact = compact, m.first_step = uint32_t(k / kCompactColumns);
         m.expanded = reinterpret_cast<ExpandedStep*>(scratch);
-        if (k == 0) fetch_tails(w, panel + count, count);
+        if (k == 0) fetch_escapes(w, panel + count, count);
         read_from(b, panel_bytes, kCompactColumns);
       } else if constexpr (Unpacked::kColumnBytes > 0) {
         Unpacked::unpack(w, panel, count, k, columns, reinterpret_cast<char*>(scratch));

@@ -144,7 +144,8 @@ void micro_groups(const MicroArgs& m) {
       store(total[r][p], m.accumulate ? load(m.c + size_t(r) * m.c_stride + p * 16) : set1(0));
   for (int g = 0; g < groups; ++g) {
     const int unit = g >> narrow, place = g & narrow;
-    // What is fetched while this group is worked on: one some groups ahead, or of the next block.
+    // What is fetched while this group is worked on: one some groups ahead, or of the next block. (A header of two once
+    // for each: not to branch.)
     const ptrdiff_t offset =
         ptrdiff_t(size_t(ahead) * unit_bytes) + (g + (ahead << narrow) < groups ? 0 : m.next_block);
     const char *heads = m.b + size_t(unit) * unit_bytes, *b = heads + header + size_t(place) * group_bytes;

@@ -70,6 +70,8 @@ inline void exp_portable(V (&t)[N]) {
   for (int k = 0; k < N; ++k) t[k] = scale(y[k], n[k]);
 }
 
+constexpr int kLogitsAhead = 1024;  // a row of a large vocabulary is not in the nearest cache
+
 inline RowMax row_max(const float* x, int n) {
   const V inf = set1(__builtin_inff());
   RowMax best{-__builtin_inff(), 0, true};
@@ -80,7 +82,7 @@ inline RowMax row_max(const float* x, int n) {
     int i = start;
     for (; i + 64 <= stop; i += 64)
       for (int k = 0; k < 4; ++k) {
-        __builtin_prefetch(x + i + 16 * k + 1024, 0, 3);
+        __builtin_prefetch(x + i + 16 * k + kLogitsAhead, 0, 3);
         const V v = load(x + i + 16 * k);
         m[k] = max(m[k], v);
         sound[k] = select(less(v, inf), sound[k], inf);  // false for NaN too

@@ -26,9 +26,6 @@ inline V float_of(I a) { return {_mm512_castsi512_ps(a.r)}; }  // of the bits
 inline I max(I a, I b) { return {_mm512_max_epi32(a.r, b.r)}; }
 inline I magnitude_bits(V v) { return {_mm512_castps_si512(_mm512_abs_ps(v.r))}; }
 inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
-// Of a pair of bfloat16 in each lane: the first, and the second.
-inline V pair_first(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.r, 16))}; }
-inline V pair_second(I a) { return {_mm512_castsi512_ps((a & iset1(int32_t(0xffff0000u))).r)}; }
 // Byte `j` of each integer, as a signed number.
 template <int j>
 inline V signed_byte(I a) {
@@ -60,33 +57,6 @@ inline I dot_bytes(I sum, I u, I s) {
   return {_mm512_add_epi32(sum.r, _mm512_add_epi32(even, odd))};
 #endif
 }
-#if defined(QUIRE_BF16_DOT)
-// sum + the two products of bfloat16 of each lane, the second ones first.
-inline V dot_pairs(V sum, I x, I y) {
-#if defined(QUIRE_BF16_DOT_EMULATED)
-  return fma(pair_first(x), pair_first(y), fma(pair_second(x), pair_second(y), sum));
-#else
-  return {_mm512_dpbf16_ps(sum.r, (__m512bh)x.r, (__m512bh)y.r)};
-#endif
-}
-// 16 floats, rounded as by store_bf16, for dot_pairs: denormal ones may become 0, which is what it takes them for.
-inline void store_halves(uint16_t* p, V v) {
-#if defined(QUIRE_BF16_DOT_EMULATED)
-  store_bf16(p, v);
-#else
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v.r));
-#endif
-}
-alignas(64) constexpr uint16_t kPairOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-// Pairs of the 16 bfloat16 at `first` and those at `second`: 0 where bit 2 i, or 2 i + 1, of `halves` is not set.
-inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halves) {
-  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
-  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
-  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-  return {_mm512_maskz_permutexvar_epi16(halves, _mm512_load_si512(kPairOrder), both)};
-}
-#endif
 #elif defined(QUIRE_AVX2)
 struct I {
   __m256i a, b;
@@ -120,13 +90,6 @@ inline I shift_left(I x, int bits) {
 }
 inline V float_of(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }  // of the bits
 inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline V pair_first(I x) {
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
-}
-inline V pair_second(I x) {
-  const I high = x & iset1(int32_t(0xffff0000u));
-  return {_mm256_castsi256_ps(high.a), _mm256_castsi256_ps(high.b)};
-}
 template <int j>
 inline V signed_byte(I x) {
   auto byte = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * j), 24)); };
@@ -185,24 +148,14 @@ inline I shift_left(I x, int bits) {
   return each([&](int i) { return int32_t(uint32_t(x.v[i]) << bits); });
 }
 inline V float_of(I x) {
-  float lanes[kLanes];
-  std::memcpy(lanes, x.v, sizeof(lanes));
-  return load(lanes);
+  Bits b;
+  std::memcpy(&b, x.v, sizeof(b));
+  return from_bits(b);
 }
 inline V to_float(I x) {
   alignas(64) float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = float(x.v[i]);
   return load(lanes);
-}
-inline V pair_first(I x) {
-  Bits b;
-  std::memcpy(&b, x.v, sizeof(b));
-  return from_bits(b << 16);
-}
-inline V pair_second(I x) {
-  Bits b;
-  std::memcpy(&b, x.v, sizeof(b));
-  return from_bits(b & 0xffff0000u);
 }
 template <int j>
 inline V signed_byte(I x) {
@@ -219,6 +172,38 @@ inline I dot_bytes(I sum, I u, I s) {
     for (int j = 0; j < 32; j += 8) total += int32_t(uint32_t(u.v[i]) >> j & 255u) * int8_t(uint32_t(s.v[i]) >> j);
     return total;
   });
+}
+#endif
+
+// Of a pair of bfloat16 in each lane: the first, and the second.
+inline V pair_first(I a) { return float_of(shift_left(a, 16)); }
+inline V pair_second(I a) { return float_of(a & iset1(int32_t(0xffff0000u))); }
+
+#if defined(QUIRE_BF16_DOT)
+// sum + the two products of bfloat16 of each lane, the second ones first.
+inline V dot_pairs(V sum, I x, I y) {
+#if defined(QUIRE_BF16_DOT_EMULATED)
+  return fma(pair_first(x), pair_first(y), fma(pair_second(x), pair_second(y), sum));
+#else
+  return {_mm512_dpbf16_ps(sum.r, (__m512bh)x.r, (__m512bh)y.r)};
+#endif
+}
+// 16 floats, rounded as by store_bf16, for dot_pairs: denormal ones may become 0, which is what it takes them for.
+inline void store_halves(uint16_t* p, V v) {
+#if defined(QUIRE_BF16_DOT_EMULATED)
+  store_bf16(p, v);
+#else
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v.r));
+#endif
+}
+alignas(64) constexpr uint16_t kPairOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+// Pairs of the 16 bfloat16 at `first` and those at `second`: 0 where bit 2 i, or 2 i + 1, of `halves` is not set.
+inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halves) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  return {_mm512_maskz_permutexvar_epi16(halves, _mm512_load_si512(kPairOrder), both)};
 }
 #endif
 

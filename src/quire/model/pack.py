@@ -183,12 +183,12 @@ def weight_types(dtype: FloatDtype, scheme: Scheme | None, stored: bool = False)
     With `stored`, and where int4 is asked for, what the checkpoint keeps in int4 stays as it is.
     """
     types: dict[Use, WeightType] = {"linear": dtype, "table": dtype, "positions": dtype, "exact": "float32"}
-    if scheme is not None:
-        types["linear"], types["table"] = scheme.linear, scheme.table
-    if (stored and scheme is None) or (scheme is not None and scheme.linear.bits == 4):
-        types["stored"] = Quantized(
-            4, 32, int8_rows=scheme is not None and scheme.linear.int8_rows, scales="float32"
-        )
+    kept = Quantized(4, 32, int8_rows=False, scales="float32")
+    if scheme is None:
+        return types | {"stored": kept} if stored else types
+    types["linear"], types["table"] = scheme.linear, scheme.table
+    if scheme.linear.bits == 4:
+        types["stored"] = replace(kept, int8_rows=scheme.linear.int8_rows)
     return types
 
 

@@ -191,8 +191,9 @@ Format = tuple[str, int, bool, bool, bool]  # csrc/kernels.h: layout, group, off
 def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
     """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
     try:
-        flags = [bool(about.get(name, False)) for name in ("offsets", "narrow", "int8_rows")]
-        format = str(about["layout"]), int(about.get("group", 0)), flags[0], flags[1], flags[2]
+        names = ("offsets", "narrow", "int8_rows")
+        offsets, narrow, int8_rows = (bool(about.get(name, False)) for name in names)
+        format = str(about["layout"]), int(about.get("group", 0)), offsets, narrow, int8_rows
         return int(about["rows"]), int(about["cols"]), format, bool(about["gated"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"not the description of a packed weight: {about}") from error

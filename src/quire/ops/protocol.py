@@ -325,7 +325,8 @@ class Backend(Protocol):
     def matrix(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
         """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`.
 
-        For int4 in groups of 32 they may be [O_i, K / 32] of one of GROUPS_OF_INT4, which are kept bit for bit.
+        For int4 in groups of 32 with scales in float32 they may be [O_i, K / 32] of one of GROUPS_OF_INT4, which are
+        kept bit for bit.
         """
 
     def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> Matrix:
