@@ -55,15 +55,12 @@ Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_lay
 }
 
 int Plan::add_buffer(int width, RowKind rows) {
-  const int id = int(buffers_.size()), op = int(ops_.size());
-  buffers_.push_back({width, rows, op, op, id});
+  const int id = int(buffers_.size());
+  buffers_.push_back({width, rows, id});
   return id;
 }
 
 int Plan::add_op(Op op, int width, RowKind rows) {
-  const int now = int(ops_.size());
-  for (const int used : {op.in, op.residual, op.angles, op.other})
-    if (used >= 0) buffers_[size_t(used)].last_op = now;
   op.out = add_buffer(width, rows);
   ops_.push_back(std::move(op));
   return ops_.back().out;
@@ -281,11 +278,12 @@ void Plan::finish(int logits) {
   const Buffer out = checked(logits, "the logits");
   require(hidden_ >= 0 && out.rows == RowKind::head_rows && logits != head_input_, "the head computes no logits");
   logits_ = logits;
-  for (const int kept : {hidden_, logits_}) buffers_[size_t(kept)].last_op = int(ops_.size());
-  share_residuals();
+  keep_tails();
+  find_lives();
+  share_buffers();
   place_buffers();
   workspace_bytes_ = shared_workspace();
-  total_bytes_ = arena_floats_ * 4 + workspace_bytes_ + size_t(limits_.max_tokens) * 3 * sizeof(int32_t);
+  total_bytes_ = arena_floats_ * 4 + workspace_bytes_ + size_t(limits_.max_tokens) * 4 * sizeof(int32_t);
 }
 
 size_t Plan::max_rows(RowKind rows) const {
@@ -297,15 +295,60 @@ size_t Plan::buffer_floats(const Buffer& buffer) const {
   return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
 }
 
-// A residual that nobody reads later is added to in place: one buffer less, and its lines are warm.
-void Plan::share_residuals() {
+// Ops whose results nothing stored depends on become ops of tails, for what they read of all tokens its tails are
+// taken.
+void Plan::keep_tails() {
+  std::vector<bool> whole(buffers_.size());  // needed of all tokens
+  for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
+    const OpKind kind = op->kind;
+    if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
+        kind == OpKind::store_latent)  // these read the step's own arrays
+      whole[size_t(op->out)] = true;
+    if (!whole[size_t(op->out)]) continue;
+    for (const int* used : op->inputs())
+      if (*used >= 0) whole[size_t(*used)] = true;
+  }
+  std::vector<int> tails(buffers_.size(), -1);  // of each buffer, where they were taken
+  std::vector<Op> ops;
+  for (Op& op : ops_) {
+    RowKind& rows = buffers_[size_t(op.out)].rows;
+    if (rows == RowKind::tokens && !whole[size_t(op.out)]) rows = RowKind::tails;
+    const bool narrow = rows == RowKind::tails || op.kind == OpKind::select_rows;
+    for (int* used : op.inputs()) {
+      if (!narrow || *used < 0 || buffers_[size_t(*used)].rows != RowKind::tokens) continue;
+      int& taken = tails[size_t(*used)];
+      if (taken < 0) {
+        taken = add_buffer(width(*used), RowKind::tails);
+        ops.push_back(Op{.kind = OpKind::tails, .in = *used, .out = taken});
+        ++head_begin_;
+      }
+      *used = taken;
+    }
+    ops.push_back(std::move(op));
+  }
+  ops_ = std::move(ops);
+}
+
+void Plan::find_lives() {
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    for (const int* used : ops_[i].inputs())
+      if (*used >= 0) buffers_[size_t(*used)].last_op = int(i);
+    Buffer& out = buffers_[size_t(ops_[i].out)];
+    out.first_op = out.last_op = int(i);
+  }
+  for (const int kept : {hidden_, logits_}) buffers_[size_t(kept)].last_op = int(ops_.size());
+}
+
+// What nobody reads later is changed in place, where it is a residual that is added to, or what tails are taken from:
+// one buffer less, and its lines are warm.
+void Plan::share_buffers() {
   for (size_t i = 0; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
-    if (op.kind != OpKind::linear || op.residual < 0 || op.residual == op.in) continue;
-    const Buffer& residual = buffers_[size_t(op.residual)];
     Buffer& out = buffers_[size_t(op.out)];
-    if (residual.last_op != int(i) || residual.rows != out.rows || op.residual == head_input_) continue;
-    out.root = residual.root;
+    const int changed = op.kind == OpKind::linear ? op.residual : op.kind == OpKind::tails ? op.in : -1;
+    if (changed < 0 || changed == head_input_ || buffers_[size_t(changed)].last_op != int(i)) continue;
+    if (op.kind == OpKind::linear && (op.residual == op.in || buffers_[size_t(changed)].rows != out.rows)) continue;
+    out.root = buffers_[size_t(changed)].root;
     Buffer& root = buffers_[size_t(out.root)];
     root.last_op = std::max(root.last_op, out.last_op);
   }
@@ -376,7 +419,6 @@ void Plan::bind(std::shared_ptr<KVStore> kv) {
   workspace_ = HugeBuffer(workspace_bytes_);
   token_block_.resize(size_t(limits_.max_tokens));
   token_offset_.resize(size_t(limits_.max_tokens));
-  logit_rows_.resize(size_t(limits_.max_tokens));
   table_rows_.resize(size_t(limits_.max_tokens));
   kv_ = std::move(kv);
 }

@@ -2,6 +2,7 @@
 // Knows ops, buffers and their lifetimes; knows no model and no scheduler.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "matrix.h"
 #include "memory.h"
 #include "shared_prefix.h"
+#include "tails.h"
 #include "thread_pool.h"
 
 namespace quire {
@@ -33,8 +35,8 @@ struct StepInput {
   int num_tokens, num_seqs, num_slots, blocks_per_slot, num_logit_rows;
 };
 
-// Rows of a buffer: one per token, per logit row of the step, or per row of one head call.
-enum class RowKind : int { tokens, logit_rows, head_rows };
+// Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
+enum class RowKind : int { tokens, tails, logit_rows, head_rows };
 
 struct NormParams {
   bool rms = true;
@@ -125,8 +127,8 @@ class Plan {
 
  private:
   enum class OpKind : int {
-    embed, embed_positions, norm, linear, rope, store_kv, attention, select_rows, add, scale, store_latent, head_linear,
-    route, experts
+    embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
+    head_linear, route, experts
   };
 
   struct Op {
@@ -142,13 +144,15 @@ class Plan {
     RoutingParams routing{};
     std::vector<std::shared_ptr<PackedMatrix>> weights{};
     std::vector<ExpertWeights> experts{};
+
+    std::array<int*, 4> inputs() { return {&in, &residual, &angles, &other}; }
   };
 
   struct Buffer {
     int width;
     RowKind rows;
-    int first_op, last_op;
-    int root;          // the buffer whose memory this one uses
+    int root;           // the buffer whose memory this one uses
+    int first_op = 0, last_op = 0;
     size_t offset = 0;  // in floats
   };
 
@@ -157,7 +161,9 @@ class Plan {
   const Buffer& checked(int buffer, const char* what) const;
   size_t max_rows(RowKind rows) const;
   size_t buffer_floats(const Buffer& buffer) const;
-  void share_residuals();
+  void keep_tails();
+  void find_lives();
+  void share_buffers();
   void place_buffers();
   size_t shared_workspace() const;
   size_t expert_floats(const Op& op) const;
@@ -172,6 +178,8 @@ class Plan {
   void execute_linear(const Op& op);
   void execute_store_kv(const Op& op);
   void execute_attention(const Op& op);
+  void execute_tails(const Op& op);
+  void execute_select_rows(const Op& op);
   void execute_store_latent(const Op& op);
   void execute_head_linear(const Op& op);
   void execute_route(const Op& op);
@@ -194,9 +202,10 @@ class Plan {
 
   std::mutex running_;
   HugeBuffer arena_, workspace_;
-  std::vector<int32_t> token_block_, token_offset_, logit_rows_, table_rows_;
+  std::vector<int32_t> token_block_, token_offset_, table_rows_;
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
-  SharedPrefixes prefixes_;
+  Tails tails_;
+  SharedPrefixes prefixes_, tail_prefixes_;
   StepInput step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
 };

@@ -90,6 +90,10 @@ void Plan::run(const StepInput& input) {
   locate_tokens(input);
   prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
                  kv_->view().block_size);
+  tails_.find(input);
+  if (tails_.num_seqs() < input.num_seqs)
+    tail_prefixes_.find(tails_.num_seqs(), tails_.kv_len(), tails_.slots(), input.block_table,
+                        size_t(input.blocks_per_slot), kv_->view().block_size);
   head_start_ = 0;
   head_rows_ = std::min(num_logit_rows_, limits_.max_logit_rows);
   execute(0, ops_.size());
@@ -120,6 +124,8 @@ int Plan::rows_of(int buffer) const {
   switch (buffers_[size_t(buffer)].rows) {
     case RowKind::tokens:
       return step_.num_tokens;
+    case RowKind::tails:
+      return tails_.rows();
     case RowKind::logit_rows:
       return num_logit_rows_;
     case RowKind::head_rows:
@@ -176,12 +182,30 @@ void Plan::execute_op(const Op& op) {
       return execute_store_kv(op);
     case OpKind::attention:
       return execute_attention(op);
-    case OpKind::select_rows: {
-      const float* in = data(op.in);
-      for (int i = 0; i < rows; ++i)
-        std::memcpy(out + size_t(i) * width, in + size_t(step_.logit_rows[i]) * width, width * sizeof(float));
-    }
+    case OpKind::tails:
+      return execute_tails(op);
+    case OpKind::select_rows:
+      return execute_select_rows(op);
   }
+}
+
+// In place where the two share memory: rows only move up.
+void Plan::execute_tails(const Op& op) {
+  const size_t width = size_t(buffers_[size_t(op.out)].width);
+  const float* in = data(op.in);
+  float* out = data(op.out);
+  tails_.for_each([&](int row, int token, int rows) {
+    if (in != out || row != token)
+      std::memmove(out + size_t(row) * width, in + size_t(token) * width, size_t(rows) * width * sizeof(float));
+  });
+}
+
+void Plan::execute_select_rows(const Op& op) {
+  const size_t width = size_t(buffers_[size_t(op.out)].width);
+  const float* in = data(op.in);
+  float* out = data(op.out);
+  for (int i = 0; i < num_logit_rows_; ++i)
+    std::memcpy(out + size_t(i) * width, in + size_t(tails_.logit_rows()[i]) * width, width * sizeof(float));
 }
 
 void Plan::execute_linear(const Op& op) {
@@ -231,14 +255,16 @@ void Plan::execute_attention(const Op& op) {
   args.kv = kv_->view();
   args.layer = op.layer;
   args.num_heads = op.num_heads;
-  args.num_seqs = step_.num_seqs;
-  args.cu_q = step_.cu_q;
-  args.kv_len = step_.kv_len;
-  args.slots = step_.slots;
+  const bool tails = buffers_[size_t(op.in)].rows == RowKind::tails;
+  args.num_seqs = tails ? tails_.num_seqs() : step_.num_seqs;
+  args.cu_q = tails ? tails_.cu_q() : step_.cu_q;
+  args.kv_len = tails ? tails_.kv_len() : step_.kv_len;
+  args.slots = tails ? tails_.slots() : step_.slots;
   args.block_table = step_.block_table;
   args.block_table_stride = size_t(step_.blocks_per_slot);
-  args.order = prefixes_.order();
-  args.shared = prefixes_.shared();
+  const SharedPrefixes& prefixes = args.num_seqs < step_.num_seqs ? tail_prefixes_ : prefixes_;
+  args.order = prefixes.order();
+  args.shared = prefixes.shared();
   args.scale = op.attention.scale;
   args.window = op.attention.window;
   args.chunk = op.attention.chunk;

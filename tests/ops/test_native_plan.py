@@ -34,9 +34,12 @@ D, N, G, H, F, V, LAYERS = 40, 4, 2, 12, 56, 77, 2
 
 
 def model(
-    backend: Backend, dtype: FloatDtype = "float32", kv_dtype: KVDtype = "float32"
+    backend: Backend, dtype: FloatDtype = "float32", kv_dtype: KVDtype = "float32", parallel: bool = False
 ) -> tuple[Graph, KVSpec]:
-    """A small decoder of this file's own: every op, biases, both norms, partial rotation, a tied head."""
+    """A small decoder of this file's own: every op, biases, both norms, partial rotation, a tied head.
+
+    `parallel`: attention and MLP read one norm, so that the last layer's is read by all tokens and by few.
+    """
     rng = np.random.default_rng(0)
 
     def weight(rows: int, columns: int) -> Any:
@@ -66,11 +69,13 @@ def model(
     def hidden(ops: Any) -> Any:
         x, angles = ops.embed(embedding, 2.0), ops.rope_angles(rope)
         for index, layer in enumerate(layers):
-            qkv = ops.linear(ops.norm(x, layer["norm"]), layer["qkv"], layer["bias"])
+            normed = ops.norm(x, layer["norm"])
+            qkv = ops.linear(normed, layer["qkv"], layer["bias"])
             q = ops.store_kv(qkv, index, N, angles, layer["q_norm"], layer["k_norm"])
             heads = ops.attention(q, index, N, Attention(H**-0.5, 5 if index else None))
             x = ops.linear(heads, layer["out"], residual=x)
-            inner = ops.gated_linear(ops.norm(x, layer["mlp_norm"]), layer["gate_up"], "gelu_tanh")
+            normed = normed if parallel else ops.norm(x, layer["mlp_norm"])
+            inner = ops.gated_linear(normed, layer["gate_up"], "gelu_tanh")
             x = ops.linear(inner, layer["down"], residual=x)
         return ops.norm(ops.select_rows(x), final)
 
@@ -127,6 +132,32 @@ def test_steps_equal_the_reference(isa: str, dtype: FloatDtype, kv_dtype: KVDtyp
     for threads in (1, 3):
         other = three_steps(native(isa, threads), dtype, kv_dtype, poison=True)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(got, other, strict=True))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_rows_that_nobody_reads_change_no_logits(parallel: bool, data: st.DataObject) -> None:
+    """A step that reads some rows, in any order, has the bits of one that reads all, and so has the step after it."""
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3), "tokens of sequences")
+    total = sum(lengths)
+    rows = data.draw(st.lists(st.integers(0, total - 1), max_size=8), "logit rows")
+    graph, spec = model(native(), parallel=parallel)
+    table = int32(0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9).reshape(3, 4)  # all begin with one block
+
+    def steps(rows: list[int]) -> list[Any]:
+        executable: Any = native().compile(graph, native().kv_cache(spec, 10, 4), Limits(40, 3, 40))
+        rng, results = np.random.default_rng(3), []
+        before, prompts = [(4, 4)], [(n, 4 + n) for n in lengths]
+        after = [(1, 5 + n) for n in lengths]
+        for sequences, read in ((before, []), (prompts, rows), (after, list(range(len(after))))):
+            executable._plan.poison()
+            results.append(executable.run(step(rng, sequences, table, read)).copy())
+        return results
+
+    got, want = steps(rows), steps(list(range(total)))
+    assert got[1].tobytes() == want[1][rows].tobytes()
+    assert got[2].tobytes() == want[2].tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)
