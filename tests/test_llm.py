@@ -96,10 +96,15 @@ def test_a_stop_token_is_named(llm: LLM) -> None:
 
 
 def test_streaming_equals_generating(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=20, seed=4, n=2)
+    params = SamplingParams(max_tokens=20, seed=4, n=2, logprobs=2, prompt_logprobs=1)
     (whole,) = llm.generate("Once upon", params)
     steps = list(llm.stream("Once upon", params))
-    assert [o.text for o in steps[-1].outputs] == [o.text for o in whole.outputs]
+    assert steps[-1].outputs == whole.outputs
+    assert steps[-1].prompt_logprobs == whole.prompt_logprobs
+    assert whole.metrics is not None
+    assert whole.metrics.first_token_time is not None
+    assert whole.metrics.finished_time is not None
+    assert whole.metrics.first_token_time < whole.metrics.finished_time
 
 
 def test_a_stream_that_is_left_frees_its_blocks(llm: LLM) -> None:

@@ -283,9 +283,10 @@ class LLM:
             for stream in streams:
                 self._core.add(stream.request)
             while self._core.has_work:
-                for delta in self._core.step():
-                    stream = by_id[delta.request_id]
-                    if self._push(stream, delta) and stream.finished:
+                for news in self._core.step():
+                    stream = by_id[news.request_id]
+                    delta = stream.gather(news)
+                    if delta is not None and self._push(stream, delta) and stream.finished:
                         _raise_error(stream)
                         show(len(delta.tokens))
         finally:

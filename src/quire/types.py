@@ -400,6 +400,17 @@ class Delta(msgspec.Struct, array_like=True):
     embedding: list[float] | None = None
     complete: bool = False
 
+    def join(self, news: Delta) -> None:
+        """Make this both: lists are joined, the rest is the later one's."""
+        self.tokens += news.tokens
+        if news.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + news.logprobs
+        if news.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or []) + news.prompt_logprobs
+        self.usage, self.finish_reason = news.usage, news.finish_reason
+        self.stop_reason, self.error = news.stop_reason, news.error
+        self.embedding, self.complete = news.embedding, news.complete
+
 
 class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot of the scheduler and counters since start; every field is plain."""

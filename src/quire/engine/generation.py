@@ -107,7 +107,7 @@ class Generation:
         if waiting is None:
             self._pending[key] = delta
         else:
-            _merge(waiting, delta)
+            waiting.join(delta)
         self._failed = self._failed or delta.error is not None
         self._wake()
 
@@ -123,15 +123,3 @@ class Generation:
         if waiter is None or waiter.done() or (self._incomplete and self._error is None):
             return
         waiter.set_result(None)
-
-
-def _merge(waiting: Delta, news: Delta) -> None:
-    """Make `waiting` both: lists are joined, the rest is the later one's."""
-    waiting.tokens += news.tokens
-    for name in ("logprobs", "prompt_logprobs"):
-        more = getattr(news, name)
-        if more is not None:
-            setattr(waiting, name, (getattr(waiting, name) or []) + more)
-    waiting.usage, waiting.finish_reason = news.usage, news.finish_reason
-    waiting.stop_reason, waiting.error = news.stop_reason, news.error
-    waiting.embedding, waiting.complete = news.embedding, news.complete

@@ -98,6 +98,7 @@ class OutputStream:
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
         self._num_open = params.n
+        self._waiting: dict[int, Delta] = {}
         self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
         if params.logprobs is not None:
             for sample in self.output.outputs:
@@ -117,6 +118,20 @@ class OutputStream:
         """Token counts of the whole request."""
         num_output = sum(len(o.token_ids) for o in self.output.outputs)
         return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output)
+
+    def gather(self, delta: Delta) -> Delta | None:
+        """For who reads results alone: a sample's news as one Delta when it has ended, None before.
+
+        News of a sample that a stop string may end come at once.
+        """
+        if self._metrics.first_token_time is None and delta.tokens:
+            self._metrics.first_token_time = time.perf_counter()
+        if self.request.sampling.stop:
+            return delta
+        waiting = self._waiting.setdefault(delta.index, delta)
+        if waiting is not delta:
+            waiting.join(delta)
+        return waiting if delta.finish_reason is not None else None
 
     def parts(self, delta: Delta) -> Iterable[Delta]:
         """`delta` in the portions to push: single tokens where a stop string may end the text between them."""
