@@ -18,9 +18,18 @@
 
 namespace quire::QUIRE_ISA {
 
+// Rows that meet bfloat16 where it lies in the cache.
+constexpr int kDirectRows = SingleSteps::kMicroRows < 8 ? SingleSteps::kMicroRows : 8;
 constexpr int kRowsAhead = 8;   // query rows that come into L1 before they are packed
 constexpr int kSplitTasks = 8;  // per thread: segments in flight where there are few jobs
 constexpr double kSmallStep = 30e3;  // multiply-adds under which waking threads costs more than it saves
+
+// Calls f with an element of the type that keys and values are held as.
+template <class F>
+inline auto with_type(KVType type, F&& f) {
+  if (type == KVType::i8) return f(int8_t{});
+  return type == KVType::bf16 ? f(uint16_t{}) : f(float{});
+}
 
 // Query rows after some segments.
 struct Partial {
@@ -35,7 +44,7 @@ struct AttentionSizes {
       : padded(round_up(size_t(value_dim), kLanes)),
         tiles(LayerKV::copied_words(size_t(head_dim), padded)),
         scores(kJobRows * kTile + round_up(kJobRows, kLanes)),  // and what each row keeps
-        queries(kJobRows * size_t(head_dim)),
+        queries(kJobRows * size_t(max_of(head_dim, query_words<int8_t>(head_dim)))),
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
         thread(2 * partial + round_up((tiles + scores + 2 * queries) * 4, 64)),
         split(size_t(threads) * (kSplitTasks + 2 * kSplitJobs) * partial) {}
@@ -52,8 +61,7 @@ class Attention {
       : a_(args),
         sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
         kv_(args.kv, args.layer),
-        paired_(args.kv.type == KVType::bf16 && Steps<uint16_t>::kColumns == 2),
-        query_words_(paired_ ? query_words<uint16_t>(args.kv.head_dim) : args.kv.head_dim),
+        query_words_(with_type(args.kv.type, [&](auto t) { return query_words<decltype(t)>(args.kv.head_dim); })),
         jobs_(args, limits.threads, args.workspace),
         thread_memory_(static_cast<char*>(args.workspace) + round_up(AttentionJobs::bytes(limits), 64)),
         split_memory_(thread_memory_ + size_t(limits.threads) * sizes_.thread) {}
@@ -64,12 +72,13 @@ class Attention {
   static int first_segment(const AttentionJob& j) { return j.low / kSegment; }
   static int segments(const AttentionJob& j) { return (j.high - 1) / kSegment + 1 - first_segment(j); }
 
-  // All segments of a job, in order.
-  void run(const AttentionJob& j, int thread) const {
+  // All segments of a job, in order. Meanwhile the first keys of the job that follows come into cache.
+  void run(const AttentionJob& j, const AttentionJob& following, int thread) const {
+    const Walk then = walk_of(following, a_.order[following.first], following.low, following.high);
     Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
     load_queries(j, thread);
     for (int s = 0; s < segments(j); ++s) {
-      segment(j, first_segment(j) + s, s == 0 ? whole : part, thread);
+      segment(j, first_segment(j) + s, s == 0 ? whole : part, thread, s + 1 == segments(j) ? &then : nullptr);
       if (s > 0) merge(j, whole, part);
     }
     finish(j, whole);
@@ -78,7 +87,7 @@ class Attention {
   // Segment number `s` of a job into slot `slot`.
   void run_segment(const AttentionJob& j, int s, int slot, int thread) const {
     load_queries(j, thread);
-    segment(j, first_segment(j) + s, split_partial(slot), thread);
+    segment(j, first_segment(j) + s, split_partial(slot), thread, nullptr);
   }
 
   void merge_slots(const AttentionJob& j, int into, int from) const {
@@ -102,22 +111,28 @@ class Attention {
   float* joint_queries(int thread) const { return part_queries(thread) + sizes_.queries; }
 
   // Rows of q times scale: those of each part by themselves, and those of several parts together.
+  template <class T>
   void load_queries(const AttentionJob& j, int thread) const {
-    const RowTiles joint(j.rows);
+    const RowTiles<T> joint(j.rows);
     const size_t words = size_t(query_words_);
     for (int h = 0; h < j.heads; ++h)
       jobs_.for_parts(j, [&](const RowPart& p) {
         float *part = part_queries(thread) + size_t(h * j.rows + p.at) * words, *scratch = thread_tiles(thread);
-        pack_queries(p, j.head + h, RowTiles(p.rows), 0, part, scratch);
+        pack_queries(p, j.head + h, RowTiles<T>(p.rows), 0, part, scratch);
         if (j.members > 1)
           pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * words, scratch);
       });
   }
+  void load_queries(const AttentionJob& j, int thread) const {
+    with_type(a_.kv.type, [&](auto t) { load_queries<decltype(t)>(j, thread); });
+  }
 
   // A part's rows as rows `at`.. of tiles, packed [words][rows] by tile. `scratch` has room for a tile.
-  void pack_queries(const RowPart& p, int kv_head, const RowTiles& tiles, int at, float* packed, float* scratch) const {
+  template <class T>
+  void pack_queries(const RowPart& p, int kv_head, const RowTiles<T>& tiles, int at, float* packed,
+                    float* scratch) const {
     const int H = a_.kv.head_dim, words = query_words_;
-    const size_t stride = round_up(size_t(H), kLanes);
+    const size_t stride = round_up(size_t(max_of(H, words)), kLanes);
     auto row = [&](int i) {
       const int token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
       return a_.q + size_t(token) * a_.q_stride + size_t(head) * size_t(H);
@@ -126,14 +141,9 @@ class Attention {
       const int begin = tiles.begin(t), end = tiles.begin(t + 1), first = at + i - begin;
       int count = 0;
       for (; i < p.rows && at + i < end; ++i, ++count) {
-        const float *from = row(i), *later = row(min_of(i + kRowsAhead, p.rows - 1));
-        float* to = scratch + size_t(count) * stride;
-        for (int h = 0; h < H; h += kLanes) {
-          __builtin_prefetch(later + h);
-          const V v = load_first(from + h, min_of(kLanes, H - h)) * set1(a_.scale);
-          if (paired_) Steps<uint16_t>::store_left(to, h, v);
-          else store(to + h, v);
-        }
+        const float* later = row(min_of(i + kRowsAhead, p.rows - 1));
+        for (int h = 0; h < H; h += kLanes) __builtin_prefetch(later + h);
+        TileLoops<T>::pack_query(row(i), H, a_.scale, scratch + size_t(count) * stride);
       }
       if (count > 0)
         transpose(scratch, stride, count, words, packed + begin * words + first, size_t(end - begin));
@@ -162,40 +172,48 @@ class Attention {
             count, j.rows};
   }
 
-  void segment(const AttentionJob& j, int index, Partial out, int thread) const {
+  // `then` is what the thread meets after it, or null.
+  void segment(const AttentionJob& j, int index, Partial out, int thread, const Walk* then) const {
     start(j, out);
     const int begin = index * kSegment, end = begin + kSegment;
     const int joint = j.members > 1 ? j.shared / kTile * kTile : 0;
     if (joint > 0)
       walk(j, a_.order[j.first], rows_of(j, out, joint_queries(thread), 0, j.rows), max_of(j.low, begin),
-           min_of(joint, end), thread);
+           min_of(joint, end), thread, nullptr);
     jobs_.for_parts(j, [&](const RowPart& p) {
       const HeadRows own = rows_of(j, out, part_queries(thread), p.at, p.rows);
       const int low = max_of(own.states[0].first, joint), high = own.states[p.rows - 1].last + 1;
-      walk(j, p.seq, own, max_of(low, begin), min_of(high, end), thread);
+      walk(j, p.seq, own, max_of(low, begin), min_of(high, end), thread, p.at + p.rows == j.rows ? then : nullptr);
     });
     for (int i = 0; i < j.heads * j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
   // Adds positions low..high-1 of a sequence to rows, as far as they are seen.
-  void walk(const AttentionJob& j, int seq, const HeadRows& rows, int low, int high, int thread) const {
+  void walk(const AttentionJob& j, int seq, const HeadRows& rows, int low, int high, int thread,
+            const Walk* then) const {
     if (low >= high) return;
-    // Many rows: widen small types, or pair them, once per tile instead of once per few rows.
-    const bool whole = kv_.whole_vectors(), few = whole && rows.count <= kDirectRows;
-    const Walk w{a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, low, high};
-    if (a_.kv.type == KVType::f32) walk_as<float>(w, rows, whole, thread);
-    else if (a_.kv.type == KVType::bf16) walk_as<uint16_t>(w, rows, few, thread);
-    else walk_as<int8_t>(w, rows, few, thread);
+    const Walk w = walk_of(j, seq, low, high);
+    with_type(a_.kv.type, [&](auto t) {
+      // Many rows: widen, or pair, what is held in two bytes once per tile instead of once per few rows.
+      const bool few = rows.count <= kDirectRows || !std::is_same_v<decltype(t), uint16_t>;
+      walk_as<decltype(t)>(w, rows, few && kv_.whole_vectors(), thread, then);
+    });
+  }
+
+  Walk walk_of(const AttentionJob& j, int seq, int low, int high) const {
+    return {a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, low, high};
   }
 
   // Tiles where they lie in the cache, all heads of a tile before the next, as their blocks lie side by side; or copied
   // first, head by head.
   template <class T>
-  void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread) const {
+  void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread, const Walk* then) const {
     if (!in_place) return walk_copies<T>(w, rows, thread);
     TileKV<T> own = kv_.direct<T>(w, w.range(0)), next;
     for (int tile = 0; tile < w.tiles(); ++tile, own = next) {
-      next = tile + 1 < w.tiles() ? kv_.direct<T>(w, w.range(tile + 1)) : own;
+      next = tile + 1 < w.tiles() ? kv_.direct<T>(w, w.range(tile + 1))
+             : then               ? kv_.direct<T>(*then, then->range(0))
+                                  : own;
       own.after_keys = ahead(own.values, own.values, kValueStep<T> * sizeof(T));
       own.after_values = ahead(next.keys, own.values, next.key_stride * sizeof(T));
       attend(rows, w.range(tile).at, own, thread);
@@ -218,9 +236,8 @@ class Attention {
         const TileKV<T> next = kv_.direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
         copies.after_values = ahead(next.values, copies.values, kValueStep<T> * sizeof(T));
-        if (std::is_same_v<T, int8_t>) {
+        if constexpr (std::is_same_v<T, int8_t>) {
           kv_.load_scales(w.table, w.head + head, range, scales);
-          copies.scaled = true;
           for (int v = 0; v < kTileVectors; ++v)
             copies.key_scales[v] = scales.keys + v * kLanes, copies.value_scales[v] = scales.values + v * kLanes;
         }
@@ -239,8 +256,8 @@ class Attention {
 
   template <class T>
   void attend(const HeadRows& rows, int at, const TileKV<T>& kv, int thread) const {
-    const RowTiles split(rows.count);
-    RowTile tiles[(kJobRows + kMicroRows - 1) / kMicroRows];
+    const RowTiles<T> split(rows.count);
+    RowTile tiles[(kJobRows + Steps<T>::kMicroRows - 1) / Steps<T>::kMicroRows];
     int first[kJobRows], last[kJobRows];
     for (int t = 0; t < split.count; ++t) {
       RowTile tile{split.begin(t), split.begin(t + 1) - split.begin(t), kTile, -1};
@@ -295,7 +312,6 @@ class Attention {
   const AttentionArgs& a_;
   AttentionSizes sizes_;
   LayerKV kv_;
-  bool paired_;      // keys and values are multiplied in pairs
   int query_words_;  // of a query row, as packed
   AttentionJobs jobs_;
   char* thread_memory_;
@@ -326,9 +342,12 @@ inline void attention(const AttentionArgs& a, ThreadPool& pool) {
                                a.kv.value_dim, pool.threads()};
   const Attention attention(a, limits);
   const int jobs = attention.jobs().count(), threads = pool.threads();
+  auto run = [&](int job, int thread) {
+    attention.run(attention.jobs()[job], attention.jobs()[min_of(job + 1, jobs - 1)], thread);
+  };
   if (threads == 1 || attention.work() < kSmallStep) {
     pool.parallel_for(1, [&](int, int thread) {
-      for (int i = 0; i < jobs; ++i) attention.run(attention.jobs()[i], thread);
+      for (int job = 0; job < jobs; ++job) run(job, thread);
     });
     return;
   }
@@ -336,7 +355,7 @@ inline void attention(const AttentionArgs& a, ThreadPool& pool) {
   if (jobs < kSplitJobs * threads)
     for (int i = 0; i < jobs; ++i) segments = max_of(segments, Attention::segments(attention.jobs()[i]));
   if (segments > 1) return attention_split(attention, jobs, segments, pool);
-  pool.parallel_for(jobs, [&](int task, int thread) { attention.run(attention.jobs()[task], thread); });
+  pool.parallel_shares(jobs, run);  // so that the next job is a thread's own, mostly
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -33,9 +33,10 @@ struct Walk {
   }
 };
 
-// What elements T are copied to: pairs where they are multiplied so, else floats.
+// What elements T are copied to: pairs where they are multiplied so, bytes as they are, else floats.
 template <class T>
-using Copied = std::conditional_t<Steps<T>::kColumns == 2, uint32_t, float>;
+using Copied =
+    std::conditional_t<std::is_same_v<T, int8_t>, int8_t, std::conditional_t<Steps<T>::kColumns == 2, uint32_t, float>>;
 
 // Of int8 keys and values: a scale for each position, 0 where not visible.
 struct TileScales {
@@ -60,39 +61,40 @@ class LayerKV {
   // Pointers into the cache; right where vectors are whole.
   template <class T>
   TileKV<T> direct(const Walk& w, TileRange range) const {
+    constexpr size_t together = Steps<T>::kTogether;
     TileKV<T> tile{};
     tile.key_stride = size_t(kv_.block_size) * Steps<T>::kColumns;
-    tile.row_stride = size_t(kv_.head_dim) * Steps<T>::kColumns, tile.value_stride = kLanes;
+    tile.row_stride = size_t(kv_.head_dim) * Steps<T>::kColumns, tile.value_stride = kLanes * together;
     tile.head_stride = kv_.tile_bytes() / sizeof(T), tile.heads = w.heads;
-    tile.scaled = std::is_same_v<T, int8_t>;
     for (int v = 0; v < kTileVectors; ++v) {
       if (!range.touches(v)) continue;
       const int p = range.at + v * kLanes, block = w.table[p / kv_.block_size], offset = p % kv_.block_size;
-      tile.keys[v] = key_at<T>(block, w.head) + offset;
+      tile.keys[v] = key_at<T>(block, w.head) + size_t(offset) * together;
       if (!kv_.shared_values) tile.values[v] = value_at<T>(block, w.head, offset);
-      if (!tile.scaled) continue;
-      tile.key_scales[v] = scales_of(kv_.key_tile(layer_, block, w.head)) + offset;
-      tile.value_scales[v] = scales_of(kv_.value_tile(layer_, block, w.head)) + offset;
+      if constexpr (std::is_same_v<T, int8_t>) {
+        tile.key_scales[v] = scales_of(kv_.key_tile(layer_, block, w.head)) + offset;
+        tile.value_scales[v] = scales_of(kv_.value_tile(layer_, block, w.head)) + offset;
+      }
     }
     return tile;
   }
 
-  // Pointers to copies: keys [kTileVectors][steps][16], values [padded / 16][steps][16], so that what a loop over one
-  // or two vectors reads is in one piece. Places outside the range stay as they were; in a pair with one inside they
-  // are 0.
+  // Pointers to copies: keys [kTileVectors][steps][16], values [padded / 16][steps][16], of 4 bytes each, so that what
+  // a loop over one or two vectors reads is in one piece. Places outside the range stay as they were; in a pair with
+  // one inside they are 0.
   template <class T>
   TileKV<Copied<T>> copied(const int32_t* table, int head, TileRange range, float* memory) const {
     using C = Copied<T>;
-    constexpr int columns = Steps<C>::kColumns;
-    const size_t key_words = size_t(query_words<C>(kv_.head_dim)) * kLanes;
+    constexpr int columns = Steps<C>::kColumns, vector = kLanes * 4 / int(sizeof(C));  // elements
+    const size_t key_elements = size_t(query_steps<C>(kv_.head_dim)) * vector;
     C* keys = reinterpret_cast<C*>(memory);
-    C* values = keys + kTile * round_up(size_t(kv_.head_dim), kLanes);
+    C* values = keys + kTileVectors * round_up(size_t(kv_.head_dim), kLanes) * vector;
     copy<T>(table, head, range, keys, values);
     TileKV<C> tile{};
-    tile.key_stride = tile.row_stride = kLanes, tile.value_stride = kTile / columns * kLanes;
+    tile.key_stride = tile.row_stride = vector, tile.value_stride = kTile / columns * vector;
     for (int v = 0; v < kTileVectors; ++v)
       if (range.touches(v))
-        tile.keys[v] = keys + size_t(v) * key_words, tile.values[v] = values + v * (kLanes / columns) * kLanes;
+        tile.keys[v] = keys + size_t(v) * key_elements, tile.values[v] = values + v * (kLanes / columns) * vector;
     return tile;
   }
 
@@ -135,7 +137,26 @@ class LayerKV {
 
   static float widen(float x) { return x; }
   static float widen(uint16_t x) { return bf16_to_float(x); }
-  static float widen(int8_t x) { return float(x); }
+
+  // Bytes as they are: elements that are not there may be anything, for what they are multiplied with is 0.
+  template <class T>
+  void copy(const int32_t* table, int head, TileRange range, int8_t* to_keys, int8_t* to_values) const {
+    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
+    const size_t steps = size_t(query_steps<int8_t>(kv_.head_dim));
+    for_runs(table, range, [&](int first_place, int block, int first_offset, int length) {
+      const int8_t* values = kv_.shared_values ? nullptr : value_at<int8_t>(block, head, 0);
+      for (int i = 0; i < length; ++i) {
+        const size_t place = size_t(first_place + i), offset = size_t(first_offset + i);
+        const int8_t* key = key_at<int8_t>(block, head) + offset * 4;
+        int8_t* key_to = to_keys + (place / kLanes * steps * kLanes + place % kLanes) * 4;
+        for (size_t step = 0; step < steps; ++step) std::memcpy(key_to + step * kLanes * 4, key + step * size * 4, 4);
+        int8_t* value_to = to_values + place / 4 * kLanes * 4 + place % 4;
+        for (size_t w = 0; w < W; ++w)
+          value_to[(w / kLanes * (kTile / 4) * kLanes + w % kLanes) * 4] =
+              values ? values[(offset / 4 * H + w) * 4 + offset % 4] : int8_t(key[w / 4 * size * 4 + w % 4] ^ 0x80);
+      }
+    });
+  }
 
   template <class T>
   void copy(const int32_t* table, int head, TileRange range, float* to_keys, float* to_values) const {

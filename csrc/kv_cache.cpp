@@ -13,6 +13,8 @@ KVStore::KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, 
     throw std::invalid_argument("every size of a KV cache must be at least 1");
   if (value_dim < 0 || value_dim > head_dim)
     throw std::invalid_argument("values that are part of keys cannot be longer");
+  if (type == KVType::i8 && block_size % 4 != 0)
+    throw std::invalid_argument("an int8 KV cache needs a block size that is a multiple of 4");
   view_.num_layers = num_layers;
   view_.num_kv_heads = num_kv_heads;
   view_.head_dim = head_dim;

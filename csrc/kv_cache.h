@@ -3,8 +3,11 @@
 // [block][layer], so that memory is touched as blocks are used; in each first keys, then values:
 //   K [kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no horizontal sums
 //   V [kv_head][block_size][head_dim]
-// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements, and
-// with int8 a scale (float) for each position behind them: of one key, or value, of one head.
+// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements.
+// With int8 four elements that are multiplied together lie side by side, as dot products of bytes take them, and behind
+// a tile's elements is a scale (float) for each position: of one key, or value, of one head.
+//   K [kv_head][head_dim / 4][block_size][4]   bytes 128 more than the value; head_dim rounded up to a multiple of 4
+//   V [kv_head][block_size / 4][head_dim][4]   the four of positions 4 i to 4 i + 3; block_size is a multiple of 4
 // Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
 #pragma once
 
@@ -25,7 +28,9 @@ struct KVView {
   bool shared_values = false;
 
   QUIRE_INLINE size_t element_bytes() const { return type == KVType::f32 ? 4 : type == KVType::bf16 ? 2 : 1; }
-  QUIRE_INLINE size_t tile_elements() const { return size_t(head_dim) * size_t(block_size); }
+  QUIRE_INLINE size_t tile_elements() const {
+    return size_t(type == KVType::i8 ? (head_dim + 3) / 4 * 4 : head_dim) * size_t(block_size);
+  }
   QUIRE_INLINE size_t tile_bytes() const {
     return tile_elements() * element_bytes() + (type == KVType::i8 ? size_t(block_size) * 4 : 0);
   }

@@ -123,11 +123,32 @@ inline void prepare_heads(const float* from, float* to, int heads, int head_dim,
   for (int n = 0; angles && n < heads; ++n) rotate(to + n * head_dim, angles, rotary_dim);
 }
 
-// A head rounded to int8 into q; its scale goes behind the tile's elements.
+// A head rounded to int8 into q [round_up(H, 4)], zero padded; its scale goes behind the tile's elements.
 inline void round_head(const float* x, char* tile, const KVView& kv, int offset, int8_t* q) {
   const Int8Scale scale = int8_scale(x, kv.head_dim);
   round_to_int8(x, kv.head_dim, scale.inverse, q);
+  for (size_t h = size_t(kv.head_dim); h < round_up(size_t(kv.head_dim), 4); ++h) q[h] = 0;
   std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale.scale, 4);
+}
+
+// Keys in int8 (kv_cache.h); `words` has room for `count` keys.
+inline void store_int8_keys(const float* k, size_t k_stride, int count, const KVView& kv, char* tile, int offset,
+                            uint32_t* words) {
+  const size_t steps = size_t(kv.head_dim + 3) / 4;
+  for (int i = 0; i < count; ++i)
+    round_head(k + size_t(i) * k_stride, tile, kv, offset + i, reinterpret_cast<int8_t*>(words + size_t(i) * steps));
+  for (size_t i = 0; i < size_t(count) * steps; ++i) words[i] ^= 0x80808080u;
+  transpose(words, steps, count, int(steps), reinterpret_cast<uint32_t*>(tile) + offset, size_t(kv.block_size));
+}
+
+// A value in int8, beside those of the three other positions that share its words; `q` has room for it.
+inline void store_int8_value(const float* v, const KVView& kv, char* tile, int offset, int8_t* q) {
+  const int H = kv.head_dim, place = offset % 4;
+  round_head(v, tile, kv, offset, q);
+  char* to = tile + size_t(offset / 4) * size_t(H) * 4;
+  int h = 0;
+  for (; h + kLanes <= H; h += kLanes, to += kLanes * 4) store_every_fourth(to, place, q + h);
+  for (; h < H; ++h, to += 4) to[place] = q[h];
 }
 
 // Keys of a head, of `count` tokens, `k_stride` elements apart, at `offset` in a block and after; a key's elements lie
@@ -138,14 +159,8 @@ inline void store_keys(const float* k, size_t k_stride, int count, const KVView&
   const size_t H = size_t(kv.head_dim), stride = size_t(kv.block_size);
   if (kv.type == KVType::f32)
     return transpose(k, k_stride, count, int(H), reinterpret_cast<float*>(tile) + offset, stride);
-  if (kv.type == KVType::i8) {
-    int8_t *rounded = reinterpret_cast<int8_t*>(scratch), *to = reinterpret_cast<int8_t*>(tile) + offset;
-    for (int i = 0; i < count; ++i) round_head(k + size_t(i) * k_stride, tile, kv, offset + i, rounded + size_t(i) * H);
-    if (count == kLanes) return transpose_bytes(rounded, H, to, stride);
-    for (int i = 0; i < count; ++i, ++to)
-      for (size_t h = 0; h < H; ++h) to[h * stride] = rounded[size_t(i) * H + h];
-    return;
-  }
+  if (kv.type == KVType::i8)
+    return store_int8_keys(k, k_stride, count, kv, tile, offset, reinterpret_cast<uint32_t*>(scratch));
   uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
   if (count == kLanes) {
     transpose(k, k_stride, count, int(H), scratch, kLanes);
@@ -161,11 +176,11 @@ inline void store_keys(const float* k, size_t k_stride, int count, const KVView&
     }
 }
 
-inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset) {
+inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset, float* scratch) {
   char* tile = kv.value_tile(layer, block, head);
   const size_t H = size_t(kv.head_dim), first = size_t(offset) * H;
   if (kv.type == KVType::i8) {
-    round_head(v, tile, kv, offset, reinterpret_cast<int8_t*>(tile) + first);
+    store_int8_value(v, kv, tile, offset, reinterpret_cast<int8_t*>(scratch));
   } else if (kv.type == KVType::bf16) {
     uint16_t* to = reinterpret_cast<uint16_t*>(tile) + first;
     size_t h = 0;
@@ -181,16 +196,16 @@ inline void store_kv_run(const StoreKVArgs& a, int t, int count, float* scratch)
   const KVView& kv = a.kv;
   const int H = kv.head_dim, G = kv.num_kv_heads, N = a.num_heads;
   const size_t key_stride = size_t(G) * size_t(H);
+  float* rounded = scratch + size_t(kLanes) * key_stride;
   for (int i = t; i < t + count; ++i) {
     const float* row = a.qkv + size_t(i) * a.qkv_stride;
     const float* angles = a.angles ? a.angles + size_t(i) * a.angles_stride : nullptr;
     prepare_heads(row, a.q + size_t(i) * a.q_stride, N, H, a.q_norm, angles, a.rotary_dim);
     prepare_heads(row + N * H, scratch + size_t(i - t) * key_stride, G, H, a.k_norm, angles, a.rotary_dim);
-    for (int g = 0; g < G; ++g) store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[i], a.offset[i]);
+    for (int g = 0; g < G; ++g) store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[i], a.offset[i], rounded);
   }
   for (int g = 0; g < G; ++g)
-    store_keys(scratch + g * H, key_stride, count, kv, a.layer, g, a.block[t], a.offset[t],
-               scratch + size_t(kLanes) * key_stride);
+    store_keys(scratch + g * H, key_stride, count, kv, a.layer, g, a.block[t], a.offset[t], rounded);
 }
 
 // A task stores the runs that begin in its range, so that no two write to one run's keys.

@@ -36,9 +36,10 @@ inline V nibble_less_8(I a) {
   const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
   return {_mm512_permutexvar_ps(a.r, values)};
 }
-// 16 bytes as numbers.
-inline V load_int8(const int8_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+// 16 bytes: the i-th becomes byte `place` of the i-th integer at `to`, whose other bytes stay.
+inline void store_every_fourth(void* to, int place, const int8_t* bytes) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  _mm512_mask_storeu_epi8(to, 0x1111111111111111ull << place, _mm512_sll_epi32(wide, _mm_cvtsi32_si128(8 * place)));
 }
 inline I to_int(V v) { return {_mm512_cvtps_epi32(v.r)}; }  // to nearest even
 inline void store_int8(int8_t* p, I a) {                    // of each integer the low byte
@@ -213,10 +214,8 @@ inline void store_int8(int8_t* p, I a) {
   istore(lanes, a);
   for (int i = 0; i < kLanes; ++i) p[i] = int8_t(lanes[i]);
 }
-inline V load_int8(const int8_t* p) {
-  alignas(64) float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = float(p[i]);
-  return load(lanes);
+inline void store_every_fourth(void* to, int place, const int8_t* bytes) {
+  for (int i = 0; i < kLanes; ++i) static_cast<int8_t*>(to)[4 * i + place] = bytes[i];
 }
 inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
 #endif
@@ -240,6 +239,26 @@ inline int32_t reduce_max(I a) {
 }
 #endif
 
+constexpr float kLeastMagnitude = 1e-30f;  // of a smaller one the reciprocal may not be a number
+
+// The greatest of magnitude_bits as a float: not a number where it is not finite.
+inline float finite_magnitude(I bits) {
+  const int32_t top = reduce_max(bits);
+  float most;
+  std::memcpy(&most, &top, 4);
+  return top < 0x7f800000 ? most : __builtin_nanf("");
+}
+
+// The greatest magnitude of n values; not a number where any is not finite.
+inline float greatest_magnitude(const float* x, int n) {
+  // Bits of magnitudes have the order of the numbers, and those that are not finite are above all that are.
+  I top = iset1(0);
+  int k = 0;
+  for (; k + kLanes <= n; k += kLanes) top = max(top, magnitude_bits(load(x + k)));
+  if (k < n) top = max(top, magnitude_bits(load_first(x + k, n - k)));
+  return finite_magnitude(top);
+}
+
 // Values in int8: q = round(x * inverse), about x / scale.
 struct Int8Scale {
   float scale, inverse;
@@ -247,15 +266,16 @@ struct Int8Scale {
 
 // Of n values: max|x| / 127. Not a number where any value is not finite.
 inline Int8Scale int8_scale(const float* x, int n) {
-  // Bits of magnitudes have the order of the numbers, and those that are not finite are above all that are.
-  I top = iset1(0);
-  int k = 0;
-  for (; k + kLanes <= n; k += kLanes) top = max(top, magnitude_bits(load(x + k)));
-  if (k < n) top = max(top, magnitude_bits(load_first(x + k, n - k)));
-  const int32_t bits = reduce_max(top);
-  float most;
-  std::memcpy(&most, &bits, 4);
-  return {bits < 0x7f800000 ? most / 127.0f : __builtin_nanf(""), most >= 1e-30f ? 127.0f / most : 0.0f};
+  const float most = greatest_magnitude(x, n);
+  return {most / 127.0f, most >= kLeastMagnitude ? 127.0f / most : 0.0f};
+}
+
+// Of the first n integers the low bytes.
+inline void store_int8_first(int8_t* p, I a, int n) {
+  if (n == kLanes) return store_int8(p, a);
+  int8_t bytes[kLanes];
+  store_int8(bytes, a);
+  std::memcpy(p, bytes, size_t(n));
 }
 
 // Rounds n values to q; returns the sum of q.
@@ -269,35 +289,10 @@ inline int32_t round_to_int8(const float* x, int n, float inverse, int8_t* q) {
   }
   if (k < n) {
     const I rounded = to_int(load_first(x + k, n - k) * set1(inverse));
-    int8_t last[kLanes];
-    store_int8(last, rounded);
-    std::memcpy(q + k, last, size_t(n - k));
+    store_int8_first(q + k, rounded, n - k);
     sum = sum + rounded;
   }
   return reduce_add(sum);
-}
-
-// y [columns][16] = x [16][columns], bytes; rows of y are `y_stride` apart.
-inline void transpose_bytes(const int8_t* x, size_t columns, int8_t* y, size_t y_stride) {
-  typedef int8_t Bytes __attribute__((vector_size(16)));
-  size_t k = 0;
-  for (; k + kLanes <= columns; k += kLanes) {
-    Bytes rows[kLanes], pairs[kLanes];
-    for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], x + size_t(i) * columns + k, sizeof(Bytes));
-    // Four times row i with row i + 8, byte by byte: what stood in 16 rows then stands in 16 columns.
-    for (int round = 0; round < 4; ++round) {
-      for (int i = 0; i < 8; ++i) {
-        pairs[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
-                                               7, 23);
-        pairs[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
-                                                   14, 30, 15, 31);
-      }
-      std::memcpy(rows, pairs, sizeof(rows));
-    }
-    for (int i = 0; i < kLanes; ++i) std::memcpy(y + (k + size_t(i)) * y_stride, &rows[i], sizeof(Bytes));
-  }
-  for (; k < columns; ++k)
-    for (size_t i = 0; i < kLanes; ++i) y[k * y_stride + i] = x[i * columns + k];
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -19,6 +19,7 @@ def test_flat_options_find_their_sections() -> None:
     [
         ({"block_sise": 8}, "unknown option: block_sise"),
         ({"block_size": 0}, "--block-size must be at least 1"),
+        ({"block_size": 6, "kv_cache_dtype": "int8"}, "--block-size that is a multiple of 4, got 6"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization must be at most 1.0"),
         ({"dtype": "float8"}, "--dtype must be one of auto"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"),

@@ -104,6 +104,10 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.kv_cache_dtype == "int8" and self.block_size % 4:
+            raise ConfigError(
+                f"--kv-cache-dtype int8 needs a --block-size that is a multiple of 4, got {self.block_size}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,8 @@ class Recorder:
 def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
     family, dtype, config = (MODELS | OTHER_MODELS)[model]
     options = {"max_model_len": 160, **OPTIONS.get(model, {}), **options}
+    if options.get("kv_cache_dtype") == "int8" and "block_size" in options:  # multiples of 4 alone
+        options["block_size"] = -(-options["block_size"] // 4) * 4
     return LLM(make(family, dtype, **config), **options)
 
 

@@ -192,6 +192,40 @@ def test_keys_are_the_same_stored_together_and_one_by_one(isa: str, kv_dtype: KV
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (48, 32), (20, 4), (128, 8)])
+def test_int8_attention_is_as_exact_as_its_cache(isa: str, head_dim: int, block_size: int) -> None:
+    """Of queries and weights 16 bits are kept: what that loses is little beside what int8 keys and values lose."""
+    count, heads, groups = 150, 4, 2
+    rng = np.random.default_rng(7)
+    values = normal(rng, count, (heads + 2 * groups) * head_dim)
+    values[:, : heads * head_dim] *= 8  # some weights are near 1, most near 0
+
+    def attend(backend: Backend, kv_dtype: KVDtype) -> Any:
+        qkv, head = (
+            backend.matrix([values], "float32"),
+            backend.matrix([values[:, : heads * head_dim]], "float32"),
+        )
+
+        def hidden(ops: Any) -> Any:
+            q = ops.store_kv(ops.embed(qkv), 0, heads, None, None, None)
+            return ops.select_rows(ops.attention(q, 0, heads, Attention(head_dim**-0.5)))
+
+        graph = Graph(hidden, lambda ops, h: ops.linear(h, head), count, heads * head_dim)
+        blocks = -(-count // block_size)
+        kv = backend.kv_cache(KVSpec(1, groups, head_dim, kv_dtype), blocks, block_size)
+        executable = backend.compile(graph, kv, Limits(count, 1, 1))
+        tokens, table = np.arange(count, dtype=np.int32), np.arange(blocks, dtype=np.int32)[::-1].copy()
+        executable.run(
+            ModelInput(tokens, tokens, int32(0, count), int32(count), int32(0), table.reshape(1, -1), tokens)
+        )
+        return executable.hidden().copy()
+
+    got, want = attend(native(isa), "int8"), attend(ReferenceBackend(), "int8")
+    lost = np.abs(want - attend(ReferenceBackend(), "float32")).max()
+    assert np.abs(got - want).max() < lost / 100
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(deadline=None, max_examples=30)
 @given(
     rows=st.integers(1, 60),

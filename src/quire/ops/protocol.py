@@ -114,7 +114,7 @@ class KVSpec(msgspec.Struct, frozen=True):
         sides = 2 if self.value_dim is None else 1
         heads = sides * self.num_layers * self.num_kv_heads
         if self.dtype == "int8":
-            return heads * (self.head_dim + 4)
+            return heads * (-(-self.head_dim // 4) * 4 + 4)
         return heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
 
 
