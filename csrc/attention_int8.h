@@ -15,7 +15,7 @@ namespace quire::QUIRE_ISA {
 template <>
 struct Steps<int8_t> {
   struct Left {
-    uint32_t high, low;  // bytes of four numbers: each is 256 times that of `high` and that of `low`
+    uint32_t high, low;  // bytes of four numbers: a number is 256 times its high byte and its low byte
   };
   struct Sum {
     I high, low;
