@@ -13,7 +13,7 @@ namespace quire::QUIRE_ISA {
 // Keys are held as bytes 128 more than their values, four elements of a head side by side, values as signed bytes, four
 // positions side by side (kv_cache.h).
 template <>
-struct Steps<int8_t> {
+struct Steps<int8_t> : SingleSteps {
   struct Left {
     uint32_t high, low;  // bytes of four numbers: a number is 256 times its high byte and its low byte
   };
@@ -29,10 +29,8 @@ struct Steps<int8_t> {
 #else
   static constexpr int kMicroRows = 1, kFourRows = 0;
 #endif
-  static constexpr size_t kAheadBytes = size_t{8} << 10;
 
   static inline I load(const int8_t* p, size_t, uint32_t) { return iload(p); }
-  static inline void store_left(float* to, int i, V v) { store(to + i, v); }  // weights, rounded later
 };
 
 struct KeySteps : Steps<int8_t> {  // queries are signed

@@ -1,3 +1,4 @@
+// Rows of the tails are counted from 0 on, sequence by sequence.
 #include "tails.h"
 
 #include <algorithm>

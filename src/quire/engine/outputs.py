@@ -124,8 +124,7 @@ class OutputStream:
 
         News of a sample that a stop string may end come at once.
         """
-        if self._metrics.first_token_time is None and delta.tokens:
-            self._metrics.first_token_time = time.perf_counter()
+        self._note_first_token(delta)
         if self.request.sampling.stop:
             return delta
         waiting = self._waiting.setdefault(delta.index, delta)
@@ -156,13 +155,16 @@ class OutputStream:
         sample.finish_reason, sample.stop_reason = finish, stop_reason
         if delta.error is not None:
             self.output.error = delta.error
-        if self._metrics.first_token_time is None and delta.tokens:
-            self._metrics.first_token_time = time.perf_counter()
+        self._note_first_token(delta)
         if finish is not None:
             self._num_open -= 1
             self._metrics.finished_time = time.perf_counter()
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
+
+    def _note_first_token(self, delta: Delta) -> None:
+        if self._metrics.first_token_time is None and delta.tokens:
+            self._metrics.first_token_time = time.perf_counter()
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
         """The text that became safe to show, and the stop string that was hit, if one was."""
