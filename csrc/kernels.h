@@ -97,10 +97,19 @@ struct MatrixView {
   }
 };
 
+// RMSNorm, or LayerNorm; no weight: none.
+struct Norm {
+  bool rms = true;
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // or null
+  float eps = 0;
+};
+
 struct LinearArgs {
   const float* x;
   size_t x_stride;
   int rows;
+  Norm norm;  // of x, done where it is packed
   MatrixView weight;
   const float* bias;  // in packed order, 16 * panels() long, or null
   Activation activation;
@@ -118,10 +127,7 @@ struct NormArgs {
   const float* x;
   size_t x_stride;
   int rows, width;
-  bool rms;  // else LayerNorm
-  const float* weight;
-  const float* bias;  // or null
-  float eps;
+  Norm norm;
   float* y;
   size_t y_stride;
 };
@@ -145,14 +151,10 @@ struct RopeArgs {
   size_t stride;
 };
 
-// A norm of queries or keys; no weight: none.
-struct HeadNorm {
+// A norm of queries or keys.
+struct HeadNorm : Norm {
   enum class Over { head, own_head, all_heads };  // weight [H], [N, H] by head, or [N H] with one statistic for all
 
-  bool rms = true;
-  const float* weight = nullptr;
-  const float* bias = nullptr;
-  float eps = 0;
   Over over = Over::head;
 };
 
@@ -196,7 +198,7 @@ struct StoreLatentArgs {
   const float* q_rope;    // [T, N R]
   int num_tokens, num_heads, rotary_dim;  // R
   const float* angles;    // [T, R]
-  HeadNorm norm;          // of the latent
+  Norm norm;              // of the latent
   KVView kv_view;
   int layer;
   const int32_t* block;

@@ -9,6 +9,7 @@
 #include "linear_micro.h"
 #include "linear_quantized.h"
 #include "linear_unpack.h"
+#include "norm.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -35,6 +36,16 @@ inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
   const size_t rows = size_t(max_rows), padded = size_t(weight.padded_cols());
   if (weight.format.int8_rows) return quantized_bytes(weight, max_rows);
   return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
+}
+
+// The same product of rows [begin, end) as they are after the norm: in `memory`, at most kMaxRows.
+inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
+  const int width = a.weight.cols;
+  if (!a.norm.weight) return a;
+  for (int r = begin; r < end; ++r)
+    norm_row(a.x + size_t(r) * a.x_stride, width, a.norm, memory + size_t(r - begin) * size_t(width));
+  a.x = memory - ptrdiff_t(begin) * width, a.x_stride = size_t(width), a.norm = {};
+  return a;
 }
 
 // Packs a block of K of a tile: `cols` of its `padded` columns exist. x is at the block's first column.
@@ -249,12 +260,12 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
 template <class Dot, class Unpacked>
 inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
   const MatrixView& w = a.weight;
-  const int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
-  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out.
-  const int wanted = (4 * pool.threads() + row_blocks - 1) / row_blocks;
-  const int step = max_of(2, BlockTile<Dot>::panels);
-  const int width = max_of(step, min_of(kBlockPanels, w.panels() / wanted / step * step));
+  int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
+  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out, then lower ones.
+  const int wanted = 4 * pool.threads(), step = max_of(2, BlockTile<Dot>::panels);
+  const int width = max_of(step, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
+  row_blocks = max_of(row_blocks, min_of(tiles.count, (wanted + column_blocks - 1) / column_blocks));
   auto run = [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
@@ -268,7 +279,7 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   else pool.parallel_shares(column_blocks, run);
 }
 
-// Packs x and runs the product; a single row of float32 activations that needs no padding is used where it lies.
+// Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.
 template <class Dot>
 inline void linear_as(LinearArgs a, ThreadPool& pool) {
   using A = typename Dot::A;
@@ -278,15 +289,17 @@ inline void linear_as(LinearArgs a, ThreadPool& pool) {
   const bool widen = !std::is_void_v<Many> && tiles_for<Product>(a.rows).count >= kWidenTiles;
   const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Product>(a.rows);
   A* packed = static_cast<A*>(a.workspace);
-  if constexpr (Dot::kLoop == Loop::groups) {
-    int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
-    if (a.weight.format.offsets)
-      for (int tile = 0; tile < tiles.count; ++tile) sum_groups(a, tiles.begin(tile), tiles.begin(tile + 1), sums);
-    a.x_sums = sums;
-  }
+  int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
+  if (a.weight.format.offsets) a.x_sums = sums;
   if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
-    if (a.rows == 1 && padded == a.weight.cols) return linear_stream<Dot>(a, a.x, pool);
-  auto pack = [&](int tile, int) { pack_tile<Product>(a, tiles, tile, packed); };
+    if (a.rows == 1 && padded == a.weight.cols && !a.norm.weight && !a.weight.format.offsets)
+      return linear_stream<Dot>(a, a.x, pool);
+  auto pack = [&](int tile, int thread) {
+    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+    const LinearArgs rows = normed(a, begin, end, static_cast<float*>(pool.scratch(thread)));
+    if (a.weight.format.offsets) sum_groups(rows, begin, end, sums);
+    pack_tile<Product>(rows, tiles, tile, packed);
+  };
   if (int64_t(a.rows) * padded < kSerialPack)
     for (int tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
   else
@@ -305,7 +318,10 @@ inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
   const QuantizedRows rows(a);
   a.x_scale = rows.scale, a.x_sums = rows.sums;
   auto pack = [&](int tile, int thread) {
-    quantize_tile<Dot>(a, rows, tiles.begin(tile), tiles.begin(tile + 1), static_cast<uint32_t*>(pool.scratch(thread)),
+    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+    uint32_t* rounded = static_cast<uint32_t*>(pool.scratch(thread));
+    float* memory = static_cast<float*>(pool.scratch(thread)) + kMaxRows * BlocksOfK(a.weight).size;
+    quantize_tile<Dot>(normed(a, begin, end, memory), rows, begin, end, rounded,
                        [&](int k, int columns) { return packed + packed_offset<Dot>(tiles, tile, k, columns); });
   };
   if (int64_t(a.rows) * a.weight.padded_cols() < kSerialPack)

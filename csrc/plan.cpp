@@ -279,6 +279,7 @@ void Plan::finish(int logits) {
   require(hidden_ >= 0 && out.rows == RowKind::head_rows && logits != head_input_, "the head computes no logits");
   logits_ = logits;
   keep_tails();
+  fuse_norms();
   find_lives();
   share_buffers();
   place_buffers();
@@ -327,6 +328,37 @@ void Plan::keep_tails() {
     ops.push_back(std::move(op));
   }
   ops_ = std::move(ops);
+}
+
+// A norm that one product alone reads is done where that packs its rows: one pass and one wait less.
+void Plan::fuse_norms() {
+  std::vector<int> readers(buffers_.size());
+  for (Op& op : ops_)
+    for (const int* used : op.inputs())
+      if (*used >= 0) ++readers[size_t(*used)];
+  std::vector<int> norms(buffers_.size(), -1);  // of each buffer, the norm that makes it
+  std::vector<bool> fused(ops_.size());
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    Op& op = ops_[i];
+    // The rows of a tile have to fit in scratch memory beside what they are rounded to.
+    const bool fits = size_t(width(op.out)) * 16 * 4 <= ThreadPool::kScratchBytes / 2;
+    if (op.kind == OpKind::norm && op.out != hidden_ && readers[size_t(op.out)] == 1 && fits)
+      norms[size_t(op.out)] = int(i);
+    if (op.kind != OpKind::linear || norms[size_t(op.in)] < 0) continue;
+    Op& norm = ops_[size_t(norms[size_t(op.in)])];
+    op.in = norm.in;
+    op.norm = std::move(norm.norm);
+    fused[size_t(&norm - ops_.data())] = true;
+  }
+  std::vector<Op> ops;
+  size_t before_head = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (fused[i]) continue;
+    before_head += i < head_begin_;
+    ops.push_back(std::move(ops_[i]));
+  }
+  ops_ = std::move(ops);
+  head_begin_ = before_head;
 }
 
 void Plan::find_lives() {

@@ -162,6 +162,7 @@ class Plan {
   size_t max_rows(RowKind rows) const;
   size_t buffer_floats(const Buffer& buffer) const;
   void keep_tails();
+  void fuse_norms();
   void find_lives();
   void share_buffers();
   void place_buffers();

@@ -17,13 +17,13 @@ void require(bool condition, const char* message) {
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-HeadNorm head_norm(const NormParams& norm) {
+Norm norm_of(const NormParams& norm) {
   if (!norm.present()) return {};
   return {norm.rms, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), norm.eps};
 }
 
 HeadNorm head_norm(const NormParams& norm, int head_dim) {
-  HeadNorm n = head_norm(norm);
+  HeadNorm n{norm_of(norm)};
   if (norm.own_head) n.over = HeadNorm::Over::own_head;
   else if (int(norm.weight.size()) > head_dim) n.over = HeadNorm::Over::all_heads;
   return n;
@@ -154,10 +154,8 @@ void Plan::execute_op(const Op& op) {
   switch (op.kind) {
     case OpKind::embed:
       return kernels_.embed({step_.tokens, rows, op.weight->view(), op.scale, out, width}, *pool_);
-    case OpKind::norm: {
-      const HeadNorm n = head_norm(op.norm);
-      return kernels_.norm({data(op.in), width, rows, int(width), n.rms, n.weight, n.bias, n.eps, out, width}, *pool_);
-    }
+    case OpKind::norm:
+      return kernels_.norm({data(op.in), width, rows, int(width), norm_of(op.norm), out, width}, *pool_);
     case OpKind::embed_positions:
       for (int t = 0; t < rows; ++t) table_rows_[size_t(t)] = step_.positions[t] + op.offset;
       return kernels_.embed({table_rows_.data(), rows, op.weight->view(), 1.0f, out, width}, *pool_);
@@ -213,6 +211,7 @@ void Plan::execute_linear(const Op& op) {
   args.x = data(op.in);
   args.x_stride = size_t(buffers_[size_t(op.in)].width);
   args.rows = rows_of(op.out);
+  args.norm = norm_of(op.norm);
   args.weight = op.weight->view();
   args.bias = op.vector.empty() ? nullptr : op.vector.data();
   args.activation = op.activation;
@@ -279,7 +278,7 @@ void Plan::execute_attention(const Op& op) {
 void Plan::execute_store_latent(const Op& op) {
   const int rotary_dim = head_dim_ - value_dim_;
   kernels_.store_latent({data(op.in), data(op.residual), data(op.other), step_.num_tokens, op.num_heads, rotary_dim,
-                         data(op.angles), head_norm(op.norm), kv_->view(), op.layer, token_block_.data(),
+                         data(op.angles), norm_of(op.norm), kv_->view(), op.layer, token_block_.data(),
                          token_offset_.data(), data(op.out)},
                         *pool_);
 }

@@ -5,62 +5,29 @@
 #include "activation.h"
 #include "kernels.h"
 #include "lane.h"
+#include "norm.h"
 #include "simd.h"
 #include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
 
-// Fewer elements than this per thread are not worth a fork and join.
+// Fewer elements than this are not worth a fork and join.
 constexpr int kElementsPerTask = 16384;
 
-// Calls f(first, last, thread) over ranges of rows.
+// Calls f(first, last, thread) over even ranges of rows, if there are several then as many for every thread.
 template <class F>
 inline void for_row_ranges(ThreadPool& pool, int rows, int width, F&& f) {
-  const int per_task = max_of(1, kElementsPerTask / max_of(1, width));
-  const int tasks = (rows + per_task - 1) / per_task;
+  const int threads = pool.threads(), wanted = int(int64_t(rows) * width / kElementsPerTask);
+  const int tasks = wanted == 0 ? 1 : min_of(rows, (wanted + threads - 1) / threads * threads);
   pool.parallel_for(tasks, [&](int task, int thread) {
-    f(task * per_task, min_of(rows, (task + 1) * per_task), thread);
+    f(int(int64_t(rows) * task / tasks), int(int64_t(rows) * (task + 1) / tasks), thread);
   });
-}
-
-// Sum of f(vector index, first element, lanes) over a row in 16-wide strides; lanes past the end are zero.
-inline float sum_of_squares(const float* x, int n, float mean) {
-  V sum = set1(0), m = set1(mean);
-  int i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const V d = load(x + i) - m;
-    sum = fma(d, d, sum);
-  }
-  if (i < n) {
-    const V d = select(first_lanes(n - i), load_first(x + i, n - i) - m, set1(0));
-    sum = fma(d, d, sum);
-  }
-  return reduce_add(sum);
-}
-
-inline float mean_of(const float* x, int n) {
-  V sum = set1(0);
-  int i = 0;
-  for (; i + 16 <= n; i += 16) sum = sum + load(x + i);
-  if (i < n) sum = sum + load_first(x + i, n - i);
-  return reduce_add(sum) / float(n);
-}
-
-inline void norm_row(const float* x, int n, bool rms, const float* weight, const float* bias, float eps, float* y) {
-  const float mean = rms ? 0.0f : mean_of(x, n);
-  const V scale = set1(1.0f / __builtin_sqrtf(sum_of_squares(x, n, mean) / float(n) + eps)), m = set1(mean);
-  for (int i = 0; i < n; i += 16) {
-    const int lanes = min_of(16, n - i);
-    V v = (load_first(x + i, lanes) - m) * scale * load_first(weight + i, lanes);
-    if (bias) v = v + load_first(bias + i, lanes);
-    store_first(y + i, v, lanes);
-  }
 }
 
 inline void norm(const NormArgs& a, ThreadPool& pool) {
   for_row_ranges(pool, a.rows, a.width, [&](int first, int last, int) {
     for (int r = first; r < last; ++r)
-      norm_row(a.x + size_t(r) * a.x_stride, a.width, a.rms, a.weight, a.bias, a.eps, a.y + size_t(r) * a.y_stride);
+      norm_row(a.x + size_t(r) * a.x_stride, a.width, a.norm, a.y + size_t(r) * a.y_stride);
   });
 }
 
@@ -113,12 +80,15 @@ inline void prepare_heads(const float* from, float* to, int heads, int head_dim,
   if (!norm.weight)
     std::memcpy(to, from, size_t(heads) * size_t(head_dim) * 4);
   else if (norm.over == HeadNorm::Over::all_heads)
-    norm_row(from, heads * head_dim, norm.rms, norm.weight, norm.bias, norm.eps, to);
+    norm_row(from, heads * head_dim, norm, to);
   else
     for (int n = 0; n < heads; ++n) {
-      const int own = norm.over == HeadNorm::Over::own_head ? n * head_dim : 0;
-      norm_row(from + n * head_dim, head_dim, norm.rms, norm.weight + own, norm.bias ? norm.bias + own : nullptr,
-               norm.eps, to + n * head_dim);
+      Norm one = norm;
+      if (norm.over == HeadNorm::Over::own_head) {
+        one.weight += n * head_dim;
+        if (one.bias) one.bias += n * head_dim;
+      }
+      norm_row(from + n * head_dim, head_dim, one, to + n * head_dim);
     }
   for (int n = 0; angles && n < heads; ++n) rotate(to + n * head_dim, angles, rotary_dim);
 }
@@ -231,7 +201,7 @@ inline void store_latent(const StoreLatentArgs& a, ThreadPool& pool) {
     float* key = static_cast<float*>(pool.scratch(thread));
     for (int t = first; t < last; ++t) {
       const float *kv = a.kv + size_t(t) * size_t(H), *angles = a.angles + size_t(t) * size_t(R);
-      norm_row(kv, C, a.norm.rms, a.norm.weight, a.norm.bias, a.norm.eps, key);
+      norm_row(kv, C, a.norm, key);
       std::memcpy(key + C, kv + C, size_t(R) * 4);
       rotate(key + C, angles, R);
       store_keys(key, 0, 1, a.kv_view, a.layer, 0, a.block[t], a.offset[t], key + H);

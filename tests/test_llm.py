@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire import LLM, QuireError, RequestError, SamplingParams
 from quire.errors import ConfigError, ModelError
+from quire.types import OutputKind
 from tests.tiny import EOS, VOCAB_SIZE, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -105,6 +107,21 @@ def test_streaming_equals_generating(llm: LLM) -> None:
     assert whole.metrics.first_token_time is not None
     assert whole.metrics.finished_time is not None
     assert whole.metrics.first_token_time < whole.metrics.finished_time
+
+
+def test_a_stream_yields_what_output_kind_says(llm: LLM) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "seed": 4, "n": 2, "logprobs": 1}
+    (whole,) = llm.generate("Once upon", SamplingParams(**options))
+    (end,) = llm.stream("Once upon", SamplingParams(**options, output_kind=OutputKind.FINAL_ONLY))
+    assert end.outputs == whole.outputs
+    parts = list(llm.stream("Once upon", SamplingParams(**options, output_kind=OutputKind.DELTA)))
+    for i, sample in enumerate(whole.outputs):
+        news = [part.outputs[i] for part in parts]
+        assert len(news) > 10
+        assert "".join(new.text for new in news) == sample.text
+        assert [token for new in news for token in new.token_ids] == sample.token_ids
+        assert [entry for new in news for entry in new.logprobs or ()] == sample.logprobs
+        assert news[-1].finish_reason == sample.finish_reason
 
 
 def test_a_stream_that_is_left_frees_its_blocks(llm: LLM) -> None:

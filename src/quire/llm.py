@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quire.config import EngineConfig
 from quire.engine.outputs import OutputStream, RequestOutput
 from quire.engine.scoring import plan_scores
@@ -22,7 +24,7 @@ from quire.engine.vectors import (
 from quire.errors import QuireError, RequestError
 from quire.lazy import Lazy
 from quire.text.tokenizer import Tokenizer
-from quire.types import Delta, EngineStats, Pooling, SamplingParams
+from quire.types import Delta, EngineStats, OutputKind, Pooling, SamplingParams
 
 if TYPE_CHECKING:
     from rich import progress
@@ -87,7 +89,8 @@ class LLM:
         prompt runs.
         """
         items = _as_list(prompts)
-        return self._run(list(self._streams(items, sampling_params, priority)), use_tqdm)
+        each = _final_only(self._params_for(sampling_params, len(items)))
+        return self._run(list(self._streams(items, each, priority)), use_tqdm)
 
     def embed(
         self,
@@ -192,7 +195,8 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(list(self._streams(prompts, sampling_params, None)), use_tqdm)
+        each = _final_only(self._params_for(sampling_params, len(prompts)))
+        return self._run(list(self._streams(prompts, each, None)), use_tqdm)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -207,15 +211,20 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Continue one prompt and yield the RequestOutput each time it grows; stopping early aborts it."""
-        (stream,) = self._streams([prompt], sampling_params, None)
+        """Continue one prompt and yield the RequestOutput each time it grows; stopping early aborts it.
+
+        `output_kind` DELTA yields only what is new each time, FINAL_ONLY yields once.
+        """
+        (stream,) = self._streams([prompt], self._params_for(sampling_params, 1), None)
+        kind = stream.request.sampling.output_kind
         self._core.add(stream.request)
         try:
             while not stream.finished:
                 for delta in self._core.step():
                     self._push(stream, delta)
                 _raise_error(stream)
-                yield stream.output
+                if stream.finished or kind is not OutputKind.FINAL_ONLY:
+                    yield stream.new_part() if kind is OutputKind.DELTA else stream.output
         finally:
             self._core.abort(stream.request.id)
             self._drain()
@@ -244,10 +253,9 @@ class LLM:
     def _streams(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        each: Sequence[SamplingParams],
         priority: Sequence[int] | None,
     ) -> Iterator[OutputStream]:
-        each = self._params_for(params, len(prompts))
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"
@@ -283,12 +291,11 @@ class LLM:
             for stream in streams:
                 self._core.add(stream.request)
             while self._core.has_work:
-                for news in self._core.step():
-                    stream = by_id[news.request_id]
-                    delta = stream.gather(news)
-                    if delta is not None and self._push(stream, delta) and stream.finished:
+                for delta in self._core.step():
+                    stream = by_id[delta.request_id]
+                    if self._push(stream, delta) and stream.finished:
                         _raise_error(stream)
-                        show(len(delta.tokens))
+                        show()
         finally:
             for stream in streams:
                 if not stream.finished:
@@ -311,6 +318,12 @@ class LLM:
     def _drain(self) -> None:
         while self._core.has_work:
             self._core.step()
+
+
+def _final_only(each: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
+    """The same, with no need to tell of every token."""
+    made = {id(params): msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY) for params in each}
+    return [made[id(params)] for params in each]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
@@ -344,16 +357,16 @@ def _raise_error(stream: OutputStream) -> None:
         raise QuireError(f"request {stream.request.id} failed: {stream.output.error}")
 
 
-def _progress(total: int, enabled: bool) -> Callable[[int], None]:
+def _progress(total: int, enabled: bool) -> Callable[[], None]:
     """A progress bar on stderr that counts finished requests; returns its update function."""
     if not enabled or total < 2:
-        return lambda tokens: None
+        return lambda: None
     columns = progress.Progress.get_default_columns()
     bar = progress.Progress(*columns, progress.TextColumn("{task.completed}/{task.total}"), transient=True)
     task = bar.add_task("generating", total=total)
     bar.start()
 
-    def advance(tokens: int) -> None:
+    def advance() -> None:
         bar.advance(task)
         if bar.finished:
             bar.stop()

@@ -22,7 +22,10 @@ Pooling = Literal["mean", "last", "cls"]
 
 
 class OutputKind(str, enum.Enum):
-    """What each yielded output holds: everything so far, the new part, or only the end result."""
+    """What is told of a sample: everything so far, the new part, or only the end result.
+
+    The engine always tells new parts, of FINAL_ONLY with the first token and with the end.
+    """
 
     CUMULATIVE = "cumulative"
     DELTA = "delta"

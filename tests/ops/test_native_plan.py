@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.ops.native_cases import ISAS, KV, apply_rows, int32, native, normal, rows_step
+from tests.ops.native_cases import ISAS, KV, apply_rows, int32, linear, native, normal, rows_step
 
 from quire import _native
 from quire.errors import EngineError
@@ -26,7 +26,9 @@ from quire.ops.protocol import (
     Limits,
     ModelInput,
     Norm,
+    Quantized,
     Rope,
+    WeightType,
 )
 from quire.ops.reference import ReferenceBackend
 
@@ -247,6 +249,59 @@ def test_norm_equals_the_reference(
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4 if kind == "layer" and width < 3 else 2e-5)
     alone = apply_rows(native(isa), x[-1:], lambda ops, t: ops.norm(t, norm), width)
     assert alone.tobytes() == got[-1:].tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 120),
+    width=st.integers(1, 400),
+    dtype=st.sampled_from(
+        [
+            "float32",
+            "bfloat16",
+            Quantized(8),
+            Quantized(8, int8_rows=False),
+            Quantized(4, 32),
+            Quantized(4, 32, False, False),
+        ]
+    ),
+    kind=st.sampled_from(["rms", "layer"]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_norm_within_a_product_equals_one_before_it(
+    isa: str, rows: int, width: int, dtype: WeightType, kind: Any, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x, w, bias = 3 * normal(rng, rows, width) + 1, normal(rng, 40, width), normal(rng, 40)
+    norm = Norm(kind, normal(rng, width), normal(rng, width) if seed % 2 else None, 1e-5)
+    backend = native(isa)
+    weight = backend.matrix([w], dtype)
+    within = apply_rows(backend, x, lambda ops, t: ops.linear(ops.norm(t, norm), weight, bias), 40)
+    normed = apply_rows(backend, x, lambda ops, t: ops.norm(t, norm), width)
+    assert within.tobytes() == linear(backend, normed, w, dtype, bias=bias).tobytes()
+
+
+def test_a_norm_that_one_product_reads_takes_no_memory() -> None:
+    backend, norm = native(), Norm("rms", np.ones(64, np.float32), None, 1e-5)
+    weight = backend.matrix([np.ones((64, 64), np.float32)], "bfloat16")
+
+    def size(op: Any) -> int:
+        graph = Graph(
+            lambda ops: ops.select_rows(op(ops, ops.embed(weight))),
+            lambda ops, h: ops.linear(h, weight),
+            64,
+            64,
+        )
+        return backend.workspace_bytes(graph, KV, Limits(500, 1, 1))
+
+    def once(ops: Any, t: Any) -> Any:
+        return ops.linear(ops.norm(t, norm), weight, residual=t)
+
+    def spaced(ops: Any, t: Any) -> Any:
+        return ops.linear(ops.scale(ops.norm(t, norm), 1.0), weight, residual=t)
+
+    assert size(once) == size(lambda ops, t: ops.linear(t, weight, residual=t)) < size(spaced)
 
 
 @pytest.mark.parametrize("isa", ISAS)

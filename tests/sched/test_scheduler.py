@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from fake_executor import FakeExecutor, Journal, alone, drain, request
@@ -10,7 +11,15 @@ from fake_executor import FakeExecutor, Journal, alone, drain, request
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.sched import Scheduler
-from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput, TokenLogprobs
+from quire.types import (
+    Delta,
+    FinishReason,
+    OutputKind,
+    Request,
+    ScheduledBatch,
+    StepOutput,
+    TokenLogprobs,
+)
 
 
 class World:
@@ -156,6 +165,32 @@ def feed(world: World, made: Request, *outs: list[int]) -> list[Delta]:
 def test_eos_stops_and_is_included() -> None:
     last = feed(World(), request("a", [1], 9, eos_token_ids=(7,), stop_token_ids=[7]), [3], [7])[-1]
     assert (last.tokens, last.finish_reason, last.stop_reason) == ([7], FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({}, [1, 4]), ({"logprobs": 0}, [1] * 5), ({"stop": "."}, [1] * 5)]
+)
+def test_who_wants_the_end_alone_is_told_of_the_first_token_and_the_end(
+    options: dict[str, Any], told: list[int]
+) -> None:
+    """But of every token where the reader looks for stop strings, or log-probabilities come along."""
+    world = World()
+    made = world.add("a", [1, 2, 3], 5, output_kind=OutputKind.FINAL_ONLY, **options)
+    deltas = []
+    while world.scheduler.has_work:
+        deltas += world.finish(world.plan())
+    assert [len(delta.tokens) for delta in deltas] == told
+    world.expect(made)
+
+
+def test_what_was_not_told_comes_with_an_abort() -> None:
+    world = World()
+    made = world.add("a", [1, 2, 3], 9, output_kind=OutputKind.FINAL_ONLY)
+    for _ in range(4):
+        world.step()
+    (end,) = world.scheduler.abort("a")
+    said, _, _ = alone(made, 0, world.max_total)
+    assert (end.tokens, end.usage.num_output) == (said[1:4], 4)
 
 
 def test_a_stop_token_is_the_stop_reason() -> None:

@@ -9,7 +9,7 @@ from fake_executor import VOCAB, FakeExecutor, Journal, alone, request
 
 from quire.config import SchedulerConfig
 from quire.sched import Scheduler
-from quire.types import FinishReason, Request
+from quire.types import FinishReason, OutputKind, Request
 
 
 class Trace:
@@ -61,6 +61,7 @@ class Trace:
             min_tokens=rng.choice([0, min(5, max_tokens)]),
             prompt_logprobs=rng.choice([None, None, 1]),
             logprobs=rng.choice([None, 1]),
+            output_kind=rng.choice(list(OutputKind)),
         )
         self.requests[made.id] = made
         self.journal.take(self.scheduler.add(made))

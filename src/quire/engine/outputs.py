@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -98,7 +98,7 @@ class OutputStream:
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
         self._num_open = params.n
-        self._waiting: dict[int, Delta] = {}
+        self._shown = [(0, 0)] * params.n  # characters and tokens that new_part has given out
         self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
         if params.logprobs is not None:
             for sample in self.output.outputs:
@@ -119,18 +119,18 @@ class OutputStream:
         num_output = sum(len(o.token_ids) for o in self.output.outputs)
         return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output)
 
-    def gather(self, delta: Delta) -> Delta | None:
-        """For who reads results alone: a sample's news as one Delta when it has ended, None before.
-
-        News of a sample that a stop string may end come at once.
-        """
-        self._note_first_token(delta)
-        if self.request.sampling.stop:
-            return delta
-        waiting = self._waiting.setdefault(delta.index, delta)
-        if waiting is not delta:
-            waiting.join(delta)
-        return waiting if delta.finish_reason is not None else None
+    def new_part(self) -> RequestOutput:
+        """`output` with only what came since the last call."""
+        parts = []
+        for i, sample in enumerate(self.output.outputs):
+            text, tokens = self._shown[i]
+            self._shown[i] = len(sample.text), len(sample.token_ids)
+            logprobs = None if sample.logprobs is None else sample.logprobs[tokens:]
+            part = replace(
+                sample, text=sample.text[text:], token_ids=sample.token_ids[tokens:], logprobs=logprobs
+            )
+            parts.append(part)
+        return replace(self.output, outputs=parts)
 
     def parts(self, delta: Delta) -> Iterable[Delta]:
         """`delta` in the portions to push: single tokens where a stop string may end the text between them."""
@@ -155,16 +155,13 @@ class OutputStream:
         sample.finish_reason, sample.stop_reason = finish, stop_reason
         if delta.error is not None:
             self.output.error = delta.error
-        self._note_first_token(delta)
+        if self._metrics.first_token_time is None and delta.tokens:
+            self._metrics.first_token_time = time.perf_counter()
         if finish is not None:
             self._num_open -= 1
             self._metrics.finished_time = time.perf_counter()
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
-
-    def _note_first_token(self, delta: Delta) -> None:
-        if self._metrics.first_token_time is None and delta.tokens:
-            self._metrics.first_token_time = time.perf_counter()
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
         """The text that became safe to show, and the stop string that was hit, if one was."""

@@ -143,13 +143,12 @@ class Runner:
         samples = self._sampler.sample(
             logits, np.array(slots, np.int32), np.array(positions, np.int64), None, masks
         )
-        for row, (slot, token) in enumerate(zip(slots, samples.tokens.tolist(), strict=True)):
-            if row in samples.errors:
-                output.errors[slot] = samples.errors[row]
-                continue
-            output.tokens[slot] = [token]
-            if row in samples.logprobs:
-                output.logprobs[slot] = [samples.logprobs[row]]
+        output.tokens.update(zip(slots, samples.tokens.reshape(-1, 1).tolist(), strict=True))
+        for row, error in samples.errors.items():
+            del output.tokens[slots[row]]
+            output.errors[slots[row]] = error
+        for row, scores in samples.logprobs.items():
+            output.logprobs[slots[row]] = [scores]
 
     def _draw_constrained(
         self, logits: FloatArray, slots: list[int], positions: list[int], alone: bool, output: StepOutput

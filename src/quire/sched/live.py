@@ -16,7 +16,8 @@ class LiveSequence(Sequence):
     `key` orders sequences, lower first. `cursor` is the prefix index's place of the last indexed full block
     and `index_at` the `num_computed` from which on there is one more. The sequence ends at `max_total`
     tokens, or at a token of `end_ids` once it has `min_total`. `tokens` is the request's own list until a
-    slot is taken.
+    slot is taken. News of the first `num_told` tokens are out; one that is `quiet` tells only of its first token
+    and its end.
     """
 
     group: Group
@@ -26,6 +27,8 @@ class LiveSequence(Sequence):
     max_total: int
     min_total: int
     end_ids: frozenset[int]
+    num_told: int
+    quiet: bool
     index_at: int = 0
 
     @property
@@ -68,9 +71,10 @@ class LiveSequence(Sequence):
         return fresh
 
     def delta(self, reason: FinishReason | None = None, error: str | None = None) -> Delta:
-        """News without tokens."""
+        """News of the tokens that nobody was told of."""
         usage = Usage(self.num_prompt_tokens, self.num_cached, self.num_output)
-        return Delta(self.request.id, self.index, [], usage, finish_reason=reason, error=error)
+        news, self.num_told = self.tokens[self.num_told :], len(self.tokens)
+        return Delta(self.request.id, self.index, news, usage, finish_reason=reason, error=error)
 
 
 @dataclass(slots=True, eq=False)

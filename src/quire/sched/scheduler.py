@@ -31,6 +31,7 @@ from quire.types import (
     EngineStats,
     FinishReason,
     NewSeq,
+    OutputKind,
     Request,
     ScheduledBatch,
     ScheduledSeq,
@@ -130,6 +131,9 @@ class Scheduler:
         self._groups[request.id] = group
         sampling = request.sampling
         end_ids = frozenset(request.eos_token_ids).union(sampling.stop_token_ids or ())
+        # What has a stop string, or log-probabilities beside its tokens, is told of as it comes.
+        whole = sampling.output_kind is OutputKind.FINAL_ONLY
+        quiet = whole and not sampling.stop and sampling.logprobs is None
         for index in range(sampling.n):
             seq = LiveSequence(
                 request,
@@ -143,6 +147,8 @@ class Scheduler:
                 max_total=min(num_prompt + request.max_tokens, self._max_total),
                 min_total=num_prompt + sampling.min_tokens,
                 end_ids=end_ids,
+                num_told=num_prompt,
+                quiet=quiet,
                 num_prompt_logprobs=request.scored_from,
             )
             self._arrivals += 1
@@ -418,6 +424,11 @@ class Scheduler:
             seq.draft = []
         self._stats.generation_tokens += len(out)
         self._stats.jump_forward_tokens += max(0, len(out) - drawn)
+        if seq.quiet:
+            if reason is None and seq.num_told > seq.num_prompt_tokens:
+                return None
+            out = tokens[seq.num_told :]
+        seq.num_told = len(tokens)
         usage = Usage(seq.num_prompt_tokens, seq.num_cached, len(tokens) - seq.num_prompt_tokens)
         delta = Delta(seq.request.id, seq.index, out, usage, logprobs, None, reason, stop_reason)
         delta.complete = complete
