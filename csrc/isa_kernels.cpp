@@ -1,5 +1,6 @@
 // All kernels of one instruction set; compiled once per set (CMakeLists.txt defines QUIRE_ISA and the -m flags).
 #include "attention.h"
+#include "best.h"
 #include "kernels.h"
 #include "linear.h"
 #include "probe_kernels.h"
@@ -16,6 +17,7 @@ extern const Kernels kernels = {
     QUIRE_STRING(QUIRE_ISA),
     linear,
     linear_workspace,
+    best,
     norm,
     embed,
     rope,

@@ -105,6 +105,10 @@ struct Norm {
   float eps = 0;
 };
 
+// Outputs of a product whose greatest is noted together.
+constexpr int kMaximaColumns = 256;
+QUIRE_INLINE size_t maxima_of(int width) { return size_t(width + kMaximaColumns - 1) / kMaximaColumns; }
+
 struct LinearArgs {
   const float* x;
   size_t x_stride;
@@ -118,9 +122,22 @@ struct LinearArgs {
   float* y;  // [rows, O], of a gated weight [rows, I]
   size_t y_stride;
   void* workspace;  // linear_workspace() bytes, 64-byte aligned
+  // [rows, maxima_of(O)], or null: the greatest of kMaximaColumns outputs each; not a number where one of them is not
+  // or is +inf. Not of a gated weight.
+  float* maxima = nullptr;
   // Set by `linear` where activations are rounded to int8: a scale a row, and sums by group (linear_quantized.h).
   const float* x_scale = nullptr;
   const int32_t* x_sums = nullptr;
+};
+
+// Of rows of logits with their maxima, as LinearArgs has them, the first of the largest: -1 where one is not a number or
+// is +inf.
+struct BestArgs {
+  const float* x;
+  size_t stride;
+  int rows, width;
+  const float* maxima;
+  int32_t* best;
 };
 
 struct NormArgs {
@@ -244,6 +261,7 @@ struct Kernels {
 
   void (*linear)(const LinearArgs&, ThreadPool&);
   size_t (*linear_workspace)(const MatrixView& weight, int max_rows);
+  void (*best)(const BestArgs&, ThreadPool&);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);

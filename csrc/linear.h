@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "activation.h"
+#include "best.h"
 #include "kernels.h"
 #include "linear_micro.h"
 #include "linear_quantized.h"
@@ -170,6 +171,10 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   }
 }
 
+inline void note_all_maxima(const LinearArgs& a, ThreadPool& pool) {
+  if (a.maxima) pool.parallel_for(a.rows, [&](int r, int) { note_maxima(a, r, r + 1, 0, a.weight.rows); });
+}
+
 template <class Dot>
 inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
   const MatrixView& w = a.weight;
@@ -182,6 +187,7 @@ inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, Thre
     const int last = min_of(w.panels(), int(int64_t(groups) * (task + 1) / tasks) * group);
     stream_panels<Dot>(a, tile, first, last);
   });
+  note_all_maxima(a, pool);
 }
 
 // Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
@@ -266,17 +272,21 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   const int width = max_of(step, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
   row_blocks = max_of(row_blocks, min_of(tiles.count, (wanted + column_blocks - 1) / column_blocks));
+  const bool whole_maxima = width * 16 % kMaximaColumns == 0;
   auto run = [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
     const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
-    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, columns * width,
-                                 min_of(w.panels(), (columns + 1) * width), static_cast<float*>(pool.scratch(thread)));
+    const int first = columns * width, last = min_of(w.panels(), first + width);
+    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last, static_cast<float*>(pool.scratch(thread)));
+    if (a.maxima && whole_maxima)  // while the outputs are in cache
+      note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
   };
   // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
   // neighbouring weights: a thread fetches those of its next task.
   if (row_blocks > 1) pool.parallel_for(row_blocks * column_blocks, run);
   else pool.parallel_shares(column_blocks, run);
+  if (!whole_maxima) note_all_maxima(a, pool);
 }
 
 // Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.

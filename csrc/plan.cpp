@@ -287,6 +287,10 @@ void Plan::finish(int logits) {
   total_bytes_ = arena_floats_ * 4 + workspace_bytes_ + size_t(limits_.max_tokens) * 4 * sizeof(int32_t);
 }
 
+bool Plan::product_makes_logits() const {
+  return ops_.back().out == logits_ && ops_.back().kind == OpKind::linear && !ops_.back().weight->view().gated;
+}
+
 size_t Plan::max_rows(RowKind rows) const {
   return size_t(rows == RowKind::head_rows ? limits_.max_logit_rows : limits_.max_tokens);
 }
@@ -452,6 +456,10 @@ void Plan::bind(std::shared_ptr<KVStore> kv) {
   token_block_.resize(size_t(limits_.max_tokens));
   token_offset_.resize(size_t(limits_.max_tokens));
   table_rows_.resize(size_t(limits_.max_tokens));
+  if (product_makes_logits()) {
+    best_.resize(size_t(limits_.max_logit_rows));
+    maxima_.resize(best_.size() * maxima_of(width(logits_)));
+  }
   kv_ = std::move(kv);
 }
 

@@ -120,6 +120,8 @@ class Plan {
   const StepLimits& limits() const { return limits_; }
   float* logits() const;
   float* hidden() const;
+  // Of each row of logits the first of the largest, or -1 (BestArgs); null where no product makes the logits.
+  const int32_t* best() const { return best_.empty() ? nullptr : best_.data(); }
   int logits_width() const { return width(logits_); }
   int hidden_width() const { return width(hidden_); }
   // Overwrites all working memory with NaN (tests: nothing may be read before it is written).
@@ -174,6 +176,7 @@ class Plan {
   void locate_tokens(const StepInput& input);
   float* data(int buffer) const;
   int rows_of(int buffer) const;
+  bool product_makes_logits() const;
   void execute(size_t first, size_t last);
   void execute_op(const Op& op);
   void execute_linear(const Op& op);
@@ -203,7 +206,8 @@ class Plan {
 
   std::mutex running_;
   HugeBuffer arena_, workspace_;
-  std::vector<int32_t> token_block_, token_offset_, table_rows_;
+  std::vector<int32_t> token_block_, token_offset_, table_rows_, best_;
+  std::vector<float> maxima_;  // of the logits' rows
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
   Tails tails_;
   SharedPrefixes prefixes_, tail_prefixes_;

@@ -34,6 +34,7 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using OptionalFloats = std::optional<Floats>;
 using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 // (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
 using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
@@ -276,6 +277,12 @@ void bind_plan(nb::module_& m) {
            [](nb::handle self) {
              const Plan& p = nb::cast<const Plan&>(self);
              return view(self, p.logits(), p.limits().max_logit_rows, p.logits_width());
+           })
+      .def("best_view",
+           [](nb::handle self) -> std::optional<IntsOut> {
+             const Plan& p = nb::cast<const Plan&>(self);
+             if (!p.best()) return {};
+             return IntsOut(p.best(), {size_t(p.limits().max_logit_rows)}, self);
            })
       .def("hidden_view", [](nb::handle self) {
         const Plan& p = nb::cast<const Plan&>(self);

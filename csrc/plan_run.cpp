@@ -220,7 +220,11 @@ void Plan::execute_linear(const Op& op) {
   args.residual = op.residual < 0 ? nullptr : data(op.residual);
   args.residual_stride = args.y_stride;
   args.workspace = workspace_.data();
+  const bool notes = op.out == logits_ && !best_.empty();
+  if (notes) args.maxima = maxima_.data();
   kernels_.linear(args, *pool_);
+  if (notes)
+    kernels_.best({args.y, args.y_stride, args.rows, args.weight.rows, args.maxima, best_.data()}, *pool_);
 }
 
 void Plan::execute_store_kv(const Op& op) {

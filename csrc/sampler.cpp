@@ -200,10 +200,10 @@ Logprobs Sampler::score(const float* x, float max, int32_t token, int num_top, S
   return result;
 }
 
-RowResult Sampler::sample_row(const float* raw, const uint32_t* mask, Slot& slot, Scratch& scratch) const {
+RowResult Sampler::sample_row(const float* raw, RowMax raw_max, const uint32_t* mask, Slot& slot,
+                              Scratch& scratch) const {
   const SlotParams& p = slot.params;
   RowResult result;
-  const RowMax raw_max = kernels_.row_max(raw, vocab_size_);
   RowMax max = raw_max;
   const float* x = raw;
   if (raw_max.sound && edits(slot, mask)) {
@@ -257,8 +257,11 @@ std::vector<RowResult> Sampler::sample(const SampleRows& r) {
     const int stop = size_t(task) + 1 < starts.size() ? starts[size_t(task) + 1] : r.rows;
     for (int i = starts[size_t(task)]; i < stop; ++i) {
       const uint32_t* mask = r.masks ? r.masks + size_t(i) * words : nullptr;
+      const float* x = r.x + size_t(i) * r.stride;
+      const int best = r.best ? r.best[i] : -1;
+      const RowMax max = best >= 0 ? RowMax{x[best], best, true} : kernels_.row_max(x, vocab_size_);
       RowResult& result = results[size_t(i)];
-      result = sample_row(r.x + size_t(i) * r.stride, mask, *slots[size_t(task)], scratch_[size_t(thread)]);
+      result = sample_row(x, max, mask, *slots[size_t(task)], scratch_[size_t(thread)]);
       if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // the rows after it saw another token
     }
   });

@@ -63,6 +63,7 @@ struct SampleRows {
   const int64_t* positions;
   const int32_t* drafts;  // or null: one row per slot
   const uint32_t* masks;
+  const int32_t* best;  // or null: the first of each row's largest values, -1 where one is NaN or +inf
 };
 
 class Sampler {
@@ -107,7 +108,7 @@ class Sampler {
   void apply_stages(float* x, const Slot& slot, const uint32_t* mask) const;
   void make_room(Scratch& scratch) const;
   Cut largest(const float* x, int count, Scratch& scratch) const;
-  RowResult sample_row(const float* x, const uint32_t* mask, Slot& slot, Scratch& scratch) const;
+  RowResult sample_row(const float* x, RowMax x_max, const uint32_t* mask, Slot& slot, Scratch& scratch) const;
   bool is_nucleus(const WeighArgs& args, double share) const;
   Cut truncate(const float* x, float max, const SlotParams& params, Scratch& scratch) const;  // min_p and top_k
   int draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const;

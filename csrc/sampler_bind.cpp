@@ -39,18 +39,23 @@ nb::tuple to_python(const Logprobs& l) { return nb::make_tuple(l.token, l.logpro
 
 // (tokens, [(row, whether its logits were finite)] of failed rows, [(row, TokenLogprobs fields)])
 nb::tuple sample(Sampler& sampler, const Logits& logits, const Vector<int32_t>& slots, const Vector<int64_t>& positions,
-                 const std::optional<Vector<int32_t>>& drafts, const std::optional<Masks>& masks) {
+                 const std::optional<Vector<int32_t>>& drafts, const std::optional<Masks>& masks,
+                 const std::optional<Vector<int32_t>>& best) {
   check_logits(sampler, logits);
   const size_t rows = logits.shape(0);
-  check(slots.shape(0) == rows && positions.shape(0) == rows && (!drafts || drafts->shape(0) == rows),
-        "slots, positions and drafts must have one entry for each of the rows");
+  check(slots.shape(0) == rows && positions.shape(0) == rows && (!drafts || drafts->shape(0) == rows) &&
+            (!best || best->shape(0) == rows),
+        "slots, positions, drafts and best must have one entry for each of the rows");
+  for (size_t i = 0; best && i < rows; ++i)
+    check(best->data()[i] < sampler.vocab_size(), "a best token is outside the vocabulary");
   check(!masks || (masks->shape(0) == rows && masks->shape(1) == (size_t(sampler.vocab_size()) + 31) / 32),
         "token masks must be [rows, one bit for each token]");
   std::vector<RowResult> results;
   {
     const nb::gil_scoped_release release;
     results = sampler.sample({logits.data(), size_t(logits.stride(0)), int(rows), slots.data(), positions.data(),
-                              drafts ? drafts->data() : nullptr, masks ? masks->data() : nullptr});
+                              drafts ? drafts->data() : nullptr, masks ? masks->data() : nullptr,
+                              best ? best->data() : nullptr});
   }
   int32_t* tokens = new int32_t[rows];
   const nb::capsule owner(tokens, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
@@ -118,7 +123,7 @@ void bind_sampler(nb::module_& m) {
       .def("clear", &Sampler::clear, nb::arg("slot"))
       .def("extend", &Sampler::extend, nb::arg("slot"), nb::arg("tokens"))
       .def("sample", &sample, nb::arg("logits").noconvert(), nb::arg("slots"), nb::arg("positions"),
-           nb::arg("drafts").none(), nb::arg("masks").none())
+           nb::arg("drafts").none(), nb::arg("masks").none(), nb::arg("best").none())
       .def("logprobs", &logprobs, nb::arg("logits").noconvert(), nb::arg("targets"), nb::arg("num_top"));
 }
 

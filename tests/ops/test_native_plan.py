@@ -426,6 +426,57 @@ def test_logits_beyond_the_first_rows_come_from_the_last_run() -> None:
             executable.logits(start, stop)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 90),
+    vocab=st.integers(1, 700) | st.sampled_from([2048, 4096, 5000]),
+    dtype=st.sampled_from(["float32", "bfloat16", Quantized(8), Quantized(4, 32)]),
+    special=st.sampled_from([None, np.nan, np.inf, -np.inf, 0.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_best_of_each_row_is_known(
+    isa: str, rows: int, vocab: int, dtype: WeightType, special: float | None, seed: int
+) -> None:
+    """The lowest id of equals; -1 where a logit is NaN or +inf, in pieces of the rows too."""
+    rng = np.random.default_rng(seed)
+    backend = native(isa, threads=1 + seed % 3)
+    x, w = (
+        normal(rng, rows, 32),
+        rng.integers(-2, 3, (vocab, 32)).astype(np.float32),
+    )  # some rows are the same
+    if special is not None:
+        x[rng.integers(rows)] = special
+    table, weight = backend.matrix([x], "float32"), backend.matrix([w], dtype)
+    graph = Graph(
+        lambda ops: ops.select_rows(ops.embed(table)), lambda ops, h: ops.linear(h, weight), vocab, 32
+    )
+    at_once = max(1, rows // 2)
+    executable = backend.compile(graph, backend.kv_cache(KV, rows, 1), Limits(rows, 1, at_once))
+    logits = executable.run(rows_step(rows))
+    for start in range(0, rows, at_once):
+        stop = min(rows, start + at_once)
+        logits = executable.logits(start, stop) if start else logits
+        want = [int(row.argmax()) if (row < np.inf).all() else -1 for row in logits]
+        best = executable.best()
+        assert best is not None
+        assert best.tolist() == want
+
+
+def test_the_best_of_changed_logits_is_not_known() -> None:
+    backend = native()
+    table = backend.matrix([np.eye(8, dtype=np.float32)], "float32")
+    graph = Graph(
+        lambda ops: ops.select_rows(ops.embed(table)),
+        lambda ops, h: ops.scale(ops.linear(h, table), -1.0),
+        8,
+        8,
+    )
+    executable = backend.compile(graph, backend.kv_cache(KV, 8, 1), Limits(8, 1, 8))
+    executable.run(rows_step(8))
+    assert executable.best() is None
+
+
 def test_a_step_without_logits_still_writes_its_keys() -> None:
     executable, inputs = ready()
     want = executable.run(inputs).copy()

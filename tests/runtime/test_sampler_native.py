@@ -99,11 +99,15 @@ def test_tokens_and_logprobs_equal_the_reference(data: st.DataObject) -> None:
     masks = None
     if data.draw(st.booleans()):
         masks = rng.integers(0, 2**32, (len(states), (vocab + 31) // 32), dtype=np.uint32)
+    more = {}
+    if data.draw(st.booleans()):  # as an executable finds it
+        known = [(row < np.inf).all() and rng.random() < 0.8 for row in logits]
+        more["best_L"] = np.where(known, logits.argmax(axis=1), -1).astype(np.int32)
     isa, threads = data.draw(st.sampled_from(ISAS)), data.draw(st.sampled_from([1, 2, 3]))
     before = logits.copy()
     native = NativeSampler(vocab, POOLS[threads], isa)
     same(
-        step(native, states, logits, masks_LW=masks),
+        step(native, states, logits, masks_LW=masks, **more),
         step(ReferenceSampler(vocab), states, logits, masks_LW=masks),
     )
     np.testing.assert_array_equal(logits, before)
@@ -231,6 +235,7 @@ def test_misuse_is_refused(make: object) -> None:
         (row, np.zeros(2, np.int32), at),
         (row, slot, at + 1),
         (np.zeros((2, 10), np.float32), np.zeros(2, np.int32), np.arange(2)),
+        (row, slot, at, None, None, np.zeros(2, np.int32)),
     ):
         with pytest.raises(EngineError):
             sampler.sample(*bad)

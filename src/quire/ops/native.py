@@ -27,6 +27,7 @@ from quire.ops.protocol import (
     Expert,
     FloatArray,
     Graph,
+    IntArray,
     KVCache,
     KVSpec,
     Limits,
@@ -326,6 +327,8 @@ class NativeExecutable:
             plan.bind(cache.store)
         self._logits: FloatArray = plan.logits_view()
         self._hidden: FloatArray = plan.hidden_view()
+        self._best: IntArray | None = plan.best_view()
+        self._num_rows = 0
 
     def run(self, inputs: ModelInput) -> FloatArray:
         with _engine_errors():
@@ -338,15 +341,20 @@ class NativeExecutable:
                 inputs.block_table_SM,
                 inputs.logit_rows_L,
             )
-        return self._logits[: min(len(inputs.logit_rows_L), self._limits.max_logit_rows)]
+        self._num_rows = min(len(inputs.logit_rows_L), self._limits.max_logit_rows)
+        return self._logits[: self._num_rows]
 
     def logits(self, start: int, stop: int) -> FloatArray:
         with _engine_errors():
             self._plan.head(start, stop)
-        return self._logits[: stop - start]
+        self._num_rows = stop - start
+        return self._logits[: self._num_rows]
 
     def hidden(self) -> FloatArray:
         return self._hidden[: self._plan.num_logit_rows]
+
+    def best(self) -> IntArray | None:
+        return None if self._best is None else self._best[: self._num_rows]
 
 
 class NativeBackend:

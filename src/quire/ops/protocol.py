@@ -302,6 +302,12 @@ class Executable(Protocol):
     def hidden(self) -> FloatArray:
         """Final hidden states [L, D] of the last run (after the last norm, before the head); a view."""
 
+    def best(self) -> IntArray | None:
+        """Of each row that `run` or `logits` gave last, the lowest id among the largest logits, or -1: not known.
+
+        A view; None where no row's is known.
+        """
+
 
 class Graph(msgspec.Struct, frozen=True):
     """A model as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V]."""

@@ -330,6 +330,9 @@ class ReferenceExecutable:
     def hidden(self) -> FloatArray:
         return self._hidden
 
+    def best(self) -> None:
+        return None
+
 
 @dataclass(slots=True)
 class _Widths:

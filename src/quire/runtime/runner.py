@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from quire.errors import EngineError
 from quire.model.pooling import PoolingHead
-from quire.ops.protocol import Executable, FloatArray, KVCache
+from quire.ops.protocol import Executable, FloatArray, IntArray, KVCache
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder, LogitRows
 from quire.runtime.logits import TokenMask
@@ -37,6 +37,17 @@ class Pool:
         mean_D = self.mean()
         vector: list[float] = (mean_D / max(float(np.sqrt((mean_D * mean_D).sum())), 1e-12)).tolist()
         return vector
+
+
+@dataclass(slots=True)
+class Logits:
+    """Rows of logits, with the best token of each where it is known (Executable.best)."""
+
+    values: FloatArray
+    best: IntArray | None
+
+    def __getitem__(self, rows: slice | list[int]) -> Logits:
+        return Logits(self.values[rows], None if self.best is None else self.best[rows])
 
 
 class Runner:
@@ -85,14 +96,15 @@ class Runner:
         output = StepOutput(batch.step, {})
         if not batch.seqs:
             return output
-        logits = self._executable.run(inputs)
+        values = self._executable.run(inputs)
         total = len(inputs.logit_rows_L)
         for start in range(0, total, self._max_logit_rows):
             stop = min(start + self._max_logit_rows, total)
             if start:
-                logits = self._executable.logits(start, stop)
+                values = self._executable.logits(start, stop)
+            logits = Logits(values, self._executable.best())
             self._sample(logits, rows, start, stop, output)
-            self._score_prompt(logits, rows, start, stop, output)
+            self._score_prompt(values, rows, start, stop, output)
         if rows.pooled:
             self._pool(rows, output)
         return output
@@ -121,7 +133,7 @@ class Runner:
                 raise EngineError("this engine was started without support for grammars")
             self._constraints.set(new)
 
-    def _sample(self, logits: FloatArray, rows: LogitRows, start: int, stop: int, output: StepOutput) -> None:
+    def _sample(self, logits: Logits, rows: LogitRows, start: int, stop: int, output: StepOutput) -> None:
         """Draw for rows start to stop, whose logits these are: first the free ones, then the constrained."""
         stop = min(stop, len(rows.slots))
         free = min(max(rows.num_free, start), stop)
@@ -134,14 +146,14 @@ class Runner:
 
     def _draw(
         self,
-        logits: FloatArray,
+        logits: Logits,
         slots: list[int],
         positions: list[int],
         output: StepOutput,
         masks: TokenMask | None = None,
     ) -> None:
         samples = self._sampler.sample(
-            logits, np.array(slots, np.int32), np.array(positions, np.int64), None, masks
+            logits.values, np.array(slots, np.int32), np.array(positions, np.int64), None, masks, logits.best
         )
         output.tokens.update(zip(slots, samples.tokens.reshape(-1, 1).tolist(), strict=True))
         for row, error in samples.errors.items():
@@ -151,7 +163,7 @@ class Runner:
             output.logprobs[slots[row]] = [scores]
 
     def _draw_constrained(
-        self, logits: FloatArray, slots: list[int], positions: list[int], alone: bool, output: StepOutput
+        self, logits: Logits, slots: list[int], positions: list[int], alone: bool, output: StepOutput
     ) -> None:
         """Draw where the masks are ready, and append what the grammars force after it."""
         constraints = self._constraints

@@ -88,14 +88,15 @@ class Sampler(Protocol):
         positions_L: IntArray,
         drafts_L: IntArray | None = None,
         masks_LW: TokenMask | None = None,
+        best_L: IntArray | None = None,
     ) -> Samples:
         """Draw one token per row and append it to its slot's output. `logits_LV` is only read.
 
         `positions_L` is the index in the sequence of the token being drawn. Rows of one slot are adjacent, at
         consecutive positions; `drafts_L[i]` is the token that row i + 1 of the slot was computed with. That
         row is drawn only if row i drew this token, so the output is the same with and without drafts.
-        `masks_LW` has one bit per token, 0 forbids (token % 32 of word token // 32). EngineError: a shape,
-        slot or position is wrong.
+        `masks_LW` has one bit per token, 0 forbids (token % 32 of word token // 32). `best_L` is Executable.best, which
+        saves looking for it. EngineError: a shape, slot or position is wrong.
         """
 
     def logprobs(self, logits_LV: FloatArray, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
@@ -224,8 +225,9 @@ class ReferenceSampler:
         positions_L: IntArray,
         drafts_L: IntArray | None = None,
         masks_LW: TokenMask | None = None,
+        best_L: IntArray | None = None,
     ) -> Samples:
-        drafts_L = _check_rows(logits_LV, self.vocab_size, slots_L, positions_L, drafts_L, masks_LW)
+        drafts_L = _check_rows(logits_LV, self.vocab_size, slots_L, positions_L, drafts_L, masks_LW, best_L)
         samples = Samples(np.full(len(logits_LV), NOT_DRAWN, dtype=np.int32))
         for i, (logits_V, slot) in enumerate(zip(logits_LV, slots_L.tolist(), strict=True)):
             state = self._slots.get(slot)
@@ -321,6 +323,7 @@ class NativeSampler:
         positions_L: IntArray,
         drafts_L: IntArray | None = None,
         masks_LW: TokenMask | None = None,
+        best_L: IntArray | None = None,
     ) -> Samples:
         try:  # the native side checks shapes, slots and positions
             tokens_L, sound, logprobs = self._native.sample(
@@ -329,6 +332,7 @@ class NativeSampler:
                 np.ascontiguousarray(positions_L, dtype=np.int64),
                 None if drafts_L is None else np.ascontiguousarray(drafts_L, dtype=np.int32),
                 None if masks_LW is None else np.ascontiguousarray(masks_LW, dtype=np.uint32),
+                None if best_L is None else np.ascontiguousarray(best_L, dtype=np.int32),
             )
         except (ValueError, TypeError) as error:
             raise EngineError(str(error)) from error
@@ -364,11 +368,17 @@ def _check_rows(
     positions_L: IntArray,
     drafts_L: IntArray | None,
     masks_LW: TokenMask | None,
+    best_L: IntArray | None,
 ) -> IntArray:
     """Raise EngineError where the shapes disagree; returns the drafts, NOT_DRAWN where there are none."""
     _check_logits(logits_LV, vocab_size)
     rows = len(logits_LV)
-    for name, array in (("slots", slots_L), ("positions", positions_L), ("drafts", drafts_L)):
+    for name, array in (
+        ("slots", slots_L),
+        ("positions", positions_L),
+        ("drafts", drafts_L),
+        ("best", best_L),
+    ):
         if array is not None and array.shape != (rows,):
             raise EngineError(f"{name} must have one entry for each of {rows} rows, got {list(array.shape)}")
     words = (vocab_size + 31) // 32
