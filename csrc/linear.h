@@ -24,6 +24,8 @@ using DotBf16 = DotWide;
 // Rows and columns (in panels) of a block, so that it stays in L2.
 constexpr int kBlockRows = 12 * kMaxRows;
 constexpr int kBlockPanels = 16;
+// Maxima are noted by whoever has just written the outputs: a task begins where a block of theirs does.
+constexpr int kMaximaPanels = kMaximaColumns / 16;
 // With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
 constexpr int kWidenTiles = 5;
 // Outputs of so many bytes are in cache already: the next product reads them.
@@ -171,14 +173,11 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   }
 }
 
-inline void note_all_maxima(const LinearArgs& a, ThreadPool& pool) {
-  if (a.maxima) pool.parallel_for(a.rows, [&](int r, int) { note_maxima(a, r, r + 1, 0, a.weight.rows); });
-}
-
 template <class Dot>
 inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
   const MatrixView& w = a.weight;
-  const int group = max_of(max_panels(a.rows), w.gated ? 2 : 1), groups = (w.panels() + group - 1) / group;
+  const int group = a.maxima ? kMaximaPanels : max_of(max_panels(a.rows), w.gated ? 2 : 1);
+  const int groups = (w.panels() + group - 1) / group;
   // Small weights: one task a thread, for few would not be even.
   const int by_size = int(w.nbytes() / kTaskBytes);
   const int tasks = min_of(groups, by_size >= 4 * pool.threads() ? by_size : pool.threads());
@@ -186,8 +185,8 @@ inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, Thre
     const int first = int(int64_t(groups) * task / tasks) * group;
     const int last = min_of(w.panels(), int(int64_t(groups) * (task + 1) / tasks) * group);
     stream_panels<Dot>(a, tile, first, last);
+    if (a.maxima) note_maxima(a, 0, a.rows, first * 16, min_of(w.rows, last * 16));
   });
-  note_all_maxima(a, pool);
 }
 
 // Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
@@ -269,24 +268,22 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
   // Narrower blocks of columns where there are few, so that every thread has some tasks to even out, then lower ones.
   const int wanted = 4 * pool.threads(), step = max_of(2, BlockTile<Dot>::panels);
-  const int width = max_of(step, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
+  const int least = a.maxima ? kMaximaPanels : step;
+  const int width = max_of(least, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
   row_blocks = max_of(row_blocks, min_of(tiles.count, (wanted + column_blocks - 1) / column_blocks));
-  const bool whole_maxima = width * 16 % kMaximaColumns == 0;
   auto run = [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
     const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
     const int first = columns * width, last = min_of(w.panels(), first + width);
     block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last, static_cast<float*>(pool.scratch(thread)));
-    if (a.maxima && whole_maxima)  // while the outputs are in cache
-      note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
+    if (a.maxima) note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
   };
   // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
   // neighbouring weights: a thread fetches those of its next task.
   if (row_blocks > 1) pool.parallel_for(row_blocks * column_blocks, run);
   else pool.parallel_shares(column_blocks, run);
-  if (!whole_maxima) note_all_maxima(a, pool);
 }
 
 // Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.
