@@ -266,12 +266,14 @@ template <class Dot, class Unpacked>
 inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
   const MatrixView& w = a.weight;
   int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
-  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out, then lower ones.
+  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out; then lower ones,
+  // so that all have as many.
   const int wanted = 4 * pool.threads(), step = max_of(2, BlockTile<Dot>::panels);
   const int least = a.maxima ? kMaximaPanels : step;
   const int width = max_of(least, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
-  row_blocks = max_of(row_blocks, min_of(tiles.count, (wanted + column_blocks - 1) / column_blocks));
+  auto few = [&](int tasks) { return tasks < wanted || (tasks < 4 * wanted && tasks % pool.threads() != 0); };
+  while (row_blocks < tiles.count / 2 && few(row_blocks * column_blocks)) ++row_blocks;
   auto run = [&](int task, int thread) {
     const int rows = task % row_blocks, columns = task / row_blocks;
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
