@@ -288,6 +288,16 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
   else pool.parallel_shares(column_blocks, run);
 }
 
+// Calls pack(tile, thread) for each tile; within a job of the pool even where the caller does it alone, for another
+// caller's job would use the same scratch memory.
+template <class F>
+inline void for_tiles(const LinearArgs& a, const Tiles& tiles, ThreadPool& pool, F&& pack) {
+  const bool alone = int64_t(a.rows) * a.weight.padded_cols() < kSerialPack;
+  pool.parallel_for(alone ? 1 : tiles.count, [&](int task, int thread) {
+    for (int tile = task; tile < (alone ? tiles.count : task + 1); ++tile) pack(tile, thread);
+  });
+}
+
 // Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.
 template <class Dot>
 inline void linear_as(LinearArgs a, ThreadPool& pool) {
@@ -309,10 +319,7 @@ inline void linear_as(LinearArgs a, ThreadPool& pool) {
     if (a.weight.format.offsets) sum_groups(rows, begin, end, sums);
     pack_tile<Product>(rows, tiles, tile, packed);
   };
-  if (int64_t(a.rows) * padded < kSerialPack)
-    for (int tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
-  else
-    pool.parallel_for(tiles.count, pack);
+  for_tiles(a, tiles, pool, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
   if constexpr (!std::is_void_v<Many>)
     if (widen) return linear_blocks<DotF32, Many>(a, packed, tiles, pool);
@@ -333,10 +340,7 @@ inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
     quantize_tile<Dot>(normed(a, begin, end, memory), rows, begin, end, rounded,
                        [&](int k, int columns) { return packed + packed_offset<Dot>(tiles, tile, k, columns); });
   };
-  if (int64_t(a.rows) * a.weight.padded_cols() < kSerialPack)
-    for (int tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
-  else
-    pool.parallel_for(tiles.count, pack);
+  for_tiles(a, tiles, pool, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
   linear_blocks<Dot, AsPacked>(a, packed, tiles, pool);
 }

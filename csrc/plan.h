@@ -211,7 +211,7 @@ class Plan {
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
   Tails tails_;
   SharedPrefixes prefixes_, tail_prefixes_;
-  StepInput step_{};
+  StepInput step_{}, tail_step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
 };
 

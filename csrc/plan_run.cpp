@@ -90,14 +90,14 @@ void Plan::run(const StepInput& input) {
   locate_tokens(input);
   prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
                  kv_->view().block_size);
-  tails_.find(input);
-  if (tails_.num_seqs() < input.num_seqs)
-    tail_prefixes_.find(tails_.num_seqs(), tails_.kv_len(), tails_.slots(), input.block_table,
+  tail_step_ = tails_.find(input);
+  if (tail_step_.num_seqs < input.num_seqs)
+    tail_prefixes_.find(tail_step_.num_seqs, tail_step_.kv_len, tail_step_.slots, input.block_table,
                         size_t(input.blocks_per_slot), kv_->view().block_size);
   head_start_ = 0;
   head_rows_ = std::min(num_logit_rows_, limits_.max_logit_rows);
   execute(0, ops_.size());
-  step_ = {};  // the caller's arrays are gone after this call
+  step_ = tail_step_ = {};  // the caller's arrays are gone after this call
 }
 
 void Plan::head(int start, int stop) {
@@ -125,7 +125,7 @@ int Plan::rows_of(int buffer) const {
     case RowKind::tokens:
       return step_.num_tokens;
     case RowKind::tails:
-      return tails_.rows();
+      return tail_step_.num_tokens;
     case RowKind::logit_rows:
       return num_logit_rows_;
     case RowKind::head_rows:
@@ -203,7 +203,7 @@ void Plan::execute_select_rows(const Op& op) {
   const float* in = data(op.in);
   float* out = data(op.out);
   for (int i = 0; i < num_logit_rows_; ++i)
-    std::memcpy(out + size_t(i) * width, in + size_t(tails_.logit_rows()[i]) * width, width * sizeof(float));
+    std::memcpy(out + size_t(i) * width, in + size_t(tail_step_.logit_rows[i]) * width, width * sizeof(float));
 }
 
 void Plan::execute_linear(const Op& op) {
@@ -258,14 +258,14 @@ void Plan::execute_attention(const Op& op) {
   args.kv = kv_->view();
   args.layer = op.layer;
   args.num_heads = op.num_heads;
-  const bool tails = buffers_[size_t(op.in)].rows == RowKind::tails;
-  args.num_seqs = tails ? tails_.num_seqs() : step_.num_seqs;
-  args.cu_q = tails ? tails_.cu_q() : step_.cu_q;
-  args.kv_len = tails ? tails_.kv_len() : step_.kv_len;
-  args.slots = tails ? tails_.slots() : step_.slots;
-  args.block_table = step_.block_table;
-  args.block_table_stride = size_t(step_.blocks_per_slot);
-  const SharedPrefixes& prefixes = args.num_seqs < step_.num_seqs ? tail_prefixes_ : prefixes_;
+  const StepInput& step = buffers_[size_t(op.in)].rows == RowKind::tails ? tail_step_ : step_;
+  args.num_seqs = step.num_seqs;
+  args.cu_q = step.cu_q;
+  args.kv_len = step.kv_len;
+  args.slots = step.slots;
+  args.block_table = step.block_table;
+  args.block_table_stride = size_t(step.blocks_per_slot);
+  const SharedPrefixes& prefixes = step.num_seqs < step_.num_seqs ? tail_prefixes_ : prefixes_;
   args.order = prefixes.order();
   args.shared = prefixes.shared();
   args.scale = op.attention.scale;

@@ -7,7 +7,7 @@
 
 namespace quire {
 
-void Tails::find(const StepInput& in) {
+StepInput Tails::find(const StepInput& in) {
   const size_t seqs = size_t(in.num_seqs);
   auto sequence_of = [&](int32_t row) {
     return size_t(std::upper_bound(in.cu_q, in.cu_q + seqs + 1, row) - in.cu_q - 1);
@@ -32,6 +32,12 @@ void Tails::find(const StepInput& in) {
     const size_t b = sequence_of(in.logit_rows[i]);
     logit_rows_.push_back(row_[b] + in.logit_rows[i] - first_[b]);
   }
+  StepInput tails = in;
+  tails.tokens = tails.positions = nullptr;
+  tails.cu_q = cu_q_.data(), tails.kv_len = kv_len_.data(), tails.slots = slots_.data();
+  tails.logit_rows = logit_rows_.data();
+  tails.num_tokens = cu_q_.back(), tails.num_seqs = int(kv_len_.size());
+  return tails;
 }
 
 }  // namespace quire

@@ -11,24 +11,17 @@ namespace quire {
 
 struct StepInput;
 
-// The tails as sequences of their own: those that have none are left out.
 class Tails {
  public:
-  // Of a step whose cu_q and logit_rows are valid.
-  void find(const StepInput& in);
+  // Of a step whose cu_q and logit_rows are valid the tails, as a step of their own: sequences that have none are left
+  // out; tokens and positions are not set. It is good until the next call.
+  StepInput find(const StepInput& in);
 
-  int rows() const { return cu_q_.back(); }
-  int num_seqs() const { return int(kv_len_.size()); }
-  const int32_t* cu_q() const { return cu_q_.data(); }
-  const int32_t* kv_len() const { return kv_len_.data(); }
-  const int32_t* slots() const { return slots_.data(); }
   // Calls f(first row of the tail, its token, rows) for each tail, in ascending order.
   template <class F>
   void for_each(F&& f) const {
     for (size_t i = 0; i < token_.size(); ++i) f(cu_q_[i], token_[i], cu_q_[i + 1] - cu_q_[i]);
   }
-  // [num_logit_rows]: which row of the tails each logit row is.
-  const int32_t* logit_rows() const { return logit_rows_.data(); }
 
  private:
   std::vector<int32_t> first_;  // by sequence of the step: its first logit row, or its end

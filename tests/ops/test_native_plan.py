@@ -36,7 +36,7 @@ D, N, G, H, F, V, LAYERS = 40, 4, 2, 12, 56, 77, 2
 
 
 def model(
-    backend: Backend, dtype: FloatDtype = "float32", kv_dtype: KVDtype = "float32", parallel: bool = False
+    backend: Backend, dtype: WeightType = "float32", kv_dtype: KVDtype = "float32", parallel: bool = False
 ) -> tuple[Graph, KVSpec]:
     """A small decoder of this file's own: every op, biases, both norms, partial rotation, a tied head.
 
@@ -345,8 +345,11 @@ def test_rope_angles_are_float32_accurate_at_any_position(isa: str) -> None:
         np.testing.assert_allclose(executable.hidden(), want, rtol=0, atol=1e-6)
 
 
-def ready(limits: Limits = Limits(16, 3, 2)) -> tuple[Any, ModelInput]:  # noqa: B008 (frozen)
-    graph, spec = model(native())
+def ready(
+    limits: Limits = Limits(16, 3, 2),  # noqa: B008 (frozen)
+    dtype: WeightType = "float32",
+) -> tuple[Any, ModelInput]:
+    graph, spec = model(native(), dtype)
     executable = native().compile(graph, native().kv_cache(spec, 12, 4), limits)
     table = np.arange(12, dtype=np.int32).reshape(3, 4)
     return executable, step(np.random.default_rng(2), [(5, 9), (1, 3)], table, [5, 0, 2])
@@ -521,14 +524,15 @@ def test_views_outlive_the_executable() -> None:
     assert logits.tobytes() == values.tobytes()
 
 
-def test_two_callers_take_turns_on_one_pool() -> None:
-    runs = [ready() for _ in range(4)]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", Quantized(8), Quantized(4, 32)])
+def test_callers_take_turns_on_one_pool(dtype: WeightType) -> None:
+    runs = [ready(dtype=dtype) for _ in range(4)]
     want = [executable.run(inputs).copy() for executable, inputs in runs]
     failures: list[int] = []
 
     def repeat(index: int) -> None:
         executable, inputs = runs[index]
-        for _ in range(50):
+        for _ in range(200):
             if executable.run(inputs).tobytes() != want[index].tobytes():
                 failures.append(index)
 
