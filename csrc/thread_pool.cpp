@@ -51,7 +51,7 @@ struct ThreadPool::State {
   std::atomic<int> num_tasks{0};
   std::atomic<Task> fn{nullptr};
   std::atomic<void*> ctx{nullptr};
-  std::mutex callers;
+  alignas(64) std::mutex callers;  // not beside what workers spin on
   std::vector<std::thread> workers;
   std::vector<Share> shares;
   HugeBuffer scratch;
