@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import ml_dtypes
@@ -43,13 +43,20 @@ from quire.ops.protocol import (
 NONE = -1  # no tensor
 
 
-@contextmanager
-def _engine_errors() -> Iterator[None]:
+class _EngineErrors:
     """The native module refuses with plain Python exceptions; callers know Quire's."""
-    try:
-        yield
-    except (ValueError, IndexError, TypeError) as error:
-        raise EngineError(str(error)) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (ValueError, IndexError, TypeError)):
+            raise EngineError(str(error)) from error
+
+
+_engine_errors = _EngineErrors()
 
 
 def usable_threads() -> int:
@@ -116,7 +123,7 @@ class NativeKVCache:
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
         self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
-        with _engine_errors():
+        with _engine_errors:
             self.store = _native.KVStore(
                 spec.num_layers,
                 spec.num_kv_heads,
@@ -142,7 +149,7 @@ class NativeKVCache:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         if copies:
             pairs = np.array(copies, np.int32).reshape(-1, 2)
-            with _engine_errors():
+            with _engine_errors:
                 self.store.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
 
 
@@ -323,7 +330,7 @@ class NativeExecutable:
 
     def __init__(self, plan: Any, cache: NativeKVCache, limits: Limits) -> None:
         self._plan, self._limits = plan, limits
-        with _engine_errors():
+        with _engine_errors:
             plan.bind(cache.store)
         self._logits: FloatArray = plan.logits_view()
         self._hidden: FloatArray = plan.hidden_view()
@@ -331,7 +338,7 @@ class NativeExecutable:
         self._num_rows = 0
 
     def run(self, inputs: ModelInput) -> FloatArray:
-        with _engine_errors():
+        with _engine_errors:
             self._plan.run(
                 inputs.tokens_T,
                 inputs.positions_T,
@@ -345,7 +352,7 @@ class NativeExecutable:
         return self._logits[: self._num_rows]
 
     def logits(self, start: int, stop: int) -> FloatArray:
-        with _engine_errors():
+        with _engine_errors:
             self._plan.head(start, stop)
         self._num_rows = stop - start
         return self._logits[: self._num_rows]
@@ -367,7 +374,7 @@ class NativeBackend:
     def __init__(self, threads: int | None = None, isa: str = "auto", compact: bool | None = None) -> None:
         if threads is not None and threads < 1:
             raise EngineError(f"threads must be at least 1, got {threads}")
-        with _engine_errors():
+        with _engine_errors:
             self.isa: str = _native.resolve_isa(isa)
         self.compact = self.isa.startswith("avx") if compact is None else compact
         self.pool = _native.ThreadPool(usable_threads() if threads is None else threads)
@@ -420,11 +427,11 @@ class NativeBackend:
         if parts and parts[0].dtype in GROUPS_OF_INT4:
             rows, columns = _shape_of(parts)
             data = _pack_groups(parts, gated)
-            with _engine_errors():
+            with _engine_errors:
                 packed = _native.packed(rows, columns, self._format(dtype), gated, data)
             return NativeMatrix(packed, self.pool)
         sources = [_source(part) for part in parts]
-        with _engine_errors():
+        with _engine_errors:
             packed = _native.pack(sources, self._format(dtype), gated, self.pool)
         return NativeMatrix(packed, self.pool)
 
@@ -439,7 +446,7 @@ class NativeBackend:
         return OutlineBackend(self.threads, self.isa, self.compact)
 
     def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Any:
-        with _engine_errors():
+        with _engine_errors:
             plan = _native.Plan(
                 self.isa,
                 self.pool,
@@ -467,7 +474,7 @@ class OutlineBackend(NativeBackend):
 
     def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
         rows, columns = _shape_of(parts)
-        with _engine_errors():
+        with _engine_errors:
             return NativeMatrix(_native.outline(rows, columns, self._format(dtype), gated), self.pool)
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:

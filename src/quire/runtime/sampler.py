@@ -325,14 +325,14 @@ class NativeSampler:
         masks_LW: TokenMask | None = None,
         best_L: IntArray | None = None,
     ) -> Samples:
-        try:  # the native side checks shapes, slots and positions
+        try:  # the native side checks shapes, slots and positions, and copies what has another type or order
             tokens_L, sound, logprobs = self._native.sample(
                 logits_LV,
-                np.ascontiguousarray(slots_L, dtype=np.int32),
-                np.ascontiguousarray(positions_L, dtype=np.int64),
-                None if drafts_L is None else np.ascontiguousarray(drafts_L, dtype=np.int32),
-                None if masks_LW is None else np.ascontiguousarray(masks_LW, dtype=np.uint32),
-                None if best_L is None else np.ascontiguousarray(best_L, dtype=np.int32),
+                slots_L,
+                positions_L,
+                drafts_L,
+                masks_LW,
+                best_L,
             )
         except (ValueError, TypeError) as error:
             raise EngineError(str(error)) from error
