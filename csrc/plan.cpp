@@ -285,6 +285,7 @@ void Plan::finish(int logits) {
   place_buffers();
   workspace_bytes_ = shared_workspace();
   total_bytes_ = arena_floats_ * 4 + workspace_bytes_ + size_t(limits_.max_tokens) * 4 * sizeof(int32_t);
+  if (product_makes_logits()) total_bytes_ += size_t(limits_.max_logit_rows) * (maxima_of(width(logits_)) + 1) * 4;
 }
 
 bool Plan::product_makes_logits() const {
