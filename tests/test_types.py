@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
-from quire.types import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+from quire.types import Delta, FinishReason, OutputKind, Request, SamplingParams, TokenLogprobs, Usage
 
 BAD: list[tuple[str, Any]] = [
     ("n", 0),
@@ -48,6 +48,8 @@ BAD: list[tuple[str, Any]] = [
     ("allowed_token_ids", []),
     ("ignore_eos", 1),
     ("detokenize", None),
+    ("output_kind", "all"),
+    ("output_kind", 1),
 ]
 
 
@@ -56,6 +58,10 @@ def test_bad_values_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=name) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+def test_an_output_kind_may_be_its_name() -> None:
+    assert SamplingParams(output_kind="delta").output_kind is OutputKind.DELTA  # type: ignore[arg-type]
 
 
 def test_contradictions_and_unknown_names_are_refused() -> None:

@@ -176,6 +176,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise _refuse("allowed_token_ids", [], "None or hold at least one token id")
         if self.top_k == -1:
             put(self, "top_k", 0)
+        kinds = [kind.value for kind in OutputKind]
+        if self.output_kind not in kinds:
+            raise _refuse("output_kind", self.output_kind, f"one of {', '.join(kinds)}")
+        put(self, "output_kind", OutputKind(self.output_kind))
         self._check()
 
     def _check(self) -> None:
