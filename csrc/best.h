@@ -8,32 +8,15 @@
 
 namespace quire::QUIRE_ISA {
 
-// The greatest of n values; not a number where one is not a number or is +inf.
-inline float greatest(const float* x, int n) {
-  const V inf = set1(__builtin_inff());
-  V top = set1(-__builtin_inff()), sound = set1(0.0f);
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const V v = load(x + i);
-    top = max(top, v);
-    sound = select(less(v, inf), sound, inf);  // false for NaN too
-  }
-  float most = reduce_max(top);
-  bool good = reduce_max(sound) == 0.0f;
-  for (; i < n; ++i) {
-    good = good && x[i] < __builtin_inff();
-    most = x[i] > most ? x[i] : most;
-  }
-  return good ? most : __builtin_nanf("");
-}
-
 // Maxima of rows [first, last), of the blocks of columns [begin, end); `begin` is a multiple of kMaximaColumns.
 inline void note_maxima(const LinearArgs& a, int first, int last, int begin, int end) {
   const size_t blocks = maxima_of(a.weight.rows);
   for (int r = first; r < last; ++r)
-    for (int column = begin; column < end; column += kMaximaColumns)
-      a.maxima[size_t(r) * blocks + size_t(column / kMaximaColumns)] =
-          greatest(a.y + size_t(r) * a.y_stride + column, min_of(kMaximaColumns, end - column));
+    for (int column = begin; column < end; column += kMaximaColumns) {
+      const float* y = a.y + size_t(r) * a.y_stride + column;
+      const BlockMax most = block_max<false>(y, min_of(kMaximaColumns, end - column));
+      a.maxima[size_t(r) * blocks + size_t(column / kMaximaColumns)] = most.sound ? most.value : __builtin_nanf("");
+    }
 }
 
 // Of each row the first of its largest values, or -1.

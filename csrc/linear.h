@@ -26,6 +26,7 @@ constexpr int kBlockRows = 12 * kMaxRows;
 constexpr int kBlockPanels = 16;
 // Maxima are noted by whoever has just written the outputs: a task begins where a block of theirs does.
 constexpr int kMaximaPanels = kMaximaColumns / 16;
+static_assert(kBlockPanels % kMaximaPanels == 0);
 // With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
 constexpr int kWidenTiles = 5;
 // Outputs of so many bytes are in cache already: the next product reads them.

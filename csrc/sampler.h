@@ -63,7 +63,7 @@ struct SampleRows {
   const int64_t* positions;
   const int32_t* drafts;  // or null: one row per slot
   const uint32_t* masks;
-  const int32_t* best;  // or null: the first of each row's largest values, -1 where one is NaN or +inf
+  const int32_t* best;  // or null: the first of each row's largest values, -1: not known
 };
 
 class Sampler {

@@ -72,29 +72,40 @@ inline void exp_portable(V (&t)[N]) {
 
 constexpr int kLogitsAhead = 1024;  // a row of a large vocabulary is not in the nearest cache
 
-inline RowMax row_max(const float* x, int n) {
+// The greatest of n values, and whether none is NaN or +inf. `Fetch`: those after them come into cache meanwhile.
+struct BlockMax {
+  float value;
+  bool sound;
+};
+
+template <bool Fetch>
+inline BlockMax block_max(const float* x, int n) {
   const V inf = set1(__builtin_inff());
+  V m[4], sound[4];
+  for (int k = 0; k < 4; ++k) m[k] = set1(-__builtin_inff()), sound[k] = set1(0.0f);
+  int i = 0;
+  for (; i + 64 <= n; i += 64)
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (Fetch) __builtin_prefetch(x + i + 16 * k + kLogitsAhead, 0, 3);
+      const V v = load(x + i + 16 * k);
+      m[k] = max(m[k], v);
+      sound[k] = select(less(v, inf), sound[k], inf);  // false for NaN too
+    }
+  BlockMax best{reduce_max(max(max(m[0], m[1]), max(m[2], m[3]))),
+                reduce_max(max(max(sound[0], sound[1]), max(sound[2], sound[3]))) == 0.0f};
+  for (; i < n; ++i) {
+    best.sound = best.sound && x[i] < __builtin_inff();
+    best.value = x[i] > best.value ? x[i] : best.value;
+  }
+  return best;
+}
+
+inline RowMax row_max(const float* x, int n) {
   RowMax best{-__builtin_inff(), 0, true};
   for (int start = 0; start < n; start += kRowBlock) {
-    const int stop = min_of(n, start + kRowBlock);
-    V m[4], sound[4];
-    for (int k = 0; k < 4; ++k) m[k] = set1(-__builtin_inff()), sound[k] = set1(0.0f);
-    int i = start;
-    for (; i + 64 <= stop; i += 64)
-      for (int k = 0; k < 4; ++k) {
-        __builtin_prefetch(x + i + 16 * k + kLogitsAhead, 0, 3);
-        const V v = load(x + i + 16 * k);
-        m[k] = max(m[k], v);
-        sound[k] = select(less(v, inf), sound[k], inf);  // false for NaN too
-      }
-    float top = reduce_max(max(max(m[0], m[1]), max(m[2], m[3])));
-    bool good = reduce_max(max(max(sound[0], sound[1]), max(sound[2], sound[3]))) == 0.0f;
-    for (; i < stop; ++i) {
-      good = good && x[i] < __builtin_inff();
-      top = x[i] > top ? x[i] : top;
-    }
-    if (!good) return {top, start, false};
-    if (top > best.value) best.value = top, best.block = start;
+    const BlockMax block = block_max<true>(x + start, min_of(n - start, kRowBlock));
+    if (!block.sound) return {block.value, start, false};
+    if (block.value > best.value) best.value = block.value, best.block = start;
   }
   return best;
 }

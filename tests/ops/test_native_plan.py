@@ -444,10 +444,7 @@ def test_the_best_of_each_row_is_known(
     """The lowest id of equals; -1 where a logit is NaN or +inf, in pieces of the rows too."""
     rng = np.random.default_rng(seed)
     backend = native(isa, threads=1 + seed % 3)
-    x, w = (
-        normal(rng, rows, 32),
-        rng.integers(-2, 3, (vocab, 32)).astype(np.float32),
-    )  # some rows are the same
+    x, w = normal(rng, rows, 32), rng.integers(-2, 3, (vocab, 32)).astype(np.float32)
     if special is not None:
         x[rng.integers(rows)] = special
     table, weight = backend.matrix([x], "float32"), backend.matrix([w], dtype)

@@ -229,7 +229,7 @@ def test_a_hostile_constraint_delays_nobody(real: Server) -> None:
     began = time.monotonic()
     again = real.post("/v1/completions", {"prompt": "a", "regex": HOSTILE})
     assert again.status_code == 400
-    assert time.monotonic() - began < 0.5, "the answer is remembered"
+    assert time.monotonic() - began < 0.4, "the answer is remembered"
     fine = real.post("/v1/completions", {"prompt": "a", "regex": "abc", "max_tokens": 9})
     assert fine.json()["choices"][0]["text"] == "abc"
 

@@ -326,18 +326,12 @@ class NativeSampler:
         best_L: IntArray | None = None,
     ) -> Samples:
         try:  # the native side checks shapes, slots and positions, and copies what has another type or order
-            tokens_L, sound, logprobs = self._native.sample(
-                logits_LV,
-                slots_L,
-                positions_L,
-                drafts_L,
-                masks_LW,
-                best_L,
-            )
+            drawn = self._native.sample(logits_LV, slots_L, positions_L, drafts_L, masks_LW, best_L)
         except (ValueError, TypeError) as error:
             raise EngineError(str(error)) from error
+        tokens_L, faults, logprobs = drawn
         samples = Samples(tokens_L)
-        for row, finite in sound:
+        for row, finite in faults:
             samples.errors[row] = NOTHING_ALLOWED if finite else BAD_LOGITS
         for row, entry in logprobs:
             samples.logprobs[row] = TokenLogprobs(*entry)
