@@ -216,6 +216,7 @@ class Attention {
                                   : own;
       own.after_keys = ahead(own.values, own.values, kValueStep<T> * sizeof(T));
       own.after_values = ahead(next.keys, own.values, next.key_stride * sizeof(T));
+      own.next = &next;
       attend(rows, w.range(tile).at, own, thread);
     }
   }

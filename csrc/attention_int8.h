@@ -45,6 +45,21 @@ struct ValueSteps : Steps<int8_t> {  // weights are not
   }
 };
 
+// Brings runs first..last-1 of a head into L2: its keys are runs 0..kTileVectors-1, its values those after them.
+// L1, which is filled a few heads ahead, is too small for what memory could send while weights are made.
+QUIRE_INLINE void fetch_runs(const TileKV<int8_t>& kv, int head, int head_dim, int first, int last) {
+  constexpr int kIntoL2 = 2;
+  for (int run = first; run < last; ++run) {
+    const bool keys = run < kTileVectors;
+    const int v = run % kTileVectors, lines = keys ? query_steps<int8_t>(head_dim) : head_dim / 4;
+    const int8_t* from = keys ? kv.keys[v] : kv.values[v];
+    if (!from) continue;
+    for (int i = 0; i < lines; ++i)
+      __builtin_prefetch(of_head(kv, from, head) + size_t(i) * (keys ? kv.key_stride : size_t{64}), 0, kIntoL2);
+    __builtin_prefetch(of_head(kv, keys ? kv.key_scales[v] : kv.value_scales[v], head), 0, kIntoL2);
+  }
+}
+
 // What weights are multiples of.
 struct PowerOfTwo {
   float value, inverse;

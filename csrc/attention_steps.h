@@ -150,6 +150,7 @@ struct TileKV {
   int heads = 1;
   const float *key_scales[kTileVectors], *value_scales[kTileVectors];  // of int8: by position
   Ahead after_keys, after_values;  // what is met after the last head's keys, and after its values
+  const TileKV* next = nullptr;    // the tile that is met after this one, if known
 };
 
 inline const char* bytes(const void* p) { return static_cast<const char*>(p); }

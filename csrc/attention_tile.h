@@ -128,6 +128,12 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     for (const RowTile* t = tiles; t < tiles + tile_count; ++t)
       if (t->low <= t->high) with_count<Steps<T>::kMicroRows>(t->rows, [&](auto n) { f(n, *t); });
   };
+  // Of the next tile's runs a quarter comes while a head's scores are made, a half while its weights are, the rest then.
+  constexpr int kRuns = 2 * kTileVectors, kWithScores = kRuns / 4, kWithWeights = kRuns * 3 / 4;
+  auto fetch_next = [&](int head, int first_run, int last_run) __attribute__((always_inline)) {  // else gcc drops it
+    if constexpr (std::is_same_v<T, int8_t>)
+      if (kv.next && head < kv.next->heads) fetch_runs(*kv.next, head, shape.head_dim, first_run, last_run);
+  };
   for (int head = 0; head < kv.heads; ++head) {
     const float* q = rows.q + size_t(rows.at(head, 0)) * words;
     float* own = scores + head * rows.count * kTile;
@@ -139,6 +145,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
                                                   own + t.begin * kTile);
       });
     scale_scores(own, rows.count, kv, head);
+    fetch_next(head, 0, kWithScores);
   }
   // In passes, so that rows overlap: a row's weights wait for its greatest score.
   auto for_rows = [&](auto&& f) {
@@ -152,7 +159,10 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     keep[i] = shape_row(shape, scores + i * kTile, first[r], last[r], row);
   });
   for (int i = 0; i < all; i += kLanes) store(keep + i, exp_below(load(keep + i)));
-  for_rows([&](int i, int, int, RowState& row) { weigh_row<T>(scores + i * kTile, keep[i], row); });
+  for_rows([&](int i, int head, int r, RowState& row) {
+    if (r == 0) fetch_next(head, kWithScores, kWithWeights);
+    weigh_row<T>(scores + i * kTile, keep[i], row);
+  });
   if constexpr (std::is_same_v<T, int8_t>)
     for_rows([&](int i, int head, int, RowState&) {
       TileLoops<T>::round_weights(scores + i * kTile, HeadScales(kv, kv.value_scales, head).at);
@@ -167,6 +177,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
                                                        after, out + size_t(t.begin) * size_t(shape.padded),
                                                        kept + t.begin);
       });
+    fetch_next(head, kWithWeights, kRuns);
   }
 }
 
