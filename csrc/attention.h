@@ -177,22 +177,30 @@ class Attention {
     start(j, out);
     const int begin = index * kSegment, end = begin + kSegment;
     const int joint = j.members > 1 ? j.shared / kTile * kTile : 0;
+    auto own_walk = [&](const RowPart& p) {
+      const RowState* rows = out.rows + p.at;
+      const int low = max_of(rows[0].first, joint), high = rows[p.rows - 1].last + 1;
+      return walk_of(j, p.seq, max_of(low, begin), min_of(high, end));
+    };
+    RowPart part = jobs_.first_part(j);
+    Walk own = own_walk(part);
     if (joint > 0)
-      walk(j, a_.order[j.first], rows_of(j, out, joint_queries(thread), 0, j.rows), max_of(j.low, begin),
-           min_of(joint, end), thread, nullptr);
-    jobs_.for_parts(j, [&](const RowPart& p) {
-      const HeadRows own = rows_of(j, out, part_queries(thread), p.at, p.rows);
-      const int low = max_of(own.states[0].first, joint), high = own.states[p.rows - 1].last + 1;
-      walk(j, p.seq, own, max_of(low, begin), min_of(high, end), thread, p.at + p.rows == j.rows ? then : nullptr);
-    });
+      walk(walk_of(j, part.seq, max_of(j.low, begin), min_of(joint, end)),
+           rows_of(j, out, joint_queries(thread), 0, j.rows), thread, &own);
+    for (bool more = true; more;) {
+      const RowPart p = part;
+      const Walk now = own;
+      more = jobs_.next_part(j, part);
+      if (more) own = own_walk(part);
+      walk(now, rows_of(j, out, part_queries(thread), p.at, p.rows), thread, more ? &own : then);
+    }
     for (int i = 0; i < j.heads * j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
-  // Adds positions low..high-1 of a sequence to rows, as far as they are seen.
-  void walk(const AttentionJob& j, int seq, const HeadRows& rows, int low, int high, int thread,
-            const Walk* then) const {
-    if (low >= high) return;
-    const Walk w = walk_of(j, seq, low, high);
+  // Adds the positions of a walk to rows, as far as they are seen. `then` is what the thread meets after it, or null.
+  void walk(const Walk& w, const HeadRows& rows, int thread, const Walk* then) const {
+    if (w.low >= w.high) return;
+    if (then && then->low >= then->high) then = nullptr;
     with_type(a_.kv.type, [&](auto t) {
       // Many rows: widen, or pair, what is held in two bytes once per tile instead of once per few rows.
       const bool few = rows.count <= kDirectRows || !std::is_same_v<decltype(t), uint16_t>;
@@ -208,7 +216,7 @@ class Attention {
   // first, head by head.
   template <class T>
   void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread, const Walk* then) const {
-    if (!in_place) return walk_copies<T>(w, rows, thread);
+    if (!in_place) return walk_copies<T>(w, rows, thread, then);
     TileKV<T> own = kv_.direct<T>(w, w.range(0)), next;
     for (int tile = 0; tile < w.tiles(); ++tile, own = next) {
       next = tile + 1 < w.tiles() ? kv_.direct<T>(w, w.range(tile + 1))
@@ -222,7 +230,7 @@ class Attention {
   }
 
   template <class T>
-  void walk_copies(const Walk& w, const HeadRows& rows, int thread) const {
+  void walk_copies(const Walk& w, const HeadRows& rows, int thread, const Walk* then) const {
     TileScales scales;
     for (int tile = 0; tile < w.tiles(); ++tile)
       for (int head = 0; head < w.heads; ++head) {
@@ -234,7 +242,9 @@ class Attention {
         // While one head's are met, the next one's come into L1, or those of the next tile.
         const bool wraps = head + 1 == w.heads;
         const Walk later{w.table, wraps ? w.head : w.head + head + 1, 1, w.low, w.high};
-        const TileKV<T> next = kv_.direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
+        const TileKV<T> next = wraps && then && tile + 1 == w.tiles()
+                                   ? kv_.direct<T>(*then, then->range(0))
+                                   : kv_.direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
         copies.after_values = ahead(next.values, copies.values, kValueStep<T> * sizeof(T));
         if constexpr (std::is_same_v<T, int8_t>) {

@@ -28,9 +28,9 @@ struct AttentionJob : RowGroup {
   int head;
 };
 
-// Consecutive rows of one sequence; `at` rows of the group are before them.
+// Consecutive rows of the sequence at `place`; `at` rows of the group are before them.
 struct RowPart {
-  int seq, row, rows, at;
+  int place, seq, row, rows, at;
 };
 
 class AttentionJobs {
@@ -83,11 +83,20 @@ class AttentionJobs {
   // Calls f(part) for each sequence of a group.
   template <class F>
   void for_parts(const RowGroup& g, F&& f) const {
-    for (int m = 0, at = 0; m < g.members; ++m) {
-      const int rows = g.members == 1 ? g.rows : rows_at(g.first + m);
-      f(RowPart{a_.order[g.first + m], g.row, rows, at});
-      at += rows;
-    }
+    RowPart part = first_part(g);
+    f(part);
+    while (next_part(g, part)) f(part);
+  }
+
+  RowPart first_part(const RowGroup& g) const {
+    return {g.first, a_.order[g.first], g.row, g.members == 1 ? g.rows : rows_at(g.first), 0};
+  }
+  // `part` becomes the one after it; false where it is the last.
+  bool next_part(const RowGroup& g, RowPart& part) const {
+    const int place = part.place + 1;
+    if (place == g.first + g.members) return false;
+    part = {place, a_.order[place], g.row, rows_at(place), part.at + part.rows};
+    return true;
   }
 
   int token(const RowPart& p, int row) const { return (p.row + row) / per_head_; }  // of the step's of the sequence
