@@ -128,7 +128,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     for (const RowTile* t = tiles; t < tiles + tile_count; ++t)
       if (t->low <= t->high) with_count<Steps<T>::kMicroRows>(t->rows, [&](auto n) { f(n, *t); });
   };
-  // Of the next tile's runs a quarter comes while a head's scores are made, a half while its weights are, the rest then.
+  // Of the next tile's runs a quarter comes with a head's scores, a half with its weights, the rest with its values.
   constexpr int kRuns = 2 * kTileVectors, kWithScores = kRuns / 4, kWithWeights = kRuns * 3 / 4;
   auto fetch_next = [&](int head, int first_run, int last_run) __attribute__((always_inline)) {  // else gcc drops it
     if constexpr (std::is_same_v<T, int8_t>)

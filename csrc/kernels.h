@@ -130,8 +130,8 @@ struct LinearArgs {
   const int32_t* x_sums = nullptr;
 };
 
-// Of rows of logits with their maxima, as LinearArgs has them, the first of the largest: -1 where one is not a number or
-// is +inf.
+// Of rows of logits with their maxima, as LinearArgs has them, the first of the largest: -1 where one is not a number
+// or is +inf.
 struct BestArgs {
   const float* x;
   size_t stride;

@@ -280,7 +280,8 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
     const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
     const int first = columns * width, last = min_of(w.panels(), first + width);
-    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last, static_cast<float*>(pool.scratch(thread)));
+    auto* sums = static_cast<float*>(pool.scratch(thread));
+    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last, sums);
     if (a.maxima) note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
   };
   // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
