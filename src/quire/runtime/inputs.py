@@ -56,22 +56,25 @@ class InputBuilder:
         cu_q, kv_len, slots, rows = [0], [], [], []
         read = LogitRows([], [], [], [])
         last: list[tuple[int, int, int]] = []
+        special, constrained = self._special, self._constrained
         for seq in batch.seqs:
             if seq.new_blocks:
                 self._extend(seq)
-            end = seq.start + len(seq.tokens)
+            slot, start = seq.slot, seq.start
             tokens += seq.tokens
-            positions.extend(range(seq.start, end))
-            slots.append(seq.slot)
+            count = len(tokens)
+            end = start + count - cu_q[-1]
+            positions += range(start, end)
+            slots.append(slot)
             kv_len.append(end)
-            cu_q.append(len(tokens))
-            if not seq.wants_logits or self._is_pooled(seq.slot):
+            cu_q.append(count)
+            if not seq.wants_logits or (special and self._is_pooled(slot)):
                 continue
-            if seq.slot in self._constrained:
-                last.append((len(tokens) - 1, seq.slot, end))
+            if slot in constrained:
+                last.append((count - 1, slot, end))
             else:
-                rows.append(len(tokens) - 1)
-                read.slots.append(seq.slot)
+                rows.append(count - 1)
+                read.slots.append(slot)
                 read.positions.append(end)
         read.num_free = len(rows)
         for row, slot, end in last:
