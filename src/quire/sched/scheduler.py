@@ -423,8 +423,7 @@ class Scheduler:
         elif seq.draft:
             seq.draft = []
         self._stats.generation_tokens += len(out)
-        if forced:
-            self._stats.jump_forward_tokens += max(0, len(out) - drawn)
+        self._stats.jump_forward_tokens += max(0, len(out) - drawn)
         if seq.quiet:
             if reason is None and seq.num_told > seq.num_prompt_tokens:
                 return None
