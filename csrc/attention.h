@@ -182,18 +182,17 @@ class Attention {
       const int low = max_of(rows[0].first, joint), high = rows[p.rows - 1].last + 1;
       return walk_of(j, p.seq, max_of(low, begin), min_of(high, end));
     };
-    RowPart part = jobs_.first_part(j);
-    Walk own = own_walk(part);
-    if (joint > 0)
-      walk(walk_of(j, part.seq, max_of(j.low, begin), min_of(joint, end)),
-           rows_of(j, out, joint_queries(thread), 0, j.rows), thread, &own);
-    for (bool more = true; more;) {
-      const RowPart p = part;
-      const Walk now = own;
-      more = jobs_.next_part(j, part);
-      if (more) own = own_walk(part);
-      walk(now, rows_of(j, out, part_queries(thread), p.at, p.rows), thread, more ? &own : then);
+    if (joint > 0) {
+      const Walk first = own_walk(jobs_.first_part(j));
+      walk(walk_of(j, a_.order[j.first], max_of(j.low, begin), min_of(joint, end)),
+           rows_of(j, out, joint_queries(thread), 0, j.rows), thread, &first);
     }
+    jobs_.for_parts(j, [&](const RowPart& p) {
+      RowPart following = p;
+      const bool more = jobs_.next_part(j, following);
+      const Walk next = own_walk(following);
+      walk(own_walk(p), rows_of(j, out, part_queries(thread), p.at, p.rows), thread, more ? &next : then);
+    });
     for (int i = 0; i < j.heads * j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
@@ -219,14 +218,19 @@ class Attention {
     if (!in_place) return walk_copies<T>(w, rows, thread, then);
     TileKV<T> own = kv_.direct<T>(w, w.range(0)), next;
     for (int tile = 0; tile < w.tiles(); ++tile, own = next) {
-      next = tile + 1 < w.tiles() ? kv_.direct<T>(w, w.range(tile + 1))
-             : then               ? kv_.direct<T>(*then, then->range(0))
-                                  : own;
+      next = after_tile<T>(w, tile, then);
       own.after_keys = ahead(own.values, own.values, kValueStep<T> * sizeof(T));
       own.after_values = ahead(next.keys, own.values, next.key_stride * sizeof(T));
       own.next = &next;
       attend(rows, w.range(tile).at, own, thread);
     }
+  }
+
+  // What is met after a tile of a walk; that tile itself where nothing is known.
+  template <class T>
+  TileKV<T> after_tile(const Walk& w, int tile, const Walk* then) const {
+    if (tile + 1 < w.tiles()) return kv_.direct<T>(w, w.range(tile + 1));
+    return then ? kv_.direct<T>(*then, then->range(0)) : kv_.direct<T>(w, w.range(tile));
   }
 
   template <class T>
@@ -240,11 +244,8 @@ class Attention {
                            rows.count, 0};
         auto copies = kv_.copied<T>(w.table, w.head + head, range, thread_tiles(thread));
         // While one head's are met, the next one's come into L1, or those of the next tile.
-        const bool wraps = head + 1 == w.heads;
-        const Walk later{w.table, wraps ? w.head : w.head + head + 1, 1, w.low, w.high};
-        const TileKV<T> next = wraps && then && tile + 1 == w.tiles()
-                                   ? kv_.direct<T>(*then, then->range(0))
-                                   : kv_.direct<T>(later, w.range(min_of(wraps ? tile + 1 : tile, w.tiles() - 1)));
+        const Walk other{w.table, w.head + head + 1, 1, w.low, w.high};
+        const TileKV<T> next = head + 1 < w.heads ? kv_.direct<T>(other, range) : after_tile<T>(w, tile, then);
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
         copies.after_values = ahead(next.values, copies.values, kValueStep<T> * sizeof(T));
         if constexpr (std::is_same_v<T, int8_t>) {

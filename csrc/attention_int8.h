@@ -51,11 +51,11 @@ QUIRE_INLINE void fetch_runs(const TileKV<int8_t>& kv, int head, int head_dim, i
   constexpr int kIntoL2 = 2;
   for (int run = first; run < last; ++run) {
     const bool keys = run < kTileVectors;
-    const int v = run % kTileVectors, lines = keys ? query_steps<int8_t>(head_dim) : head_dim / 4;
+    const int v = run % kTileVectors, steps = keys ? query_steps<int8_t>(head_dim) : head_dim / 4;
+    const size_t stride = keys ? kv.key_stride : kValueStep<int8_t>;
     const int8_t* from = keys ? kv.keys[v] : kv.values[v];
     if (!from) continue;
-    for (int i = 0; i < lines; ++i)
-      __builtin_prefetch(of_head(kv, from, head) + size_t(i) * (keys ? kv.key_stride : size_t{64}), 0, kIntoL2);
+    for (int i = 0; i < steps; ++i) __builtin_prefetch(of_head(kv, from, head) + size_t(i) * stride, 0, kIntoL2);
     __builtin_prefetch(of_head(kv, keys ? kv.key_scales[v] : kv.value_scales[v], head), 0, kIntoL2);
   }
 }
