@@ -61,6 +61,13 @@ float load(const char* p, size_t i, ElementType type) {
   return type == ElementType::bfloat16 ? from_bits(uint32_t{h} << 16) : half_to_float(h);
 }
 
+// The nearest whole number, ties to even, of a magnitude under 2^22: what is added leaves no bits for a fraction. (On
+// CPUs without an instruction for it std::nearbyint is a call.)
+int nearest(float f) {
+  constexpr float whole = 12582912.0f;  // 1.5 * 2^23
+  return int(to_bits(f + whole)) - int(to_bits(whole));
+}
+
 // Columns [k, k + n) of one row as bfloat16 bits; n is at most kBlock.
 void read_bf16(const char* row, size_t k, int n, ElementType type, uint16_t* out) {
   if (type == ElementType::bfloat16) {
@@ -75,10 +82,15 @@ void read_bf16(const char* row, size_t k, int n, ElementType type, uint16_t* out
 }
 
 void read_f32(const char* row, size_t k, int n, ElementType type, float* out) {
-  if (type == ElementType::float32)
+  if (type == ElementType::float32) {
     std::memcpy(out, row + k * 4, size_t(n) * 4);
-  else
+  } else if (type == ElementType::bfloat16) {
+    uint16_t halves[kBlock];
+    std::memcpy(halves, row + k * 2, size_t(n) * 2);
+    for (int i = 0; i < n; ++i) out[i] = from_bits(uint32_t{halves[i]} << 16);
+  } else {
     for (int i = 0; i < n; ++i) out[i] = load(row, k + size_t(i), type);
+  }
 }
 
 struct Row {
@@ -163,14 +175,15 @@ void read_row(const Row& row, int cols, int padded, float* out) {
 void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
   const int padded = view.padded_cols();
   std::vector<float> values(static_cast<size_t>(padded));
+  std::vector<char> bytes(static_cast<size_t>(padded));
   float scales[kPanel];
   for (int lane = 0; lane < kPanel; ++lane) {
     read_row(rows[lane], view.cols, padded, values.data());
-    float most = 0;
-    for (const float v : values) most = std::max(most, std::abs(v));
-    const float inverse = most >= kLeast ? 127.0f / most : 0.0f;
-    for (int k = 0; k < padded; ++k)
-      out[k / 4 * 64 + lane * 4 + k % 4] = char(int(std::nearbyint(values[size_t(k)] * inverse)) + 128);
+    int top = 0;  // bits of magnitudes have the order of the numbers
+    for (const float v : values) top = std::max(top, int(to_bits(v) & 0x7fffffffu));
+    const float most = from_bits(uint32_t(top)), inverse = most >= kLeast ? 127.0f / most : 0.0f;
+    for (size_t k = 0; k < bytes.size(); ++k) bytes[k] = char(nearest(values[k] * inverse) + 128);
+    for (int k = 0; k < padded; k += 4) std::memcpy(out + k * kPanel + lane * 4, bytes.data() + k, 4);
     scales[lane] = most / 127.0f;
   }
   std::memcpy(out + view.offset(padded), scales, sizeof(scales));
@@ -193,7 +206,7 @@ void pack_panel_i4(const Row (&rows)[kPanel], const MatrixView& view, char* out)
       const float exact = view.format.offsets ? (largest - least) / 15.0f : furthest / -8.0f;
       const float scale = narrow ? from_bits(uint32_t{float_to_bf16(exact)} << 16) : exact;
       const float inverse = std::abs(scale) >= kLeast ? 1.0f / scale : 0.0f;
-      const float zero = view.format.offsets ? std::nearbyint(-least * inverse) : 8.0f;
+      const int zero = view.format.offsets ? nearest(-least * inverse) : 8;
       auto put = [&](char* field, float value) {
         const uint16_t half = float_to_bf16(value);
         if (narrow) std::memcpy(field + lane * 4 + g % 2 * 2, &half, 2);
@@ -201,11 +214,14 @@ void pack_panel_i4(const Row (&rows)[kPanel], const MatrixView& view, char* out)
       };
       char *header = out + view.header_offset(g), *bytes = out + view.columns_offset(g);
       put(header, scale);
-      if (view.format.offsets) put(header + 64, narrow ? zero : scale * zero);
-      for (int k = 0; k < group; ++k) {
-        const float q = std::min(15.0f, std::max(0.0f, std::nearbyint(v[k] * inverse) + zero));
-        char& byte = bytes[k / 8 * 64 + lane * 4 + k % 4];
-        byte = char(byte | int(q) << (k % 8 / 4 * 4));
+      if (view.format.offsets) put(header + 64, narrow ? float(zero) : scale * float(zero));
+      uint8_t quanta[128];
+      for (int k = 0; k < group; ++k)
+        quanta[k] = uint8_t(std::min(15, std::max(0, nearest(v[k] * inverse) + zero)));
+      for (int k = 0; k < group; k += 8) {
+        char four[4];
+        for (int i = 0; i < 4; ++i) four[i] = char(quanta[k + i] | quanta[k + 4 + i] << 4);
+        std::memcpy(bytes + k * 8 + lane * 4, four, 4);
       }
     }
   }
