@@ -1,11 +1,12 @@
 // Attention over int8 keys and values: queries, and softmax weights times the values' scales, are rounded to 16 bits, a
-// row at a time and a tile of positions at a time, and multiplied as two bytes with exact sums. Knows bytes and scales;
-// knows no softmax and no block table.
+// row at a time and a tile of positions at a time, and multiplied with exact sums. Knows bytes and scales; knows no
+// softmax and no block table.
 //
 // 16 bits keep more of a query than bfloat16 does, and the products of four bytes are one instruction where float32
 // takes twelve. Integers have no order of summation: only the scaling of a tile's sums has one.
 #pragma once
 
+#include "attention_int16.h"
 #include "attention_steps.h"
 
 namespace quire::QUIRE_ISA {
@@ -14,18 +15,14 @@ namespace quire::QUIRE_ISA {
 // positions side by side (kv_cache.h).
 template <>
 struct Steps<int8_t> : SingleSteps {
-  struct Left {
-    uint32_t high, low;  // bytes of four numbers: a number is 256 times its high byte and its low byte
-  };
-  struct Sum {
-    I high, low;
-    V number() const { return fma(to_float(high), set1(256.0f), to_float(low)); }
-  };
+  using Left = Int16::Left;
+  using Sum = Int16::Sum;
   static constexpr int kColumns = 4, kTogether = 4;
-  // Of a packed query: where the sums of its high and its low bytes begin, and its scale; then its high, its low bytes.
-  static constexpr int kHeaderWords = 3, kStepWords = 2;
+  static constexpr int kHeaderWords = Int16::kHeader, kStepWords = 2;
 #if defined(QUIRE_AVX512)
   static constexpr int kMicroRows = 6, kFourRows = 3;
+#elif defined(QUIRE_AVX2)
+  static constexpr int kMicroRows = 2, kFourRows = 1;
 #else
   static constexpr int kMicroRows = 1, kFourRows = 0;
 #endif
@@ -33,16 +30,12 @@ struct Steps<int8_t> : SingleSteps {
   static inline I load(const int8_t* p, size_t, uint32_t) { return iload(p); }
 };
 
-struct KeySteps : Steps<int8_t> {  // queries are signed
-  static inline Sum add(Sum sum, Left q, I keys) {
-    return {dot_bytes(sum.high, keys, iset1(int32_t(q.high))), dot_bytes(sum.low, keys, iset1(int32_t(q.low)))};
-  }
+struct KeySteps : Steps<int8_t> {
+  static inline Sum add(Sum sum, Left q, I keys) { return Int16::add_keys(sum, q, keys); }
 };
 
-struct ValueSteps : Steps<int8_t> {  // weights are not
-  static inline Sum add(Sum sum, Left w, I values) {
-    return {dot_bytes(sum.high, iset1(int32_t(w.high)), values), dot_bytes(sum.low, iset1(int32_t(w.low)), values)};
-  }
+struct ValueSteps : Steps<int8_t> {
+  static inline Sum add(Sum sum, Left w, I values) { return Int16::add_values(sum, w, values); }
 };
 
 // Brings runs first..last-1 of a head into L2: its keys are runs 0..kTileVectors-1, its values those after them.
@@ -80,24 +73,17 @@ struct TileLoops<int8_t> {
   using Left = Steps<int8_t>::Left;
 
   static void pack_query(const float* x, int head_dim, float scale, float* to) {
-    constexpr float most_rounded = 127.0f * 256.0f;  // its high byte is one
     const int steps = query_steps<int8_t>(head_dim);
-    const float most = greatest_magnitude(x, head_dim);
+    const float most = greatest_magnitude(x, head_dim), most_rounded = float(Int16::most(head_dim));
     const float inverse = most >= kLeastMagnitude ? most_rounded / most : 0.0f;
-    auto *high = reinterpret_cast<int8_t*>(to + Steps<int8_t>::kHeaderWords), *low = high + steps * 4;
-    I sum_high = iset1(0), sum = iset1(0);
+    auto* words = reinterpret_cast<uint32_t*>(to);
+    I parts = iset1(0), all = iset1(0);
     for (int h = 0; h < head_dim; h += kLanes) {
       const I q = to_int(load_first(x + h, min_of(kLanes, head_dim - h)) * set1(inverse));
-      const I upper = shift_right(q + iset1(0x8080), 8) + iset1(-128);  // nearest, the rest is a signed byte
-      sum_high = sum_high + upper, sum = sum + q;
-      const int bytes = min_of(kLanes, steps * 4 - h);
-      store_int8_first(high + h, upper, bytes);
-      store_int8_first(low + h, q, bytes);
+      parts = parts + Int16::put_signed(words + Int16::kHeader, steps, h, q), all = all + q;
     }
-    const int32_t high_total = reduce_add(sum_high), total = reduce_add(sum);
-    const int32_t begin[2] = {-128 * high_total, -128 * (total - 256 * high_total)};
-    std::memcpy(to, begin, sizeof(begin));
-    to[2] = scale * most * (1.0f / most_rounded);
+    Int16::put_begin(words, reduce_add(parts), reduce_add(all));
+    to[Int16::kHeader - 1] = scale * most * (1.0f / most_rounded);
   }
 
   // As TileLoops<T>::score, without the keys' scales. q is packed [query_words][R].
@@ -105,13 +91,12 @@ struct TileLoops<int8_t> {
   static __attribute__((noinline)) void score(const float* q, int steps, const TileKV<int8_t>& kv, int head, int v,
                                               const Ahead& after, float* scores) {
     const auto* words = reinterpret_cast<const uint32_t*>(q);
-    const auto *high = words + Steps<int8_t>::kHeaderWords * R, *low = high + steps * R;
-    auto left_at = [&](int r, int i) { return Left{high[size_t(i) * R + size_t(r)], low[size_t(i) * R + size_t(r)]}; };
+    auto left_at = [&](int r, int i) { return Int16::left(words + Int16::kHeader * R + r, steps, R, i); };
     for_keys<int8_t, micro_vectors<int8_t>(R)>(
         steps, kv, head, v, after, [&](auto count, int first, const auto& keys_at) {
           constexpr int N = decltype(count)::value;
           KeySteps::Sum sum[R][N];
-          for_sums<R, N>([&](int r, int n) { sum[r][n] = {iset1(int32_t(words[r])), iset1(int32_t(words[R + r]))}; });
+          for_sums<R, N>([&](int r, int n) { sum[r][n] = Int16::begin(words + r, R); });
           multiply<R, N, KeySteps>(left_at, 0, steps, keys_at, sum);
           // Behind the elements that came into L1 meanwhile are their scales; those of the head's values come next.
           for (int n = 0; n < N; ++n) {
@@ -119,13 +104,14 @@ struct TileLoops<int8_t> {
             __builtin_prefetch(of_head(kv, kv.value_scales[first + n], head));
           }
           for_sums<R, N>([&](int r, int n) {
-            store(scores + r * kTile + (first + n) * kLanes, sum[r][n].number() * set1(q[2 * R + r]));
+            const V scale = set1(q[(Int16::kHeader - 1) * R + r]);
+            store(scores + r * kTile + (first + n) * kLanes, sum[r][n].number() * scale);
           });
         });
   }
 
-  // Weights [kTile] of a row become, in their place, high bytes [kTile], low bytes [kTile], and what the sums of their
-  // products are multiplied by. `scales` are those of a head's values, null where no position is visible.
+  // Weights [kTile] of a row become, in their place, integers [kTile], and what sums of their products are to be
+  // multiplied by. `scales` are those of a head's values, null where no position is visible.
   static void round_weights(float* row, const float* const (&scales)[kTileVectors]) {
     V w[kTileVectors];
     I top = iset1(0);
@@ -136,12 +122,9 @@ struct TileLoops<int8_t> {
       top = max(top, magnitude_bits(w[v]));
     }
     const PowerOfTwo unit = unit_of(reduce_max(top));
-    int8_t* bytes = reinterpret_cast<int8_t*>(row);
-    for (int v = 0; v < kTileVectors; ++v) {
-      const I q = to_int(w[v] * set1(unit.inverse));
-      store_int8(bytes + v * kLanes, shift_right(q, 8));
-      store_int8(bytes + kTile + v * kLanes, q);
-    }
+    auto* words = reinterpret_cast<uint32_t*>(row);
+    for (int v = 0; v < kTileVectors; ++v)
+      Int16::put_unsigned(words, kTile / 4, v * kLanes, to_int(w[v] * set1(unit.inverse)));
     row[kTile / 2] = unit.value;
   }
 
@@ -152,11 +135,11 @@ struct TileLoops<int8_t> {
                                                    const float* keep) {
     constexpr int run = kLanes / Steps<int8_t>::kColumns;
     const auto* words = reinterpret_cast<const uint32_t*>(weights);
-    auto left_at = [&](int r, int i) { return Left{words[r * kTile + i], words[r * kTile + kTile / 4 + i]}; };
+    auto left_at = [&](int r, int i) { return Int16::left(words + r * kTile, kTile / 4, 1, i); };
     with_count<micro_vectors<int8_t>(R)>(min_of(micro_vectors<int8_t>(R), vectors - v), [&](auto count) {
       constexpr int N = decltype(count)::value;
       ValueSteps::Sum sum[R][N];
-      for_sums<R, N>([&](int r, int n) { sum[r][n] = {iset1(0), iset1(0)}; });
+      for_sums<R, N>([&](int r, int n) { sum[r][n] = Int16::zero(); });
       auto values_at = [&](int step) { return values_of<N>(kv, head, v, vectors, after, step); };
       multiply<R, N, ValueSteps>(left_at, first / kLanes * run, (last / kLanes + 1) * run, values_at, sum);
       for_sums<R, N>([&](int r, int n) {

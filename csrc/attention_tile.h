@@ -124,9 +124,13 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   const int value_vectors = shape.padded / kLanes, steps = query_steps<T>(shape.head_dim);
   const size_t words = size_t(query_words<T>(shape.head_dim));
   float* keep = scores + all * kTile;
-  auto for_tiles = [&](auto&& f) {
+  // Tiles that meet vectors from v on: smaller ones than the first may take more of them at once.
+  auto for_tiles = [&](int v, auto&& f) {
     for (const RowTile* t = tiles; t < tiles + tile_count; ++t)
-      if (t->low <= t->high) with_count<Steps<T>::kMicroRows>(t->rows, [&](auto n) { f(n, *t); });
+      if (t->low <= t->high)
+        with_count<Steps<T>::kMicroRows>(t->rows, [&](auto n) {
+          if (v % micro_vectors<T>(n) == 0) f(n, *t);
+        });
   };
   // Of the next tile's runs a quarter comes with a head's scores, a half with its weights, the rest with its values.
   constexpr int kRuns = 2 * kTileVectors, kWithScores = kRuns / 4, kWithWeights = kRuns * 3 / 4;
@@ -139,8 +143,8 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     float* own = scores + head * rows.count * kTile;
     const Ahead after = after_head(kv, kv.keys, kv.key_stride, shape.head_dim, head, kv.after_keys);
     for (int v = 0; v < kTileVectors; v += vectors)
-      for_tiles([&](auto n, const RowTile& t) {
-        if (t.high < v * kLanes || t.low >= (v + vectors) * kLanes) return;
+      for_tiles(v, [&](auto n, const RowTile& t) {
+        if (t.high < v * kLanes || t.low >= (v + micro_vectors<T>(n)) * kLanes) return;
         Loops::template score<decltype(n)::value>(q + size_t(t.begin) * words, steps, kv, head, v, after,
                                                   own + t.begin * kTile);
       });
@@ -172,7 +176,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     float *own = scores + head * rows.count * kTile, *kept = keep + head * rows.count;
     const Ahead after = after_head(kv, kv.values, kValueStep<T>, shape.head_dim, head, kv.after_values);
     for (int v = 0; v < value_vectors; v += vectors)
-      for_tiles([&](auto n, const RowTile& t) {
+      for_tiles(v, [&](auto n, const RowTile& t) {
         Loops::template add_values<decltype(n)::value>(own + t.begin * kTile, kv, head, t.low, t.high, v, value_vectors,
                                                        after, out + size_t(t.begin) * size_t(shape.padded),
                                                        kept + t.begin);

@@ -3,6 +3,7 @@
 
 #include "compact.h"
 #include "simd.h"
+#include "simd_dots.h"
 #include "simd_int.h"
 
 namespace quire::QUIRE_ISA {
@@ -15,17 +16,6 @@ inline void add_products(const float* a, const V (&w)[N], V (&acc)[R][P], int fi
     const V x = set1(a[r]);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) acc[r][first + n] = fma(x, w[n], acc[r][first + n]);
-  }
-}
-
-// The same with sums of four products of bytes: weights without a sign, activations with.
-template <int R, int P>
-inline void add_dots(const uint32_t* a, const I (&w)[P], I (&acc)[R][P]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const I x = iset1(int32_t(a[r]));
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) acc[r][p] = dot_bytes(acc[r][p], w[p], x);
   }
 }
 
@@ -112,14 +102,14 @@ struct Compact : Dot {
   static constexpr Loop kLoop = Loop::compact;
 };
 
-// int8 weights times activations rounded to int8, four columns of K an instruction. The weights' bytes are 128 more
-// than their values, so a row's sums begin at -128 times the sum of its activations. Sums are integers, kept as such in
+// int8 weights times activations rounded to int8, four columns of K a step. The weights' bytes are 128 more than their
+// values, so a row's sums begin at -128 times the sum of its activations. Sums are integers, kept as such in
 // the float rows between blocks of K.
 struct DotI8 {
   using A = uint32_t;
   using Sum = I;
   static constexpr Loop kLoop = Loop::plain;
-  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 1, kHeldPlus = 128;
+  static constexpr int kStepK = 4, kStepBytes = 64, kStepA = kDotElements, kHeldPlus = 128;
   static inline I begin(int32_t sum) { return iset1(sum); }
   static inline I load_sum(const float* p) { return iload(p); }
   static inline void store_sum(float* p, I v) { istore(p, v); }
@@ -163,25 +153,32 @@ struct DotI8Wide : FloatSums {
 // and of four more. A group's sums are integers; scaled, they are added to the float sums in the order of the groups.
 struct DotI4 {
   using A = uint32_t;
-  using Sum = I;
+  using Sum = SmallSum;
   static constexpr Loop kLoop = Loop::groups;
-  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 2, kHeldPlus = 8;
+  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 2, kHeldPlus = 8, kRun = kSmallDots / 2;
 
   template <int R, int P>
-  static inline void step(const A* a, const char* const (&b)[P], I (&acc)[R][P]) {
+  static inline void step(const A* a, const char* const (&b)[P], Sum (&acc)[R][P]) {
     const I mask = iset1(0x0f0f0f0f);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       I w[P];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) w[p] = shift_right(iload(b[p]), half * 4) & mask;
-      add_dots(a + half * R, w, acc);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const I x = iset1(int32_t(a[half * R + r]));
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) acc[r][p] = add_small(acc[r][p], w[p], x);
+      }
     }
   }
+  // After every kRun steps.
+  static inline Sum settled(Sum acc) { return gather(acc); }
 
   // A group's sums begin at -8 times the sum of its activations; with offsets at zero.
-  static inline I begin(int32_t sum) { return iset1(sum); }
-  static inline V scaled(I acc, V scale, V before) { return fma(scale, to_float(acc), before); }
+  static inline Sum begin(int32_t sum) { return small_sum(sum); }
+  static inline V scaled(Sum acc, V scale, V before) { return fma(scale, to_float(whole(acc)), before); }
   static inline V shift(V, V offset) { return set1(0) - offset; }  // times the float sum of the activations
 };
 
@@ -190,7 +187,7 @@ struct DotI4Wide {
   using A = float;
   using Sum = V;
   static constexpr Loop kLoop = Loop::groups;
-  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 8;
+  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 8, kRun = 1;
 
   template <int R, int P>
   static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
@@ -202,6 +199,8 @@ struct DotI4Wide {
       add_products(a + k * R, w, acc);
     }
   }
+
+  static inline V settled(V acc) { return acc; }
 
   // As DotI4's; weights are taken as q - 8 already, so 8 scales must come back where there are offsets.
   static inline V begin(int32_t) { return set1(0); }

@@ -170,17 +170,24 @@ void micro_groups(const MicroArgs& m) {
     }
     int s = 0;
     do {  // at least once: else sums would have to be in registers where no step follows
-      const char* panels[P];
+#pragma GCC unroll 1
+      for (int run = 0; run < Dot::kRun; ++run) {
+        const char* panels[P];
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        panels[p] = b + size_t(p) * panel_bytes;
-        if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
+        for (int p = 0; p < P; ++p) {
+          panels[p] = b + size_t(p) * panel_bytes;
+          if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
+        }
+        if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
+        Dot::template step<R, P>(a, panels, acc);
+        a += R * Dot::kStepA;
+        b += Dot::kStepBytes;
       }
-      if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
-      Dot::template step<R, P>(a, panels, acc);
-      a += R * Dot::kStepA;
-      b += Dot::kStepBytes;
-    } while (++s < steps);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) acc[r][p] = Dot::settled(acc[r][p]);
+    } while ((s += Dot::kRun) < steps);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const V scale = field.load(head[p], place);

@@ -41,7 +41,8 @@ struct QuantizedRows {
   }
 
   static size_t packed_bytes(const MatrixView& w, int rows) {
-    return (size_t(rows) * size_t(w.padded_cols()) + 63) / 64 * 64;
+    const size_t column = w.format.layout == Layout::i8 ? kDotElements : 1;
+    return (size_t(rows) * size_t(w.padded_cols()) * column + 63) / 64 * 64;
   }
 };
 
@@ -58,8 +59,8 @@ inline size_t group_sums_offset(const MatrixView& w, int first_row, int rows, in
   return size_t(first_row) * size_t(groups_of(w)) + size_t(k / group_of(w)) * size_t(rows);
 }
 
-// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. Four columns
-// of a row are one element. `rounded` is scratch for a block.
+// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. `rounded` is
+// scratch for a block, and one row more.
 template <class Dot, class Place>
 inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int begin, int end, uint32_t* rounded,
                           Place&& place) {
@@ -74,9 +75,12 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
   }
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k), present = min_of(columns, w.cols - k);
+    const int elements = columns / Dot::kStepK * Dot::kStepA;  // of a row
+    constexpr bool spreads = Dot::kStepA * 4 > Dot::kStepK;
     for (int r = 0; r < count; ++r) {
       const float* x = a.x + size_t(begin + r) * a.x_stride + k;
-      int8_t* q = reinterpret_cast<int8_t*>(rounded) + r * columns;
+      uint32_t* row = rounded + r * elements;
+      int8_t* q = reinterpret_cast<int8_t*>(spreads ? rounded + count * elements : row);
       for (int i = 0; i < columns; i += group) {
         const int32_t sum = round_to_int8(x + i, min_of(min_of(group, columns), present - i), inverse[r], q + i);
         int32_t* to = rows.sums + group_sums_offset(w, begin, count, k + i) + r;
@@ -85,8 +89,9 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
         else *to = ((k + i) % group ? *to : 0) - Dot::kHeldPlus * sum;
       }
       std::memset(q + present, 0, size_t(columns - present));
+      if (spreads) spread(q, columns, row);
     }
-    transpose(rounded, size_t(columns / 4), count, columns / 4, place(k, columns), size_t(count));
+    transpose(rounded, size_t(elements), count, elements, place(k, columns), size_t(count));
   }
 }
 

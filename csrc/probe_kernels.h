@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "simd.h"
-#include "simd_int.h"
+#include "simd_dots.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -70,6 +70,15 @@ inline double probe_bf16(int64_t steps) {
 inline double probe_bf16(int64_t) { return 0; }
 #endif
 
+// What products of int8 are made of.
+#if defined(QUIRE_WORD_DOTS)
+constexpr int kProbeDots = 64;
+inline I probe_dots(I sum, I x, I y) { return dot_words(sum, x, y); }
+#else
+constexpr int kProbeDots = 128;
+inline I probe_dots(I sum, I x, I y) { return dot_bytes(sum, x, y); }
+#endif
+
 inline double probe_int8(int64_t steps) {
   I acc[kProbeChains];
 #pragma GCC unroll 16
@@ -77,14 +86,14 @@ inline double probe_int8(int64_t steps) {
   const I x = iset1(0x01020304), y = iset1(0x02030101);
   for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kProbeChains; ++i) acc[i] = dot_bytes(acc[i], x, y);
+    for (int i = 0; i < kProbeChains; ++i) acc[i] = probe_dots(acc[i], x, y);
   }
   I sum = acc[0];  // of all chains: the compiler drops one that nobody reads
 #pragma GCC unroll 16
   for (int i = 1; i < kProbeChains; ++i) sum = sum + acc[i];
   volatile float sink = reduce_add(to_float(sum));
   (void)sink;
-  return double(kProbeChains) * 128;
+  return double(kProbeChains) * kProbeDots;
 }
 
 }  // namespace quire::QUIRE_ISA

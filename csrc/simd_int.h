@@ -1,4 +1,4 @@
-// I: 16 integers of 32 bits beside V's 16 floats, and products of bytes with exact sums. Knows no layout.
+// I: 16 integers of 32 bits beside V's 16 floats. Knows no layout.
 //
 // Every instruction set gives the same integers.
 #pragma once
@@ -45,19 +45,6 @@ inline I to_int(V v) { return {_mm512_cvtps_epi32(v.r)}; }  // to nearest even
 inline void store_int8(int8_t* p, I a) {                    // of each integer the low byte
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.r));
 }
-// sum + the four products of bytes of each lane: bytes of u without a sign, of s with.
-inline I dot_bytes(I sum, I u, I s) {
-#if defined(QUIRE_VNNI)
-  // Not the intrinsic: g++ 12 copies the sum before and after it, and spills.
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.r) : "v"(u.r), "v"(s.r));
-  return sum;
-#else
-  const __m512i low = _mm512_set1_epi16(255);
-  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u.r, low), _mm512_srai_epi16(_mm512_slli_epi16(s.r, 8), 8));
-  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u.r, 8), _mm512_srai_epi16(s.r, 8));
-  return {_mm512_add_epi32(sum.r, _mm512_add_epi32(even, odd))};
-#endif
-}
 #elif defined(QUIRE_AVX2)
 struct I {
   __m256i a, b;
@@ -97,13 +84,6 @@ inline V signed_byte(I x) {
   return {byte(x.a), byte(x.b)};
 }
 inline I to_int(V v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
-inline __m256i dot_half(__m256i sum, __m256i u, __m256i s) {
-  const __m256i low = _mm256_set1_epi16(255);
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
-}
-inline I dot_bytes(I sum, I u, I s) { return {dot_half(sum.a, u.a, s.a), dot_half(sum.b, u.b, s.b)}; }
 #else
 struct I {
   int32_t v[kLanes];
@@ -166,13 +146,6 @@ inline I to_int(V v) {
   alignas(64) float lanes[kLanes];
   store(lanes, round_even(v));
   return each([&](int i) { return int32_t(lanes[i]); });
-}
-inline I dot_bytes(I sum, I u, I s) {
-  return each([&](int i) {
-    int32_t total = sum.v[i];
-    for (int j = 0; j < 32; j += 8) total += int32_t(uint32_t(u.v[i]) >> j & 255u) * int8_t(uint32_t(s.v[i]) >> j);
-    return total;
-  });
 }
 #endif
 
