@@ -41,7 +41,7 @@ inline StepTable step_table(const char* table) { return table; }
 #endif
 
 // A step by its panel's table, without escapes.
-inline StepPairs expand(const char* step, StepTable table) {
+QUIRE_INLINE StepPairs expand(const char* step, StepTable table) {
 #if defined(QUIRE_AVX512)
   const __m512i codes = _mm512_loadu_si512(step), half_bytes = _mm512_set1_epi8(15);
   auto high = [&](__m512i places) { return _mm512_shuffle_epi8(table, _mm512_and_si512(places, half_bytes)); };
