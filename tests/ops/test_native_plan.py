@@ -193,6 +193,43 @@ def test_keys_are_the_same_stored_together_and_one_by_one(isa: str, kv_dtype: KV
     assert last_row(count) == last_row(1) == last_row(7)
 
 
+def attention_of(
+    backend: Backend,
+    qkv: Any,
+    heads: int,
+    groups: int,
+    head_dim: int,
+    kv_dtype: KVDtype,
+    block_size: int,
+) -> Any:
+    """Attention of one sequence, rows [queries, keys, values]; native backends run its last token alone as well."""
+    count = len(qkv)
+    table = backend.matrix([qkv], "float32")
+    head = backend.matrix([qkv[:, : heads * head_dim]], "float32")
+
+    def hidden(ops: Any) -> Any:
+        q = ops.store_kv(ops.embed(table), 0, heads, None, None, None)
+        return ops.select_rows(ops.attention(q, 0, heads, Attention(head_dim**-0.5)))
+
+    graph = Graph(hidden, lambda ops, h: ops.linear(h, head), count, heads * head_dim)
+    blocks = -(-count // block_size)
+    kv = backend.kv_cache(KVSpec(1, groups, head_dim, kv_dtype), blocks, block_size)
+    executable = backend.compile(graph, kv, Limits(count, 1, 1))
+    tokens, block_ids = np.arange(count, dtype=np.int32), np.arange(blocks, dtype=np.int32)[::-1].copy()
+
+    def run(new: Any) -> Any:
+        rows = np.arange(len(new), dtype=np.int32)
+        executable.run(
+            ModelInput(new, new, int32(0, len(new)), int32(count), int32(0), block_ids.reshape(1, -1), rows)
+        )
+        return executable.hidden().copy()
+
+    whole = run(tokens)
+    if isinstance(backend, NativeBackend):
+        assert run(tokens[-1:]).tobytes() == whole[-1].tobytes()
+    return whole
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("heads", "head_dim", "block_size"),
@@ -211,33 +248,26 @@ def test_int8_attention_is_as_exact_as_its_cache(
     values[:, : heads * head_dim] *= 8  # some weights are near 1, most near 0
 
     def attend(backend: Backend, kv_dtype: KVDtype) -> Any:
-        qkv, head = (
-            backend.matrix([values], "float32"),
-            backend.matrix([values[:, : heads * head_dim]], "float32"),
-        )
-
-        def hidden(ops: Any) -> Any:
-            q = ops.store_kv(ops.embed(qkv), 0, heads, None, None, None)
-            return ops.select_rows(ops.attention(q, 0, heads, Attention(head_dim**-0.5)))
-
-        graph = Graph(hidden, lambda ops, h: ops.linear(h, head), count, heads * head_dim)
-        blocks = -(-count // block_size)
-        kv = backend.kv_cache(KVSpec(1, groups, head_dim, kv_dtype), blocks, block_size)
-        executable = backend.compile(graph, kv, Limits(count, 1, 1))
-        tokens, table = np.arange(count, dtype=np.int32), np.arange(blocks, dtype=np.int32)[::-1].copy()
-        executable.run(
-            ModelInput(tokens, tokens, int32(0, count), int32(count), int32(0), table.reshape(1, -1), tokens)
-        )
-        whole = executable.hidden().copy()
-        last, table = tokens[-1:], table.reshape(1, -1)
-        executable.run(ModelInput(last, last, int32(0, 1), int32(count), int32(0), table, int32(0)))
-        if isinstance(backend, NativeBackend):
-            assert executable.hidden().tobytes() == whole[-1].tobytes()
-        return whole
+        return attention_of(backend, values, heads, groups, head_dim, kv_dtype, block_size)
 
     got, want = attend(native(isa), "int8"), attend(ReferenceBackend(), "int8")
     lost = np.abs(want - attend(ReferenceBackend(), "float32")).max()
     assert np.abs(got - want).max() < lost / 100
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head_dim", [256, 576, 1024])
+def test_int8_scores_of_wide_heads_stay_in_range(isa: str, head_dim: int) -> None:
+    """Every byte at its greatest, and of one sign: sums are as large as they get."""
+    rng = np.random.default_rng(3)
+    signs = rng.choice(np.float32([-1, 1]), 40)
+    rows = np.ones((40, 3, head_dim), np.float32)
+    rows[:, 0] *= 1 / head_dim**0.5  # scores of -1 and 1
+    rows[:, 1] *= signs[:, None]
+    rows[:, 2] = normal(rng, 40, head_dim)
+    qkv = rows.reshape(40, -1)
+    got, want = (attention_of(b, qkv, 1, 1, head_dim, "int8", 8) for b in (native(isa), ReferenceBackend()))
+    np.testing.assert_allclose(got, want, atol=2e-3)
 
 
 @pytest.mark.parametrize("isa", ISAS)
