@@ -6,6 +6,7 @@
 #include "probe_kernels.h"
 #include "rowwise.h"
 #include "sampler_kernels.h"
+#include "screen.h"
 #include "simd.h"
 
 #define QUIRE_STRING_(x) #x
@@ -16,8 +17,10 @@ namespace quire::QUIRE_ISA {
 extern const Kernels kernels = {
     QUIRE_STRING(QUIRE_ISA),
     linear,
-    linear_workspace,
+    any_linear_workspace,
     best,
+    screened_best,
+    kScreenedRows,
     norm,
     embed,
     rope,

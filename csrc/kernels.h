@@ -29,6 +29,7 @@ struct Format {
   bool offsets = false;    // i4: values are scale * q - offset, else scale * (q - 8)
   bool narrow = false;     // i4: scales are bfloat16; what is held of an offset is its zero, offset / scale
   bool int8_rows = false;  // i8 and i4: activations are rounded to int8 with a scale a row, else they stay float
+  bool screened = false;   // f32, bf16 and bf16_12: a screen lies behind the panels; i8: this is one
 };
 
 // A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K.
@@ -39,6 +40,8 @@ struct Format {
 //           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
 //         narrow: two groups have one header, scale [16][2] bfloat16, with offsets: zero [16][2] bfloat16
 //   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] steps, table, escapes: compact.h }
+// The screen of a weight is the same in i8, and behind the scales of each panel: length [16] and rounding [16] float,
+// bounds of the lengths of a row, as it is and rounded, and of what rounding it changed (screen.h).
 // In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
 struct MatrixView {
   const char* data = nullptr;
@@ -85,12 +88,20 @@ struct MatrixView {
   }
   // Bytes behind a panel's columns.
   QUIRE_INLINE size_t tail_bytes() const {
-    if (format.layout == Layout::i8) return 64;
+    if (format.layout == Layout::i8) return format.screened ? 192 : 64;
     return format.layout == Layout::bf16_12 ? compact_tail_bytes(padded_cols()) : 0;
   }
   QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + tail_bytes(); }
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
-  QUIRE_INLINE size_t nbytes() const { return panel_bytes() * size_t(panels()); }
+  QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::i8; }
+  QUIRE_INLINE MatrixView screen() const {
+    return {data ? data + panel_bytes() * size_t(panels()) : nullptr, rows, cols,
+            {Layout::i8, 0, false, false, true, true}};
+  }
+  // The screen's with them.
+  QUIRE_INLINE size_t nbytes() const {
+    return panel_bytes() * size_t(panels()) + (has_screen() ? screen().nbytes() : 0);
+  }
   // What is behind the columns of a panel.
   QUIRE_INLINE const char* tail(int panel) const {
     return data + panel_bytes() * size_t(panel) + offset(padded_cols());
@@ -108,6 +119,8 @@ struct Norm {
 // Outputs of a product whose greatest is noted together.
 constexpr int kMaximaColumns = 256;
 QUIRE_INLINE size_t maxima_of(int width) { return size_t(width + kMaximaColumns - 1) / kMaximaColumns; }
+
+struct Screening;  // screen.h
 
 struct LinearArgs {
   const float* x;
@@ -128,6 +141,8 @@ struct LinearArgs {
   // Set by `linear` where activations are rounded to int8: a scale a row, and sums by group (linear_quantized.h).
   const float* x_scale = nullptr;
   const int32_t* x_sums = nullptr;
+  // Of a screen: notes which outputs may be the largest, and y is not written. Set by `screened_best`.
+  const Screening* screening = nullptr;
 };
 
 // Of rows of logits with their maxima, as LinearArgs has them, the first of the largest: -1 where one is not a number
@@ -262,6 +277,10 @@ struct Kernels {
   void (*linear)(const LinearArgs&, ThreadPool&);
   size_t (*linear_workspace)(const MatrixView& weight, int max_rows);
   void (*best)(const BestArgs&, ThreadPool&);
+  // screen.h. Of at most `screened_rows` rows, what `best` finds in a product with a weight that has a screen, without
+  // the product: of y only that output is good. False where it cannot tell, or not more quickly.
+  bool (*screened_best)(const LinearArgs&, int32_t* best, ThreadPool&);
+  int screened_rows;
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);

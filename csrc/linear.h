@@ -11,6 +11,7 @@
 #include "linear_quantized.h"
 #include "linear_unpack.h"
 #include "norm.h"
+#include "screen_candidates.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -131,6 +132,8 @@ inline void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, in
 template <class Dot>
 inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
                      int panels) {
+  if constexpr (std::is_same_v<Dot, DotI8>)
+    if (a.screening) return note_candidates(a, c, c_stride, first_row, rows, first, panels);
   if (a.weight.gated || a.bias || a.activation != Activation::none)
     epilogue_as<Dot, false>(a, c, c_stride, first_row, rows, first, panels);
   else

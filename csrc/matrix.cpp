@@ -19,6 +19,10 @@ constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them sta
 
 constexpr int kSampled = 16;  // steps of a panel in 12 bits whose values choose its table
 
+// A screen takes no larger weights: bounds and sums stay finite.
+constexpr float kLargest = 1e10f;
+constexpr float kNoBound = 1e20f;  // the rounding of rows that are padding: nothing is known of them
+
 constexpr float kLeast = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may not be a number
 
 float from_bits(uint32_t bits) {
@@ -171,7 +175,19 @@ void read_row(const Row& row, int cols, int padded, float* out) {
     for (int k = 0; k < cols; k += kBlock) read_f32(row.data, size_t(k), std::min(kBlock, cols - k), row.type, out + k);
 }
 
-// A scale a row: the largest magnitude becomes 127. Bytes have no sign: they are held plus 128.
+// Rounds a row; returns its scale, by which the largest magnitude becomes 127. Bytes have no sign: they are held plus 128.
+float round_to_i8(const std::vector<float>& values, std::vector<char>& bytes) {
+  int top = 0;  // bits of magnitudes have the order of the numbers
+  for (const float v : values) top = std::max(top, int(to_bits(v) & 0x7fffffffu));
+  const float most = from_bits(uint32_t(top)), inverse = most >= kLeast ? 127.0f / most : 0.0f;
+  for (size_t k = 0; k < bytes.size(); ++k) bytes[k] = char(nearest(values[k] * inverse) + 128);
+  return most / 127.0f;
+}
+
+void put_lane_i8(const std::vector<char>& bytes, int lane, char* out) {
+  for (size_t k = 0; k < bytes.size(); k += 4) std::memcpy(out + k * kPanel + size_t(lane) * 4, bytes.data() + k, 4);
+}
+
 void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
   const int padded = view.padded_cols();
   std::vector<float> values(static_cast<size_t>(padded));
@@ -179,14 +195,49 @@ void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out)
   float scales[kPanel];
   for (int lane = 0; lane < kPanel; ++lane) {
     read_row(rows[lane], view.cols, padded, values.data());
-    int top = 0;  // bits of magnitudes have the order of the numbers
-    for (const float v : values) top = std::max(top, int(to_bits(v) & 0x7fffffffu));
-    const float most = from_bits(uint32_t(top)), inverse = most >= kLeast ? 127.0f / most : 0.0f;
-    for (size_t k = 0; k < bytes.size(); ++k) bytes[k] = char(nearest(values[k] * inverse) + 128);
-    for (int k = 0; k < padded; k += 4) std::memcpy(out + k * kPanel + lane * 4, bytes.data() + k, 4);
-    scales[lane] = most / 127.0f;
+    scales[lane] = round_to_i8(values, bytes);
+    put_lane_i8(bytes, lane, out);
   }
   std::memcpy(out + view.offset(padded), scales, sizeof(scales));
+}
+
+// A bound of the length of a vector whose elements are `element(k)`.
+template <class F>
+float length_bound(int n, F&& element) {
+  constexpr int lanes = 8;  // sums side by side, for the compiler to make vectors of
+  double total = 0;
+  for (int k = 0; k < n; k += kBlock) {
+    float sums[lanes] = {};
+    for (int i = k; i + lanes <= std::min(n, k + kBlock); i += lanes)
+      for (int lane = 0; lane < lanes; ++lane) sums[lane] += element(i + lane) * element(i + lane);
+    for (const float sum : sums) total += double(sum);
+  }
+  for (int k = n / lanes * lanes; k < n; ++k) total += double(element(k) * element(k));
+  return float(std::sqrt(total)) * 1.001f;
+}
+
+// A panel of the screen of a weight of type `of`. False where a value is too large for it, or no number.
+bool pack_screen_panel(const Row (&rows)[kPanel], const MatrixView& view, ElementType of, char* out) {
+  const int padded = view.padded_cols();
+  std::vector<float> values(static_cast<size_t>(padded));
+  std::vector<char> bytes(static_cast<size_t>(padded));
+  float fields[3][kPanel];  // scale, length, rounding
+  bool sound = true;
+  for (int lane = 0; lane < kPanel; ++lane) {
+    read_row(rows[lane], view.cols, padded, values.data());
+    if (of == ElementType::bfloat16 && rows[lane].type != of)
+      for (float& v : values) v = from_bits(uint32_t{float_to_bf16(v)} << 16);
+    const float scale = round_to_i8(values, bytes);
+    put_lane_i8(bytes, lane, out);
+    sound = sound && scale * 127.0f < kLargest;
+    auto rounding = [&](int k) { return values[size_t(k)] - scale * float(int(uint8_t(bytes[size_t(k)])) - 128); };
+    const float apart = length_bound(padded, rounding);
+    fields[0][lane] = scale;
+    fields[1][lane] = length_bound(padded, [&](int k) { return values[size_t(k)]; }) + apart;
+    fields[2][lane] = rows[lane].data ? apart : kNoBound;
+  }
+  std::memcpy(out + view.offset(padded), fields, sizeof(fields));
+  return sound;
 }
 
 // A scale for each group of columns of a row. Without offsets the largest magnitude becomes -8, so that all sixteen
@@ -254,6 +305,8 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated) 
     throw std::invalid_argument("int4 weights have groups of 32, 64 or 128 columns");
   if (format.narrow && format.layout != Layout::i4)
     throw std::invalid_argument("only int4 weights have scales in bfloat16");
+  if (format.screened && (gated || format.layout == Layout::i8 || format.layout == Layout::i4))
+    throw std::invalid_argument("only float32 and bfloat16 weights that are not gated have a screen");
   view_.format = format;
   view_.gated = gated;
   if (format.layout == Layout::bf16_12) {  // with few columns the list behind them takes more than it saves
@@ -281,7 +334,8 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Fo
   for (const SourceRows& part : parts)
     for (size_t r = 0; r < part.rows; ++r) table.push_back({part.data + r * part.row_bytes, part.type});
 
-  std::atomic<bool> fits = true;
+  std::atomic<bool> fits = true, screens = true;
+  const ElementType held = format.layout == Layout::f32 ? ElementType::float32 : ElementType::bfloat16;
   auto pack_all = [&] {
     memory_ = HugeBuffer(view_.nbytes());
     view_.data = static_cast<const char*>(memory_.data());
@@ -292,6 +346,11 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Fo
         lanes[lane] = row < 0 ? Row{nullptr, ElementType::float32} : table[size_t(row)];
       }
       char* out = static_cast<char*>(memory_.data()) + view_.panel_bytes() * size_t(panel);
+      if (screens && view_.has_screen()) {
+        const MatrixView screen = view_.screen();
+        char* behind = static_cast<char*>(memory_.data()) + (screen.data - view_.data);
+        if (!pack_screen_panel(lanes, screen, held, behind + screen.panel_bytes() * size_t(panel))) screens = false;
+      }
       switch (view_.format.layout) {
         case Layout::f32:
           return pack_panel_f32(lanes, view_.cols, reinterpret_cast<float*>(out));
@@ -307,9 +366,11 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Fo
     });
   };
   pack_all();
-  if (fits) return;
-  view_.format.layout = Layout::bf16;
-  pack_all();
+  if (!fits) {
+    view_.format.layout = Layout::bf16;
+    pack_all();
+  }
+  view_.format.screened = view_.format.screened && screens;
 }
 
 void PackedMatrix::unpack(float* out, ThreadPool& pool) const {

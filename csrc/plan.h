@@ -33,6 +33,7 @@ struct StepInput {
   const int32_t* block_table;
   const int32_t* logit_rows;
   int num_tokens, num_seqs, num_slots, blocks_per_slot, num_logit_rows;
+  bool greedy;  // of logits only `best` is read
 };
 
 // Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
@@ -120,7 +121,8 @@ class Plan {
   const StepLimits& limits() const { return limits_; }
   float* logits() const;
   float* hidden() const;
-  // Of each row of logits the first of the largest, or -1 (BestArgs); null where no product makes the logits.
+  // Of each row of logits the first of the largest, or -1 (BestArgs); null where no product makes the logits. After a
+  // greedy step a row has that logit alone where it is not -1.
   const int32_t* best() const { return best_.empty() ? nullptr : best_.data(); }
   int logits_width() const { return width(logits_); }
   int hidden_width() const { return width(hidden_); }
@@ -180,6 +182,7 @@ class Plan {
   void execute(size_t first, size_t last);
   void execute_op(const Op& op);
   void execute_linear(const Op& op);
+  void find_best(LinearArgs args);
   void execute_store_kv(const Op& op);
   void execute_attention(const Op& op);
   void execute_tails(const Op& op);
@@ -213,6 +216,8 @@ class Plan {
   SharedPrefixes prefixes_, tail_prefixes_;
   StepInput step_{}, tail_step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
+  bool greedy_ = false;
+  int unscreened_ = 0;  // products of the head that are not to try its screen
 };
 
 }  // namespace quire

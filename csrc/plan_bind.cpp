@@ -41,14 +41,15 @@ using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
 using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
 
-// (layout, columns of a group, whether there are offsets, whether scales are narrow, whether activations are rounded)
-using FormatTuple = std::tuple<std::string, int, bool, bool, bool>;
+// (layout, columns of a group, whether there are offsets, whether scales are narrow, whether activations are rounded,
+// whether there is a screen)
+using FormatTuple = std::tuple<std::string, int, bool, bool, bool, bool>;
 constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_12"};
 
 Format to_format(const FormatTuple& t) {
   for (int i = 0; i < int(std::size(kLayouts)); ++i)
     if (std::get<0>(t) == kLayouts[i])
-      return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
+      return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t), std::get<5>(t)};
   throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
 }
 
@@ -59,7 +60,7 @@ KVType to_kv_type(const std::string& name) {
 }
 
 FormatTuple from_format(const Format& f) {
-  return {kLayouts[int(f.layout)], f.group, f.offsets, f.narrow, f.int8_rows};
+  return {kLayouts[int(f.layout)], f.group, f.offsets, f.narrow, f.int8_rows, f.screened};
 }
 
 std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
@@ -119,14 +120,15 @@ Activation activation(const std::string& name) {
 }
 
 void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
-         const Ints& slots, const IntTable& block_table, const Ints& logit_rows) {
+         const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy) {
   const size_t T = tokens.shape(0), B = kv_len.shape(0);
   if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
     throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
   const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
                         kv_len.data(),      slots.data(),      block_table.data(),
                         logit_rows.data(),  length(T),         length(B),
-                        length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0))};
+                        length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0)),
+                        greedy};
   nb::gil_scoped_release release;
   plan.run(input);
 }
@@ -269,7 +271,8 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
       .def("bind", &Plan::bind, "kv"_a)
       .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
-           "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert())
+           "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert(),
+           "greedy"_a)
       .def("head", &head, "start"_a, "stop"_a)
       .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)
       .def("poison", &Plan::poison)

@@ -29,6 +29,9 @@ HeadNorm head_norm(const NormParams& norm, int head_dim) {
   return n;
 }
 
+// A screen that left too many candidates will probably do so again: so many products go without it.
+constexpr int kScreenRest = 64;
+
 void check_range(const int32_t* values, int count, int bound, const char* what) {
   for (int i = 0; i < count; ++i)
     if (values[i] < 0 || values[i] >= bound)
@@ -87,6 +90,7 @@ void Plan::run(const StepInput& input) {
   check(input);
   step_ = input;
   num_logit_rows_ = input.num_logit_rows;
+  greedy_ = input.greedy;
   locate_tokens(input);
   prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
                  kv_->view().block_size);
@@ -220,11 +224,20 @@ void Plan::execute_linear(const Op& op) {
   args.residual = op.residual < 0 ? nullptr : data(op.residual);
   args.residual_stride = args.y_stride;
   args.workspace = workspace_.data();
-  const bool notes = op.out == logits_ && !best_.empty();
-  if (notes) args.maxima = maxima_.data();
+  if (op.out == logits_ && !best_.empty()) find_best(args);
+  else kernels_.linear(args, *pool_);
+}
+
+// The product that makes the logits, with the best of each row.
+void Plan::find_best(LinearArgs args) {
+  if (greedy_ && args.weight.has_screen() && args.rows <= kernels_.screened_rows) {
+    if (unscreened_ > 0) --unscreened_;
+    else if (kernels_.screened_best(args, best_.data(), *pool_)) return;
+    else unscreened_ = kScreenRest;
+  }
+  args.maxima = maxima_.data();
   kernels_.linear(args, *pool_);
-  if (notes)
-    kernels_.best({args.y, args.y_stride, args.rows, args.weight.rows, args.maxima, best_.data()}, *pool_);
+  kernels_.best({args.y, args.y_stride, args.rows, args.weight.rows, args.maxima, best_.data()}, *pool_);
 }
 
 void Plan::execute_store_kv(const Op& op) {

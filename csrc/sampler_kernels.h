@@ -7,19 +7,6 @@
 
 namespace quire::QUIRE_ISA {
 
-// One bit per lane.
-inline uint32_t lane_bits(M m) {
-#if defined(QUIRE_AVX512)
-  return m.m;
-#elif defined(QUIRE_AVX2)
-  return uint32_t(_mm256_movemask_ps(m.a)) | uint32_t(_mm256_movemask_ps(m.b)) << 8;
-#else
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= uint32_t(m.m[i] & 1) << i;
-  return bits;
-#endif
-}
-
 // Vectors whose long chains of dependent steps are interleaved, so that the core finds independent work close by.
 #if defined(QUIRE_AVX512)
 constexpr int kChains = 8;

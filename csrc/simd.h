@@ -117,6 +117,19 @@ inline float reduce_add(V v) {
   return a[0];
 }
 #endif
+// One bit per lane.
+inline uint32_t lane_bits(M m) {
+#if defined(QUIRE_AVX512)
+  return m.m;
+#elif defined(QUIRE_AVX2)
+  return uint32_t(_mm256_movemask_ps(m.a)) | uint32_t(_mm256_movemask_ps(m.b)) << 8;
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= uint32_t(m.m[i] & 1) << i;
+  return bits;
+#endif
+}
+
 // In no order: where a lane is NaN, the result may be any.
 #if defined(QUIRE_AVX512)
 inline float reduce_max(V v) { return _mm512_reduce_max_ps(v.r); }

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
-from quire.ops.protocol import FloatArray
+from quire.ops.protocol import FloatArray, ModelInput
+from quire.runtime.inputs import InputBuilder, LogitRows
+from quire.runtime.logits import takes_largest
 from quire.runtime.sampler import Sampler, Samples, SlotSampling
-from quire.types import TokenLogprobs
+from quire.types import ScheduledBatch, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.tiny import OTHERS
 
@@ -101,6 +104,17 @@ class Recorder:
         return self.inner.logprobs(logits_LV, targets_L, num_top)
 
 
+@dataclass
+class WholeLogits:
+    """Builds steps that ask for all logits, so that a Recorder sees them."""
+
+    inner: InputBuilder
+
+    def build(self, batch: ScheduledBatch) -> tuple[ModelInput, LogitRows]:
+        inputs, rows = self.inner.build(batch)
+        return replace(inputs, greedy=False), rows
+
+
 def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
     family, dtype, config = (MODELS | OTHER_MODELS)[model]
     options = {"max_model_len": 160, **OPTIONS.get(model, {}), **options}
@@ -111,8 +125,14 @@ def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
 
 def record(llm: LLM) -> Recorder:
     runner = llm._core._executor
+    runner._inputs = WholeLogits(runner._inputs)
     runner._sampler = Recorder(runner._sampler, {}, {})
     return runner._sampler  # type: ignore[no-any-return]
+
+
+def stop_recording(llm: LLM) -> None:
+    runner = llm._core._executor
+    runner._inputs, runner._sampler = runner._inputs.inner, runner._sampler.inner
 
 
 def results(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
@@ -155,6 +175,10 @@ def test_any_schedule_equals_alone(
     for key, row in recorder.rows.items():
         assert row == wanted_rows[key], f"logits of seed and position {key} differ"
     assert recorder.rows.keys() == wanted_rows.keys()
+    stop_recording(llm)
+    greedy = [i for i, p in enumerate(PARAMS) if takes_largest(p, ()) and not p.structured_outputs]
+    found = results(llm, [make_prompts()[i] for i in greedy], [PARAMS[i] for i in greedy])
+    assert found == [wanted[i] for i in greedy], "the largest logits alone gave other tokens"
 
 
 @pytest.mark.parametrize("model", OTHER_MODELS)

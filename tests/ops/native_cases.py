@@ -18,9 +18,11 @@ KV = KVSpec(num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32")
 
 
 @cache
-def native(isa: str = "auto", threads: int = 2, compact: bool | None = None) -> NativeBackend:
+def native(
+    isa: str = "auto", threads: int = 2, compact: bool | None = None, screened: bool = True
+) -> NativeBackend:
     """One backend for each set of options, so that the tests do not start thousands of threads."""
-    return NativeBackend(threads, isa, compact)
+    return NativeBackend(threads, isa, compact, screened)
 
 
 def rounds_activations(isa: str) -> bool:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quire.runtime.logits import STAGES, SlotSampling, exp_portable, log_softmax, truncate, weights
+from quire.runtime.logits import (
+    STAGES,
+    SlotSampling,
+    exp_portable,
+    log_softmax,
+    takes_largest,
+    truncate,
+    weights,
+)
 from quire.types import SamplingParams
 
 
@@ -130,3 +139,29 @@ def test_weights_stay_exact_in_any_order() -> None:
 def test_log_softmax() -> None:
     row = np.array([0.0, math.log(3.0), NONE], np.float32)
     np.testing.assert_allclose(np.exp(log_softmax(row)), [0.25, 0.75, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, True),
+        ({"temperature": 1e-6, "top_k": 5, "top_p": 0.5, "max_tokens": 3, "seed": 1}, True),
+        ({"temperature": 0.5}, False),
+        ({"logprobs": 0}, False),
+        ({"allowed_token_ids": [1]}, False),
+        ({"min_tokens": 1}, False),
+        ({"logit_bias": {1: 1.0}}, False),
+        ({"logit_bias": {}}, True),
+        ({"repetition_penalty": 1.1}, False),
+        ({"frequency_penalty": -0.1}, False),
+        ({"presence_penalty": 0.1}, False),
+    ],
+)
+def test_what_the_largest_logit_is_enough_for(params: dict[str, Any], expected: bool) -> None:
+    """Where it is, no stage changes a logit."""
+    greedy = SamplingParams(**{"temperature": 0.0, **params})
+    assert takes_largest(greedy, ()) is expected
+    assert not takes_largest(greedy, ((1, 2),))
+    if expected:
+        slot = SlotSampling(0, greedy, [0, 1], [1], stop_ids=(2,))
+        assert after_stages([4.0, -1.0, 3.0], slot) == [4.0, -1.0, 3.0]

@@ -36,9 +36,9 @@ from quire.model.parts import (
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 from quire.ops.protocol import Array, Expert, FloatArray, Matrix, Norm
 
-# What a matrix is for, which decides its type: products; embedding and head; learned positions; what stays float32.
-# "stored" is of the first two: what the checkpoint keeps in int4 already.
-Use = Literal["linear", "table", "positions", "exact", "stored"]
+# What a matrix is for, which decides its type: products; the embedding; the head, and an embedding that is tied to it;
+# learned positions; what stays float32. "stored" is of the first three: what the checkpoint keeps in int4 already.
+Use = Literal["linear", "table", "head", "positions", "exact", "stored"]
 
 
 class Source(Protocol):
@@ -60,7 +60,9 @@ class Assembly:
     def weights(self) -> DecoderWeights:
         spec, names = self.spec, self.names
         d, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-        embedding = self.source.matrix([self._embedding_part(width)], "table")
+        embedding = self.source.matrix(
+            [self._embedding_part(width)], "head" if spec.has_head and spec.tie_embeddings else "table"
+        )
         positions = None
         if spec.position_offset is not None:
             shape = (spec.max_position + spec.position_offset, d)
@@ -98,7 +100,7 @@ class Assembly:
     def _head(self, embedding: Matrix) -> Matrix | None:
         if not self.spec.has_head:
             return None
-        return embedding if self.spec.tie_embeddings else self.source.matrix([self.head_part], "table")
+        return embedding if self.spec.tie_embeddings else self.source.matrix([self.head_part], "head")
 
     @property
     def head_part(self) -> Part:

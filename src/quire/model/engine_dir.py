@@ -24,7 +24,7 @@ from quire.model.spec import ArchSpec
 from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Scheme
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 6
+FORMAT = 7
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256

@@ -86,10 +86,11 @@ class _Packer:
     outline: bool = False
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
-        groups = self._groups(parts) if use in ("linear", "table") else []
+        groups = self._groups(parts) if use in ("linear", "table", "head") else []
         if groups:
             return self.backend.matrix(groups, self._stored(groups))
-        return self.backend.matrix([self._read(part) for part in parts], self.types[use])
+        pack = self.backend.head if use == "head" else self.backend.matrix
+        return pack([self._read(part) for part in parts], self.types[use])
 
     def gated(self, gate: Part, up: Part) -> Matrix:
         groups = self._groups([gate, up])
@@ -182,11 +183,12 @@ def weight_types(dtype: FloatDtype, scheme: Scheme | None, stored: bool = False)
 
     With `stored`, and where int4 is asked for, what the checkpoint keeps in int4 stays as it is.
     """
-    types: dict[Use, WeightType] = {"linear": dtype, "table": dtype, "positions": dtype, "exact": "float32"}
+    types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
+    types["exact"] = "float32"
     kept = Quantized(4, 32, int8_rows=False, scales="float32")
     if scheme is None:
         return types | {"stored": kept} if stored else types
-    types["linear"], types["table"] = scheme.linear, scheme.table
+    types["linear"], types["table"], types["head"] = scheme.linear, scheme.table, scheme.table
     if scheme.linear.bits == 4:
         types["stored"] = replace(kept, int8_rows=scheme.linear.int8_rows)
     return types

@@ -193,15 +193,16 @@ def _pack_groups(parts: Sequence[Array], gated: bool) -> Array:
     return memory[start : start + groups.nbytes]
 
 
-Format = tuple[str, int, bool, bool, bool]  # csrc/kernels.h: layout, group, offsets, narrow, int8_rows
+# csrc/kernels.h: layout, group, offsets, narrow, int8_rows, screened
+Format = tuple[str, int, bool, bool, bool, bool]
 
 
 def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
     """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
     try:
-        names = ("offsets", "narrow", "int8_rows")
-        offsets, narrow, int8_rows = (bool(about.get(name, False)) for name in names)
-        format = str(about["layout"]), int(about.get("group", 0)), offsets, narrow, int8_rows
+        names = ("offsets", "narrow", "int8_rows", "screened")
+        offsets, narrow, int8_rows, screened = (bool(about.get(name, False)) for name in names)
+        format = str(about["layout"]), int(about.get("group", 0)), offsets, narrow, int8_rows, screened
         return int(about["rows"]), int(about["cols"]), format, bool(about["gated"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"not the description of a packed weight: {about}") from error
@@ -347,6 +348,7 @@ class NativeExecutable:
                 inputs.slots_B,
                 inputs.block_table_SM,
                 inputs.logit_rows_L,
+                inputs.greedy,
             )
         self._num_rows = min(len(inputs.logit_rows_L), self._limits.max_logit_rows)
         return self._logits[: self._num_rows]
@@ -368,15 +370,23 @@ class NativeBackend:
     """C++ kernels on the CPU. `threads` None: all cores the process may use; `isa` as in DeviceConfig.
 
     `compact`: bfloat16 weights are held in 12 bits without loss (csrc/compact.h), by default where the set has
-    instructions to expand them. Results are the same bits.
+    instructions to expand them. `screened`: a head of float32 or bfloat16 has a copy in int8 behind it, by which greedy
+    steps find where the largest logit may be (csrc/screen.h). Results are the same bits.
     """
 
-    def __init__(self, threads: int | None = None, isa: str = "auto", compact: bool | None = None) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        isa: str = "auto",
+        compact: bool | None = None,
+        screened: bool = True,
+    ) -> None:
         if threads is not None and threads < 1:
             raise EngineError(f"threads must be at least 1, got {threads}")
         with _engine_errors:
             self.isa: str = _native.resolve_isa(isa)
         self.compact = self.isa.startswith("avx") if compact is None else compact
+        self.screened = screened
         self.pool = _native.ThreadPool(usable_threads() if threads is None else threads)
 
     @property
@@ -388,10 +398,13 @@ class NativeBackend:
         return f"native {self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
     def matrix(self, parts: Sequence[Array], dtype: WeightType) -> NativeMatrix:
-        return self._pack(parts, dtype, gated=False)
+        return self._pack(parts, self._format(dtype), gated=False)
+
+    def head(self, parts: Sequence[Array], dtype: WeightType) -> NativeMatrix:
+        return self._pack(parts, self._format(dtype, head=True), gated=False)
 
     def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> NativeMatrix:
-        return self._pack((gate, up), dtype, gated=True)
+        return self._pack((gate, up), self._format(dtype), gated=True)
 
     @property
     def fingerprint(self) -> str:
@@ -400,10 +413,12 @@ class NativeBackend:
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         packed = _packed(matrix)
         rows, columns = packed.shape
-        layout, group, offsets, narrow, int8_rows = packed.format
+        layout, group, offsets, narrow, int8_rows, screened = packed.format
         about = {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated}
         if layout.startswith("int"):
             about |= {"group": group, "offsets": offsets, "narrow": narrow, "int8_rows": int8_rows}
+        else:
+            about |= {"screened": screened}
         return about, packed.bytes()
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
@@ -423,27 +438,28 @@ class NativeBackend:
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         return int(self._record(graph, kv_spec, limits).workspace_bytes)
 
-    def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
+    def _pack(self, parts: Sequence[Array], format: Format, gated: bool) -> NativeMatrix:
         if parts and parts[0].dtype in GROUPS_OF_INT4:
             rows, columns = _shape_of(parts)
             data = _pack_groups(parts, gated)
             with _engine_errors:
-                packed = _native.packed(rows, columns, self._format(dtype), gated, data)
+                packed = _native.packed(rows, columns, format, gated, data)
             return NativeMatrix(packed, self.pool)
         sources = [_source(part) for part in parts]
         with _engine_errors:
-            packed = _native.pack(sources, self._format(dtype), gated, self.pool)
+            packed = _native.pack(sources, format, gated, self.pool)
         return NativeMatrix(packed, self.pool)
 
-    def _format(self, dtype: WeightType) -> Format:
+    def _format(self, dtype: WeightType, head: bool = False) -> Format:
         if isinstance(dtype, Quantized):
             narrow = dtype.bits == 4 and dtype.scales == "bfloat16"
-            return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, narrow, dtype.int8_rows
-        return "bfloat16_12" if self.compact and dtype == "bfloat16" else dtype, 0, False, False, False
+            return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, narrow, dtype.int8_rows, False
+        layout = "bfloat16_12" if self.compact and dtype == "bfloat16" else dtype
+        return layout, 0, False, False, False, head and self.screened
 
     def outline(self) -> OutlineBackend:
         """The same backend for planning: its weights have a shape and no values, and take no memory."""
-        return OutlineBackend(self.threads, self.isa, self.compact)
+        return OutlineBackend(self.threads, self.isa, self.compact, self.screened)
 
     def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Any:
         with _engine_errors:
@@ -472,10 +488,10 @@ class NativeBackend:
 class OutlineBackend(NativeBackend):
     """Records plans of models that are not loaded. What it compiles cannot run."""
 
-    def _pack(self, parts: Sequence[Array], dtype: WeightType, gated: bool) -> NativeMatrix:
+    def _pack(self, parts: Sequence[Array], format: Format, gated: bool) -> NativeMatrix:
         rows, columns = _shape_of(parts)
         with _engine_errors:
-            return NativeMatrix(_native.outline(rows, columns, self._format(dtype), gated), self.pool)
+            return NativeMatrix(_native.outline(rows, columns, format, gated), self.pool)
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         return NativeMatrix(_native.outline(*_shape(about)), self.pool)

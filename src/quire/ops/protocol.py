@@ -189,6 +189,9 @@ class ModelInput(msgspec.Struct, frozen=True):
     Sequence b owns tokens cu_q[b]..cu_q[b+1]-1 at consecutive positions ending at kv_len[b]-1; its block table
     is row slots[b] of `block_table`. Token at position p lives in block table[p // block_size], offset
     p % block_size. `logit_rows` are indices into the T tokens.
+
+    `greedy`: the largest of each row's logits is all that is asked for, so that where `Executable.best` knows it the
+    others may be anything.
     """
 
     tokens_T: IntArray
@@ -198,6 +201,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     slots_B: IntArray
     block_table_SM: IntArray
     logit_rows_L: IntArray
+    greedy: bool = False
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -334,6 +338,9 @@ class Backend(Protocol):
         For int4 in groups of 32 with scales in float32 they may be [O_i, K / 32] of one of GROUPS_OF_INT4, which are
         kept bit for bit.
         """
+
+    def head(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
+        """As `matrix`, with what helps to find the largest output of a product soon: for the weight of logits."""
 
     def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""

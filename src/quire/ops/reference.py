@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple
 
 from quire.errors import EngineError
 from quire.ops.protocol import (
@@ -271,7 +272,7 @@ class ReferenceOps:
 def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
     """Raise EngineError where a step breaks a promise of ModelInput or exceeds the limits."""
     total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
-    arrays = [getattr(inputs, name) for name in ModelInput.__struct_fields__]
+    *arrays, _ = astuple(inputs)
     if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
         raise EngineError("every array of a step must be C-contiguous int32")
     if total > limits.max_tokens or batch > limits.max_seqs:
@@ -422,6 +423,8 @@ class ReferenceBackend:
 
     def matrix(self, parts: Sequence[Array], dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix(parts, dtype)
+
+    head = matrix
 
     def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix([gate, up], dtype)

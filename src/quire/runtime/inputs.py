@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.ops.protocol import IntArray, ModelInput
+from quire.runtime.logits import takes_largest
 from quire.types import Request, ScheduledBatch, ScheduledSeq
 
 
@@ -35,6 +36,7 @@ class InputBuilder:
         self._num_blocks = [0] * max_seqs
         self._special: dict[int, Request] = {}  # slots whose prompt rows are read: scored or pooled
         self._constrained: set[int] = set()
+        self._whole: set[int] = set()  # slots of whose logits more is read than the largest
 
     @property
     def block_table(self) -> IntArray:
@@ -45,12 +47,15 @@ class InputBuilder:
             self._num_blocks[slot] = 0
             self._special.pop(slot, None)
             self._constrained.discard(slot)
+            self._whole.discard(slot)
         for new in batch.new:
             scored = new.request.sampling.prompt_logprobs is not None and new.index == 0
             if scored or new.request.pooling is not None:
                 self._special[new.slot] = new.request
             if new.request.grammar is not None:
                 self._constrained.add(new.slot)
+            if not takes_largest(new.request.sampling, new.request.bad_words_token_ids):
+                self._whole.add(new.slot)
         tokens: list[int] = []
         positions: list[int] = []
         cu_q, kv_len, slots, rows = [0], [], [], []
@@ -92,6 +97,7 @@ class InputBuilder:
             np.array(slots, as_int32),
             self._table_SM,
             np.array(rows, as_int32),
+            greedy=not (special or constrained or self._whole),
         )
         return inputs, read
 

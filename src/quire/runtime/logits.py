@@ -138,6 +138,21 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
+def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether a draw is the largest of the model's logits, and nothing else of them is asked for."""
+    return (
+        is_greedy(params)
+        and params.logprobs is None
+        and params.allowed_token_ids is None
+        and not bad_words
+        and params.min_tokens == 0
+        and not params.logit_bias
+        and params.repetition_penalty == 1.0
+        and params.frequency_penalty == 0.0
+        and params.presence_penalty == 0.0
+    )
+
+
 def scaled(logits_V: Row, temperature: float) -> Row:
     """(logits - max) / temperature in float32: at most 0, -inf where forbidden."""
     with np.errstate(over="ignore"):

@@ -138,7 +138,7 @@ def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) ->
         weights = real.weights  # type: ignore[attr-defined]
         kept = [weights.embedding, *(layer.mlp.down for layer in weights.layers)]
         formats = {matrix.packed.format for matrix in kept}
-        assert formats == {("int4", 32, kind == "Q4_1", False, options.get("quantization") == "int4")}
+        assert formats == {("int4", 32, kind == "Q4_1", False, options.get("quantization") == "int4", False)}
 
 
 def test_everything_comes_from_the_file(made: Made) -> None:
