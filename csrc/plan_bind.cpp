@@ -220,6 +220,8 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
       .def_prop_ro("format", [](const PackedMatrix& p) { return from_format(p.view().format); })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
+      .def_prop_ro("screen_nbytes",
+                   [](const PackedMatrix& p) { return p.view().has_screen() ? p.view().screen().nbytes() : 0; })
       .def("bytes", &bytes)
       .def("dequantize", &dequantize, "pool"_a);
   m.def(

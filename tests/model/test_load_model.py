@@ -17,6 +17,7 @@ import torch
 
 from quire.errors import ModelError
 from quire.model.load import inspect_model, load_model
+from quire.ops.native import NativeBackend
 from quire.ops.reference import ReferenceBackend
 from tests.model.tiny_models import Session, make_model
 
@@ -163,6 +164,17 @@ def test_shards_must_match_their_index(sharded: Path) -> None:
     (sharded / files[1]).unlink()
     with pytest.raises(ModelError, match=files[1]):
         load(sharded)
+
+
+def test_a_greedy_step_reads_the_screen_of_a_tied_head(original: Path) -> None:
+    model = load_model(original, NativeBackend(1))
+    head = model.weights.head
+    assert head is not None
+    assert head is model.weights.embedding
+    assert 0 < head.greedy_nbytes < head.nbytes
+    assert model.weight_bytes - model.step_bytes == head.nbytes - head.greedy_nbytes
+    plain = load_model(original, NativeBackend(1, screened=False))
+    assert plain.weight_bytes == plain.step_bytes
 
 
 def test_generation_defaults_and_eos(directory: Path) -> None:

@@ -53,7 +53,8 @@ def figures(manifest: Manifest) -> dict[str, Any]:
     """The manifest without its tables of tensors and checksums."""
     layouts: Counter[str] = Counter()
     for tensor in manifest.tensors:
-        layouts[tensor.about.get("layout", "vectors")] += tensor.nbytes
+        layout = tensor.about.get("layout", "vectors")
+        layouts[f"{layout}, screened" if tensor.about.get("screened") else layout] += tensor.nbytes
     return {
         "architecture": manifest.spec.architecture,
         "fingerprint": manifest.fingerprint,

@@ -1,7 +1,8 @@
 """`quire plan`: what a model takes in memory, how much it can serve at once, and how fast this machine allows.
 
-Reads config and headers only. The speeds are bounds from limits measured now: reading all weights once a step, and
-two operations per parameter and token. Of a config.json alone it tells what does not depend on the machine.
+Reads config and headers only. The speeds are bounds from limits measured now: reading the weights once a step, of the
+head what finds the largest logit, and two operations per parameter and token. Of a config.json alone it tells what
+does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def describe(plan: Plan, limits: Limits, options: PlanOptions) -> dict[str, Any]
         "max_sequences": {n: memory.num_tokens // n for n in _lengths(length, memory.max_model_len)},
         "read_gb_s": limits.read_gbs,
         "peak_gflop_s": limits.peak_gflops,
-        "decode_tok_s_bound": read / (memory.weights + kv_bytes * context),
+        "decode_tok_s_bound": read / (plan.step_bytes + kv_bytes * context),
         "prefill_tok_s_bound": peak / flops_per_token,
         "first_token_s_bound": options.input_len * flops_per_token / peak,
     }

@@ -175,6 +175,7 @@ class Plan:
     kv_spec: KVSpec
     limits: Limits
     memory: MemoryPlan
+    step_bytes: int  # of weights that a greedy step of one sequence reads
     config: EngineConfig
 
     @property
@@ -208,7 +209,8 @@ def plan_engine(config: EngineConfig) -> Plan:
         max_num_seqs=max_num_seqs,
     )
     memory = plan_memory(config.cache, need, available)
-    return Plan(_name(config.model, model.directory), backend, model, loader, kv_spec, limits, memory, config)
+    name, read = _name(config.model, model.directory), sketch.step_bytes
+    return Plan(name, backend, model, loader, kv_spec, limits, memory, read, config)
 
 
 def start_core(config: EngineConfig) -> Started:

@@ -253,7 +253,7 @@ class ForeignModel:
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
-        self.weight_bytes = info.weight_bytes
+        self.weight_bytes = self.step_bytes = info.weight_bytes
         self._paged = PagedAttention()
         self._model: Any = None
 

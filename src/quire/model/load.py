@@ -72,10 +72,14 @@ class ModelInfo:
 
 
 class ServedModel(Protocol):
-    """A model that can be made ready to run, whoever computes it. `weight_bytes` is what its weights take."""
+    """A model that can be made ready to run, whoever computes it. `weight_bytes` is what its weights take, and
+    `step_bytes` what a greedy step of one sequence reads of them.
+    """
 
     @property
     def weight_bytes(self) -> int: ...
+    @property
+    def step_bytes(self) -> int: ...
     def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int: ...
     def kv_cache(self, backend: Backend, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
     def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable: ...
@@ -104,6 +108,16 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         """What the packed matrices take, a tied head counted once."""
         return sum(matrix.nbytes for matrix in _matrices(self.weights).values())
+
+    @property
+    def step_bytes(self) -> int:
+        """Of tables by token or position a row is read, which is nothing."""
+        weights = self.weights
+        matrices = _matrices(weights)
+        for table in (weights.embedding, weights.positions, weights.head):
+            matrices.pop(id(table), None)
+        head = 0 if weights.head is None else weights.head.greedy_nbytes
+        return head + sum(matrix.nbytes for matrix in matrices.values())
 
     def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int:
         return backend.workspace_bytes(self.graph, kv_spec, limits)

@@ -113,6 +113,10 @@ class NativeMatrix:
     def nbytes(self) -> int:
         return int(self.packed.nbytes)
 
+    @property
+    def greedy_nbytes(self) -> int:
+        return int(self.packed.screen_nbytes) or self.nbytes
+
     def dequantize(self) -> FloatArray:
         values: FloatArray = self.packed.dequantize(self._pool)
         return values
@@ -193,16 +197,16 @@ def _pack_groups(parts: Sequence[Array], gated: bool) -> Array:
     return memory[start : start + groups.nbytes]
 
 
-# csrc/kernels.h: layout, group, offsets, narrow, int8_rows, screened
+# csrc/kernels.h: layout, group, and these
 Format = tuple[str, int, bool, bool, bool, bool]
+FLAGS = ("offsets", "narrow", "int8_rows", "screened")
 
 
 def _shape(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
     """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
     try:
-        names = ("offsets", "narrow", "int8_rows", "screened")
-        offsets, narrow, int8_rows, screened = (bool(about.get(name, False)) for name in names)
-        format = str(about["layout"]), int(about.get("group", 0)), offsets, narrow, int8_rows, screened
+        offsets, narrow, int8_rows, screened = (bool(about[name]) for name in FLAGS)
+        format = str(about["layout"]), int(about["group"]), offsets, narrow, int8_rows, screened
         return int(about["rows"]), int(about["cols"]), format, bool(about["gated"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"not the description of a packed weight: {about}") from error
@@ -413,13 +417,9 @@ class NativeBackend:
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         packed = _packed(matrix)
         rows, columns = packed.shape
-        layout, group, offsets, narrow, int8_rows, screened = packed.format
-        about = {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated}
-        if layout.startswith("int"):
-            about |= {"group": group, "offsets": offsets, "narrow": narrow, "int8_rows": int8_rows}
-        else:
-            about |= {"screened": screened}
-        return about, packed.bytes()
+        layout, group, *flags = packed.format
+        about = {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated, "group": group}
+        return about | dict(zip(FLAGS, flags, strict=True)), packed.bytes()
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         try:

@@ -69,6 +69,10 @@ class Matrix(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def greedy_nbytes(self) -> int:
+        """Bytes that finding the largest output of a row reads, about: fewer than `nbytes` of some `Backend.head`."""
+
     def dequantize(self) -> FloatArray:
         """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
 

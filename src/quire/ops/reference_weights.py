@@ -39,6 +39,10 @@ class ReferenceMatrix:
     def nbytes(self) -> int:
         return self.values.nbytes
 
+    @property
+    def greedy_nbytes(self) -> int:
+        return self.nbytes
+
     def dequantize(self) -> FloatArray:
         return self.values.astype(np.float32)
 
