@@ -155,7 +155,7 @@ def measure_attention(
         if q_len == 1:
             limit = _native.measure_read_bandwidth(STREAMING_BYTES, backend.threads)
         else:
-            limit = _native.measure_peak(peak_kind(backend, "bfloat16"), backend.threads)
+            limit = _native.measure_peak(peak_kind(backend, "bfloat16"), backend.threads, backend.isa)
         turns.append((work / seconds / limit, seconds, limit))
     share, seconds, limit = sorted(turns)[len(turns) // 2]
     return seconds, limit, share

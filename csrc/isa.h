@@ -6,7 +6,7 @@
 
 namespace quire {
 
-// Best first. "avx512_bf16_emulated" (for tests) is never chosen by "auto" and comes last.
+// Quickest first. "avx512_bf16_emulated" (for tests) is never chosen by "auto" and comes last.
 std::vector<std::string> available_isas();
 
 // Resolves "auto"; throws std::invalid_argument where the CPU cannot run `name`.

@@ -24,9 +24,10 @@ NB_MODULE(_native, m) {
   m.def("measure_read_bandwidth", &measure_read_bandwidth, "bytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second at which `threads` threads read a buffer of `bytes`; takes less than 0.3 s.");
-  m.def("measure_peak", &measure_peak, "kind"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),
-        "Operations per second (a multiply-add is two) of kind 'fp32', 'bf16' or 'int8' on this CPU's best "
-        "instruction set; 0 where it has no instruction for the kind; takes less than 0.3 s.");
+  m.def("measure_peak", &measure_peak, "kind"_a, "threads"_a, "isa"_a = "auto",
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Operations per second (a multiply-add is two) of kind 'fp32', 'bf16' or 'int8' on an instruction set; 0 where "
+        "it has no instruction for the kind; takes less than 0.3 s.");
   bind_attention(m);
   bind_plan(m);
   nb::class_<Turn>(m, "Turn").def_ro("seconds", &Turn::seconds).def_ro("limit", &Turn::limit);

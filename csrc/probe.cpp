@@ -52,11 +52,11 @@ double measure_read_bandwidth(size_t bytes, int threads) {
   });
 }
 
-double measure_peak(const std::string& kind, int threads) {
+double measure_peak(const std::string& kind, int threads, const std::string& isa) {
   if (threads < 1) throw std::invalid_argument("measure_peak needs at least one thread");
   if (kind != "fp32" && kind != "bf16" && kind != "int8")
     throw std::invalid_argument("measure_peak knows fp32, bf16 and int8, not '" + kind + "'");
-  const Kernels& kernels = kernels_for(resolve_isa("auto"));
+  const Kernels& kernels = kernels_for(resolve_isa(isa));
   const auto probe = kind == "fp32" ? kernels.probe_fp32 : kind == "bf16" ? kernels.probe_bf16 : kernels.probe_int8;
   constexpr int64_t steps = 200000;
   const double operations = probe(1);

@@ -15,7 +15,7 @@ namespace quire {
 double measure_read_bandwidth(size_t bytes, int threads);
 
 // Operations per second of independent multiply-adds; kind "fp32", "bf16" or "int8". 0: no such instruction.
-double measure_peak(const std::string& kind, int threads);
+double measure_peak(const std::string& kind, int threads, const std::string& isa);
 
 // A product beside a limit, taken in turns of equal length so that a shared machine disturbs both alike.
 struct Turn {

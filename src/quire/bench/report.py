@@ -23,8 +23,8 @@ class Limits:
 
 
 def measure_limits(threads: int) -> Limits:
-    """Probe for well under a second. The peak is bf16's where the CPU multiplies bf16, else float32's."""
-    kind = "bf16" if "avx512_bf16" in _native.available_isas() else "fp32"
+    """Probe for well under a second. The peak is bf16's where the CPU is best at it, else float32's."""
+    kind = "bf16" if _native.resolve_isa("auto") == "avx512_bf16" else "fp32"
     read = _native.measure_read_bandwidth(512 << 20, threads) / 1e9
     return Limits(read, _native.measure_peak(kind, threads) / 1e9, kind, threads)
 
