@@ -21,6 +21,7 @@ extern const Kernels kernels = {
     best,
     screened_best,
     kScreenedRows,
+    screen_weight_row,
     norm,
     embed,
     rope,

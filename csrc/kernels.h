@@ -267,6 +267,11 @@ struct AttentionArgs {
   void* workspace;      // attention_workspace() bytes, 64-byte aligned
 };
 
+// A row of a weight in int8 (MatrixView): its scale, and bounds of lengths.
+struct ScreenWeightRow {
+  float scale, length, rounding;
+};
+
 struct AttentionLimits {
   int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
 };
@@ -281,6 +286,9 @@ struct Kernels {
   // the product: of y only that output is good. False where it cannot tell, or not more quickly.
   bool (*screened_best)(const LinearArgs&, int32_t* best, ThreadPool&);
   int screened_rows;
+  // Rounds a row of n values, a multiple of 16, to bytes that are 128 more. `rounding` is not a number where a value is
+  // too large, or none.
+  ScreenWeightRow (*screen_row)(const float* x, int n, char* bytes);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);

@@ -118,6 +118,22 @@ QUIRE_INLINE void fetch_output(const MicroArgs& m, int row) {
   for (int line = 0; line < m.out_lines; ++line) __builtin_prefetch(at + line * 16, 1, 3);
 }
 
+// A step of K, and on to the next one. Fetched meanwhile: `ahead` bytes on, or what `next` points to.
+template <class Dot, Prefetch Ahead, int R, int P>
+QUIRE_INLINE void multiply_step(const typename Dot::A*& a, const char*& b, size_t panel_bytes, ptrdiff_t ahead,
+                                const char*& next, typename Dot::Sum (&acc)[R][P]) {
+  const char* panels[P];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    panels[p] = b + size_t(p) * panel_bytes;
+    if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + ahead, 0, 3);
+  }
+  if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
+  Dot::template step<R, P>(a, panels, acc);
+  a += R * Dot::kStepA;
+  b += Dot::kStepBytes;
+}
+
 // Reads a header: floats [16], or of pairs of bfloat16 [16][2] those of the group that has this place.
 struct HeaderField {
   int shifts[2];  // by place; looked up, for with a branch g++ keeps the group's sums in memory
@@ -171,18 +187,7 @@ void micro_groups(const MicroArgs& m) {
     int s = 0;
     do {  // at least once: else sums would have to be in registers where no step follows
 #pragma GCC unroll 1
-      for (int run = 0; run < Dot::kRun; ++run) {
-        const char* panels[P];
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) {
-          panels[p] = b + size_t(p) * panel_bytes;
-          if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
-        }
-        if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
-        Dot::template step<R, P>(a, panels, acc);
-        a += R * Dot::kStepA;
-        b += Dot::kStepBytes;
-      }
+      for (int run = 0; run < Dot::kRun; ++run) multiply_step<Dot, Ahead>(a, b, panel_bytes, offset, next, acc);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -239,18 +244,7 @@ void micro_plain(const MicroArgs& m) {
   for (int part = 0, step = 0; step < m.steps; ++part) {
     const int end = Ahead == Prefetch::weights && part > 0 ? m.steps : min_of(step + size, m.steps);
     if (Ahead == Prefetch::activations) fetch_output(m, part);
-    for (; step < end; ++step) {
-      const char* panels[P];
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        panels[p] = b + size_t(p) * panel_bytes;
-        if constexpr (Ahead == Prefetch::weights) __builtin_prefetch(panels[p] + offset, 0, 3);
-      }
-      if constexpr (Ahead == Prefetch::activations) fetch_meanwhile(next);
-      Dot::template step<R, P>(a, panels, acc);
-      a += R * Dot::kStepA;
-      b += Dot::kStepBytes;
-    }
+    for (; step < end; ++step) multiply_step<Dot, Ahead>(a, b, panel_bytes, offset, next, acc);
     offset += m.next_block;
   }
 

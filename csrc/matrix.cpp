@@ -19,9 +19,7 @@ constexpr int kBlock = 128;  // columns converted at a time: 16 rows of them sta
 
 constexpr int kSampled = 16;  // steps of a panel in 12 bits whose values choose its table
 
-// A screen takes no larger weights: bounds and sums stay finite.
-constexpr float kLargest = 1e10f;
-constexpr float kNoBound = 1e20f;  // the rounding of rows that are padding: nothing is known of them
+constexpr float kNoBound = 1e20f;  // the rounding of a screen's rows that are padding: they tell nothing
 
 constexpr float kLeast = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may not be a number
 
@@ -184,8 +182,8 @@ float round_to_i8(const std::vector<float>& values, std::vector<char>& bytes) {
   return most / 127.0f;
 }
 
-void put_lane_i8(const std::vector<char>& bytes, int lane, char* out) {
-  for (size_t k = 0; k < bytes.size(); k += 4) std::memcpy(out + k * kPanel + size_t(lane) * 4, bytes.data() + k, 4);
+void put_lane_i8(const std::vector<char>& bytes, int columns, int lane, char* out) {
+  for (int k = 0; k < columns; k += 4) std::memcpy(out + k * kPanel + lane * 4, bytes.data() + k, 4);
 }
 
 void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
@@ -196,48 +194,31 @@ void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out)
   for (int lane = 0; lane < kPanel; ++lane) {
     read_row(rows[lane], view.cols, padded, values.data());
     scales[lane] = round_to_i8(values, bytes);
-    put_lane_i8(bytes, lane, out);
+    put_lane_i8(bytes, padded, lane, out);
   }
   std::memcpy(out + view.offset(padded), scales, sizeof(scales));
 }
 
-// A bound of the length of a vector whose elements are `element(k)`.
-template <class F>
-float length_bound(int n, F&& element) {
-  constexpr int lanes = 8;  // sums side by side, for the compiler to make vectors of
-  double total = 0;
-  for (int k = 0; k < n; k += kBlock) {
-    float sums[lanes] = {};
-    for (int i = k; i + lanes <= std::min(n, k + kBlock); i += lanes)
-      for (int lane = 0; lane < lanes; ++lane) sums[lane] += element(i + lane) * element(i + lane);
-    for (const float sum : sums) total += double(sum);
-  }
-  for (int k = n / lanes * lanes; k < n; ++k) total += double(element(k) * element(k));
-  return float(std::sqrt(total)) * 1.001f;
-}
-
 // A panel of the screen of a weight of type `of`. False where a value is too large for it, or no number.
-bool pack_screen_panel(const Row (&rows)[kPanel], const MatrixView& view, ElementType of, char* out) {
-  const int padded = view.padded_cols();
-  std::vector<float> values(static_cast<size_t>(padded));
-  std::vector<char> bytes(static_cast<size_t>(padded));
-  float fields[3][kPanel];  // scale, length, rounding
-  bool sound = true;
+bool pack_screen_panel(const Row (&rows)[kPanel], const MatrixView& view, ElementType of, const Kernels& kernels,
+                       char* out) {
+  const int columns = (view.cols + kPanel - 1) / kPanel * kPanel;
+  std::vector<float> values(static_cast<size_t>(columns));
+  std::vector<char> bytes(static_cast<size_t>(columns));
+  float fields[3][kPanel];
   for (int lane = 0; lane < kPanel; ++lane) {
-    read_row(rows[lane], view.cols, padded, values.data());
+    read_row(rows[lane], view.cols, columns, values.data());
     if (of == ElementType::bfloat16 && rows[lane].type != of)
       for (float& v : values) v = from_bits(uint32_t{float_to_bf16(v)} << 16);
-    const float scale = round_to_i8(values, bytes);
-    put_lane_i8(bytes, lane, out);
-    sound = sound && scale * 127.0f < kLargest;
-    auto rounding = [&](int k) { return values[size_t(k)] - scale * float(int(uint8_t(bytes[size_t(k)])) - 128); };
-    const float apart = length_bound(padded, rounding);
-    fields[0][lane] = scale;
-    fields[1][lane] = length_bound(padded, [&](int k) { return values[size_t(k)]; }) + apart;
-    fields[2][lane] = rows[lane].data ? apart : kNoBound;
+    const ScreenWeightRow row = kernels.screen_row(values.data(), columns, bytes.data());
+    if (!(row.rounding < kNoBound)) return false;
+    put_lane_i8(bytes, view.padded_cols(), lane, out);
+    fields[0][lane] = row.scale;
+    fields[1][lane] = row.length;
+    fields[2][lane] = rows[lane].data ? row.rounding : kNoBound;
   }
-  std::memcpy(out + view.offset(padded), fields, sizeof(fields));
-  return sound;
+  std::memcpy(out + view.offset(view.padded_cols()), fields, sizeof(fields));
+  return true;
 }
 
 // A scale for each group of columns of a row. Without offsets the largest magnitude becomes -8, so that all sixteen
@@ -325,7 +306,7 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, Format format, bool gated, 
 }
 
 PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Format format, bool gated,
-                           ThreadPool& pool)
+                           const Kernels& kernels, ThreadPool& pool)
     : PackedMatrix(total_rows(parts), cols, format, gated) {
   if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
     throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
@@ -349,7 +330,8 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Fo
       if (screens && view_.has_screen()) {
         const MatrixView screen = view_.screen();
         char* behind = static_cast<char*>(memory_.data()) + (screen.data - view_.data);
-        if (!pack_screen_panel(lanes, screen, held, behind + screen.panel_bytes() * size_t(panel))) screens = false;
+        behind += screen.panel_bytes() * size_t(panel);
+        if (!pack_screen_panel(lanes, screen, held, kernels, behind)) screens = false;
       }
       switch (view_.format.layout) {
         case Layout::f32:

@@ -28,7 +28,8 @@ class PackedMatrix {
 
   // Stacks the parts on O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
   // (they may be memory-mapped files). Throws std::invalid_argument on shapes that do not fit.
-  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Format format, bool gated, ThreadPool& pool);
+  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Format format, bool gated, const Kernels& kernels,
+               ThreadPool& pool);
 
   // Values that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
   // std::invalid_argument where its size or alignment is not this shape's.

@@ -95,7 +95,7 @@ SourceRows source_rows(const Source& source) {
 }
 
 std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const FormatTuple& format, bool gated,
-                                   ThreadPool& pool) {
+                                   const std::string& isa, ThreadPool& pool) {
   std::vector<SourceRows> parts;
   for (const Source& source : sources) {
     parts.push_back(source_rows(source));
@@ -105,8 +105,9 @@ std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const For
   if (parts.empty()) throw std::invalid_argument("a weight needs at least one part");
   const size_t cols = sources.front().first.shape(1);
   const Format packed = to_format(format);
+  const Kernels& kernels = kernels_for(resolve_isa(isa));
   nb::gil_scoped_release release;
-  return std::make_shared<PackedMatrix>(parts, cols, packed, gated, pool);
+  return std::make_shared<PackedMatrix>(parts, cols, packed, gated, kernels, pool);
 }
 
 Activation activation(const std::string& name) {
@@ -238,7 +239,7 @@ void bind_plan(nb::module_& m) {
       },
       "rows"_a, "cols"_a, "format"_a, "gated"_a, "data"_a.noconvert(), nb::keep_alive<0, 5>(),
       "A weight in place in bytes that `PackedMatrix.bytes` gave.");
-  m.def("pack", &pack, "parts"_a, "format"_a, "gated"_a, "pool"_a,
+  m.def("pack", &pack, "parts"_a, "format"_a, "gated"_a, "isa"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
 
   nb::class_<RoutingParams>(m, "Routing", "How tokens choose experts.")

@@ -21,7 +21,7 @@ constexpr int kScreenedRows = 1;
 constexpr int kCandidateShare = 16;
 // Parts of a row's candidates, for threads to share where there are fewer rows than threads.
 constexpr int kCandidateParts = 8;
-constexpr float kScreenMagnitude = 1e10f;  // of activations: under it bounds and products stay finite
+constexpr float kScreenMagnitude = 1e10f;  // of activations and weights: under it bounds and products stay finite
 // Columns under which sums of int8 products fit in 32 bits, and a row in a thread's scratch memory.
 constexpr int kScreenColumns = 65536;
 
@@ -74,10 +74,14 @@ inline V multiplied(V v) {
   return v;
 }
 
-// Bounds for a row of n activations; not a number where one of them is too large or no number.
+// Bounds of the length of n values, and of what rounding them to int8 changes; not a number where one of them is too
+// large, or no number.
+struct LengthBounds {
+  float length, rounding;
+};
+
 template <class Dot>
-inline ScreenRow screen_row(const float* x, int n) {
-  const Int8Scale scale = int8_scale(x, n);
+inline LengthBounds length_bounds(const float* x, int n, Int8Scale scale) {
   V length = set1(0), rounding = set1(0);
   for (int k = 0; k < n; k += kLanes) {
     const V v = load_first(x + k, min_of(kLanes, n - k)), w = multiplied<Dot>(v);
@@ -85,12 +89,29 @@ inline ScreenRow screen_row(const float* x, int n) {
     length = fma(w, w, length), rounding = fma(apart, apart, rounding);
   }
   constexpr float up = 1.001f;  // what these sums and roots may have lost, for up to kScreenColumns
-  const float whole = up * __builtin_sqrtf(reduce_add(length)), part = up * __builtin_sqrtf(reduce_add(rounding));
+  const float part = up * __builtin_sqrtf(reduce_add(rounding));
+  return {up * __builtin_sqrtf(reduce_add(length)),
+          scale.scale * 127.0f < kScreenMagnitude ? part : __builtin_nanf("")};
+}
+
+inline ScreenWeightRow screen_weight_row(const float* x, int n, char* bytes) {
+  const Int8Scale scale = int8_scale(x, n);
+  const LengthBounds bounds = length_bounds<DotF32>(x, n, scale);
+  if (bounds.rounding < __builtin_inff())
+    for (int k = 0; k < n; k += kLanes)
+      store_int8(reinterpret_cast<int8_t*>(bytes + k), to_int(load(x + k) * set1(scale.inverse)) + iset1(128));
+  return {scale.scale, bounds.length + bounds.rounding, bounds.rounding};
+}
+
+// Bounds for a row of n activations, as products with a weight and with its screen see it.
+template <class Dot>
+inline ScreenRow screen_row(const float* x, int n) {
+  const LengthBounds bounds = length_bounds<Dot>(x, n, int8_scale(x, n));
   // A product of floats rounds twice a column at most, each time by 2^-24 of |x| |w| or less; the outputs of the
   // screen and the bounds themselves are rounded a few times more.
   const float floats = float(n) * 0x1p-22f + 0x1p-19f;
-  const bool sound = scale.scale * 127.0f < kScreenMagnitude;
-  return {whole, sound ? part + floats * (whole + part) : __builtin_nanf(""), -__builtin_inff(), 0};
+  const float rounding = bounds.rounding + floats * (bounds.length + bounds.rounding);
+  return {bounds.length, rounding, -__builtin_inff(), 0};
 }
 
 // The largest output of row `row` in panels noted from `first` to `last`. `packed`: memory for a row.

@@ -155,10 +155,11 @@ def test_weights_without_a_screen() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_screen_is_the_weight_in_int8_with_bounds(layout: str) -> None:
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_screen_is_the_weight_in_int8_with_bounds(isa: str, layout: str) -> None:
     """Read back from the packed bytes (csrc/kernels.h, MatrixView)."""
     dtype, compact = LAYOUTS[layout]
-    backend, w = native(compact=compact), normal(np.random.default_rng(9), 37, 90)
+    backend, w = native(isa, compact=compact), normal(np.random.default_rng(9), 37, 90)
     w[5] = 0
     data = backend.export(backend.head([w], dtype))[1]
     values = np.zeros((48, 92))

@@ -447,7 +447,7 @@ class NativeBackend:
             return NativeMatrix(packed, self.pool)
         sources = [_source(part) for part in parts]
         with _engine_errors:
-            packed = _native.pack(sources, format, gated, self.pool)
+            packed = _native.pack(sources, format, gated, self.isa, self.pool)
         return NativeMatrix(packed, self.pool)
 
     def _format(self, dtype: WeightType, head: bool = False) -> Format:
