@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, _native
 from quire.build import build_engine
 from quire.cli import main
 from quire.config import EngineConfig
@@ -181,3 +181,20 @@ def test_quality_wants_a_text(
     with pytest.raises(SystemExit):
         main(["bench", "quality", MODEL, *([] if content is None else ["--text", str(path)])])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"quantization": "int8"}, "int8"),
+        ({"quantization": "int4"}, "int8"),
+        ({"quantization": "int8wo"}, "fp32"),
+        ({"isa": "scalar", "dtype": "bfloat16"}, "fp32"),
+        ({"isa": "avx512_bf16", "dtype": "bfloat16"}, "bf16"),
+        ({"isa": "avx512_bf16", "dtype": "float32"}, "fp32"),
+    ],
+)
+def test_speeds_stand_beside_the_peak_of_what_is_computed(options: dict[str, str], expected: str) -> None:
+    if options.get("isa", "scalar") not in _native.available_isas():
+        pytest.skip(f"this CPU has no {options['isa']}")
+    assert plan_engine(EngineConfig.from_options(model=MODEL, **options)).arithmetic == expected

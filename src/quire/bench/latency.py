@@ -32,7 +32,7 @@ class LatencyOptions:
 def run(config: EngineConfig, options: LatencyOptions) -> None:
     llm = LLM.from_config(config)
     rng = random.Random(1)
-    limits = measure_limits(llm.threads)
+    limits = measure_limits(llm.threads, llm.report.arithmetic)
 
     def once() -> tuple[float, float]:
         """Seconds until all sequences have their first token, and from then to the end."""
@@ -71,7 +71,7 @@ def _report(llm: LLM, options: LatencyOptions, runs: list[tuple[float, float]], 
     report.row("prefill_gflop_s", "prefill arithmetic", flops, "GFLOP/s", limits.peak_gflops)
     report.row("step_ms", "decode step", step * 1e3, "ms")
     report.row("decode_tok_s", "decode", size / step, "tok/s")
-    report.row("decode_gb_s", "weights read", llm.report.memory.weights / step / 1e9, "GB/s", limits.read_gbs)
+    report.row("decode_gb_s", "weights read", llm.report.step_bytes / step / 1e9, "GB/s", limits.read_gbs)
     return report
 
 

@@ -22,11 +22,11 @@ class Limits:
     threads: int
 
 
-def measure_limits(threads: int) -> Limits:
-    """Probe for well under a second. The peak is bf16's where the CPU is best at it, else float32's."""
-    kind = "bf16" if _native.resolve_isa("auto") == "avx512_bf16" else "fp32"
+def measure_limits(threads: int, kind: str) -> Limits:
+    """Probe for well under a second; the peak is of products of `kind`: fp32, bf16 or int8."""
     read = _native.measure_read_bandwidth(512 << 20, threads) / 1e9
-    return Limits(read, _native.measure_peak(kind, threads) / 1e9, kind, threads)
+    isa = "avx512_bf16" if kind == "bf16" else "auto"  # which need not be one that has them
+    return Limits(read, _native.measure_peak(kind, threads, isa) / 1e9, kind, threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ Job = tuple[list[int], int]
 
 def run(config: EngineConfig, options: ThroughputOptions) -> None:
     llm = LLM.from_config(config)
-    limits = measure_limits(llm.threads)
+    limits = measure_limits(llm.threads, llm.report.arithmetic)
     rng = random.Random(config.seed)
     llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # touch the weights once
     seconds, jobs = [], []

@@ -45,7 +45,7 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
         tables = _config_tables(figures, options.config)
     else:
         plan = plan_engine(config)
-        figures = describe(plan, measure_limits(plan.backend.threads), options)
+        figures = describe(plan, measure_limits(plan.backend.threads, plan.arithmetic), options)
         tables = _tables(figures, plan)
     if options.json:
         print(json.dumps(figures, indent=1))

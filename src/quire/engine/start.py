@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.engine.core import EngineCore
@@ -53,6 +53,9 @@ MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 M
 DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
+Arithmetic = Literal["fp32", "bf16", "int8"]
+
+
 @dataclass(slots=True)
 class StartReport:
     """What the engine is made of, and where the time of its start went (seconds, in order)."""
@@ -64,6 +67,8 @@ class StartReport:
     kv_dtype: str = ""
     parameters: int = 0
     layer_parameters: int = 0
+    step_bytes: int = 0
+    arithmetic: Arithmetic = "fp32"
     memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(0, 0, 0, 0, 0, 1, 0))
     phases: dict[str, float] = field(default_factory=dict)
 
@@ -183,6 +188,15 @@ class Plan:
         """Parameters that every token multiplies with: all but the embedding and the head."""
         return self.model.num_parameters - self.model.spec.num_table_parameters
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What most products are made of."""
+        scheme = self.model.quantized
+        if scheme is not None:
+            return "int8" if scheme.linear.int8_rows else "fp32"
+        isa = self.backend.isa if isinstance(self.backend, NativeBackend) else ""
+        return "bf16" if self.model.dtype == "bfloat16" and isa == "avx512_bf16" else "fp32"
+
 
 def plan_engine(config: EngineConfig) -> Plan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
@@ -263,6 +277,7 @@ def _begin(config: EngineConfig) -> tuple[Started, load.ServedModel]:
             whole_prompts=_is_encoder(plan.model),
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
+    report.step_bytes, report.arithmetic = plan.step_bytes, plan.arithmetic
     if not isinstance(spec, ArchSpec):
         report.backend = f"transformers' own code, {backend.threads} threads"
         logger.warning(
