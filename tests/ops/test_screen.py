@@ -23,7 +23,14 @@ FEW = 3  # rows that every instruction set but the scalar one screens
 class Head:
     """A plan of a head alone: rows of x come in as an embedding and go to the head."""
 
-    def __init__(self, backend: NativeBackend, x: Any, w: Any, dtype: WeightType = "float32") -> None:
+    def __init__(
+        self,
+        backend: NativeBackend,
+        x: Any,
+        w: Any,
+        dtype: WeightType = "float32",
+        at_once: int | None = None,
+    ) -> None:
         self.matrix = backend.head([w], dtype)
         table = backend.matrix([x], "float32")
         graph = Graph(
@@ -32,7 +39,7 @@ class Head:
             len(w),
             x.shape[1],
         )
-        limits = Limits(len(x), 1, len(x))
+        limits = Limits(len(x), 1, at_once or len(x))
         executable = backend.compile(graph, backend.kv_cache(KV, len(x), 1), limits)
         assert isinstance(executable, NativeExecutable)
         self.executable, self.step = executable, rows_step(len(x))
@@ -94,6 +101,21 @@ def test_outputs_that_rounding_to_int8_cannot_tell_apart(isa: str) -> None:
         for start in range(0, 400, 40):
             head = Head(native(isa), w[start : start + 1] + 0.01 * normal(rng, 1, 96), w, dtype)
             assert head.check() == 1
+
+
+def test_rows_that_are_computed_piece_by_piece() -> None:
+    rng = np.random.default_rng(6)
+    w = normal(rng, 2000, 64)
+    x = peaked(rng, 7, w)
+    wanted = Head(native(), x, w).run(False)[1]
+    head = Head(native(), x, w, at_once=3)
+    found = head.run(True)[1].tolist()
+    for start, stop in ((3, 6), (6, 7)):
+        head.executable.logits(start, stop)
+        best = head.executable.best()
+        assert best is not None
+        found += best.tolist()
+    assert found == wanted.tolist()
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-20, 1e-3, 1e4, 9e7])
