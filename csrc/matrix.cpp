@@ -173,19 +173,11 @@ void read_row(const Row& row, int cols, int padded, float* out) {
     for (int k = 0; k < cols; k += kBlock) read_f32(row.data, size_t(k), std::min(kBlock, cols - k), row.type, out + k);
 }
 
-// Rounds a row; returns its scale, by which the largest magnitude becomes 127. Bytes have no sign: they are held plus 128.
-float round_to_i8(const std::vector<float>& values, std::vector<char>& bytes) {
-  int top = 0;  // bits of magnitudes have the order of the numbers
-  for (const float v : values) top = std::max(top, int(to_bits(v) & 0x7fffffffu));
-  const float most = from_bits(uint32_t(top)), inverse = most >= kLeast ? 127.0f / most : 0.0f;
-  for (size_t k = 0; k < bytes.size(); ++k) bytes[k] = char(nearest(values[k] * inverse) + 128);
-  return most / 127.0f;
-}
-
 void put_lane_i8(const std::vector<char>& bytes, int columns, int lane, char* out) {
   for (int k = 0; k < columns; k += 4) std::memcpy(out + k * kPanel + lane * 4, bytes.data() + k, 4);
 }
 
+// A scale a row: the largest magnitude becomes 127. Bytes have no sign: they are held plus 128.
 void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out) {
   const int padded = view.padded_cols();
   std::vector<float> values(static_cast<size_t>(padded));
@@ -193,8 +185,12 @@ void pack_panel_i8(const Row (&rows)[kPanel], const MatrixView& view, char* out)
   float scales[kPanel];
   for (int lane = 0; lane < kPanel; ++lane) {
     read_row(rows[lane], view.cols, padded, values.data());
-    scales[lane] = round_to_i8(values, bytes);
+    int top = 0;  // bits of magnitudes have the order of the numbers
+    for (const float v : values) top = std::max(top, int(to_bits(v) & 0x7fffffffu));
+    const float most = from_bits(uint32_t(top)), inverse = most >= kLeast ? 127.0f / most : 0.0f;
+    for (size_t k = 0; k < bytes.size(); ++k) bytes[k] = char(nearest(values[k] * inverse) + 128);
     put_lane_i8(bytes, padded, lane, out);
+    scales[lane] = most / 127.0f;
   }
   std::memcpy(out + view.offset(padded), scales, sizeof(scales));
 }
