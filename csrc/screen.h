@@ -8,17 +8,18 @@
 
 namespace quire::QUIRE_ISA {
 
-// Rows up to which products of int8 are quicker than those of floats: few, that wait for memory, or any.
+constexpr int kWaitingRows = 3;  // so few wait for memory
+// Rows up to which products of int8 are quicker than those of floats.
 #if defined(QUIRE_VNNI)
 constexpr int kScreenedRows = 256;
 #elif defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
-constexpr int kScreenedRows = 3;
+constexpr int kScreenedRows = kWaitingRows;
 #else
 constexpr int kScreenedRows = 1;
 #endif
 
 // Of a row's panels one in so many is multiplied at most, on average: more take longer than all of them at once.
-constexpr int kCandidateShare = 16;
+constexpr int candidate_share(int rows) { return rows <= kWaitingRows ? 8 : 16; }
 // Parts of a row's candidates, for threads to share where there are fewer rows than threads.
 constexpr int kCandidateParts = 8;
 constexpr float kScreenMagnitude = 1e10f;  // of activations and weights: under it bounds and products stay finite
@@ -169,7 +170,7 @@ inline bool find_candidates(const LinearArgs& a, const ScreenMemory& memory, con
       if (noted[i].most >= row.least) noted[kept++] = noted[i];
     total += row.candidates = kept;
   }
-  return total * kCandidateShare <= int64_t(a.rows) * a.weight.panels();
+  return total * candidate_share(a.rows) <= int64_t(a.rows) * a.weight.panels();
 }
 
 template <class Dot>
