@@ -132,7 +132,7 @@ class DeviceConfig:
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024
     )
-    isa: Isa = option("auto", "Instruction set of the kernels; auto takes the best the CPU has.")
+    isa: Isa = option("auto", "Instruction set of the kernels; auto takes the quickest that the CPU has.")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -141,7 +141,7 @@ def test_where_too_many_may_be_the_largest_all_are_computed() -> None:
     w = np.repeat(normal(rng, 1, 64), 1000, axis=0)
     head = Head(native(), peaked(rng, 2, w), w)
     assert head.check() == 0
-    # The screen rests: a step that it could do is computed whole, until the rest is over.
+    # The same shape where few may be: it is the values that decide.
     easy = normal(rng, 1000, 64)
     head = Head(native(), peaked(rng, 2, easy), easy)
     assert head.check() == 2
