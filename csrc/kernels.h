@@ -120,7 +120,7 @@ struct Norm {
 constexpr int kMaximaColumns = 256;
 QUIRE_INLINE size_t maxima_of(int width) { return size_t(width + kMaximaColumns - 1) / kMaximaColumns; }
 
-struct Screening;  // screen.h
+struct Screening;  // screen_candidates.h
 
 struct LinearArgs {
   const float* x;
@@ -288,7 +288,7 @@ struct Kernels {
   int screened_rows;
   // Rounds a row of n values, a multiple of 16, to bytes that are 128 more. `rounding` is not a number where a value is
   // too large, or none.
-  ScreenWeightRow (*screen_row)(const float* x, int n, char* bytes);
+  ScreenWeightRow (*screen_weight_row)(const float* x, int n, char* bytes);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);

@@ -206,7 +206,7 @@ bool pack_screen_panel(const Row (&rows)[kPanel], const MatrixView& view, Elemen
     read_row(rows[lane], view.cols, columns, values.data());
     if (of == ElementType::bfloat16 && rows[lane].type != of)
       for (float& v : values) v = from_bits(uint32_t{float_to_bf16(v)} << 16);
-    const ScreenWeightRow row = kernels.screen_row(values.data(), columns, bytes.data());
+    const ScreenWeightRow row = kernels.screen_weight_row(values.data(), columns, bytes.data());
     if (!(row.rounding < kNoBound)) return false;
     put_lane_i8(bytes, view.padded_cols(), lane, out);
     fields[0][lane] = row.scale;

@@ -149,10 +149,8 @@ inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, 
 template <class Dot>
 inline bool find_candidates(const LinearArgs& a, const ScreenMemory& memory, const Screening& screening,
                             ThreadPool& pool) {
-  const bool alone = int64_t(a.rows) * a.weight.cols < kSerialPack;
-  pool.parallel_for(alone ? 1 : a.rows, [&](int task, int) {
-    for (int r = task; r < (alone ? a.rows : task + 1); ++r)
-      memory.rows[r] = screen_row<Dot>(a.x + size_t(r) * a.x_stride, a.weight.cols);
+  for_tiles(a, Tiles(a.rows, 1), pool, [&](int r, int) {
+    memory.rows[r] = screen_row<Dot>(a.x + size_t(r) * a.x_stride, a.weight.cols);
   });
   for (int r = 0; r < a.rows; ++r)
     if (!(memory.rows[r].rounding < __builtin_inff())) return false;
