@@ -10,10 +10,8 @@ namespace quire::QUIRE_ISA {
 
 constexpr int kWaitingRows = 3;  // so few wait for memory
 // Rows up to which products of int8 are quicker than those of floats.
-#if defined(QUIRE_VNNI)
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 constexpr int kScreenedRows = 256;
-#elif defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
-constexpr int kScreenedRows = kWaitingRows;
 #else
 constexpr int kScreenedRows = 1;
 #endif

@@ -17,7 +17,6 @@ LAYOUTS: dict[str, tuple[WeightType, bool | None]] = {
     "bfloat16": ("bfloat16", False),
     "bfloat16 in 12 bits": ("bfloat16", True),
 }
-FEW = 3  # rows that every instruction set but the scalar one screens
 
 
 class Head:
@@ -67,7 +66,7 @@ def peaked(rng: np.random.Generator, rows: int, w: np.ndarray[Any, Any]) -> np.n
     return w[rng.integers(0, len(w), rows)] + 0.5 * normal(rng, rows, w.shape[1])
 
 
-@pytest.mark.parametrize("rows", [1, 2, FEW, 5, 14, 15, 33, 70])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 14, 15, 33, 70])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_best_is_that_of_all_logits(isa: str, layout: str, rows: int) -> None:
@@ -77,7 +76,7 @@ def test_the_best_is_that_of_all_logits(isa: str, layout: str, rows: int) -> Non
         w = normal(rng, vocab, width)
         head = Head(native(isa, compact=compact), peaked(rng, rows, w), w, dtype)
         screened = head.check()
-        if vocab > 1000 and (rows == 1 or "vnni" in isa or isa == "avx512_bf16"):
+        if vocab > 1000 and (rows == 1 or isa.startswith("avx")):
             assert screened == rows
 
 
