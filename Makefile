@@ -13,7 +13,7 @@ run: install
 install: $(VENV)/installed
 install-test: $(VENV)/installed-test
 
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*/*)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

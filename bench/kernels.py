@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from quire import _native
-from quire.ops.native import NativeBackend
-from quire.ops.protocol import Quantized, WeightType
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import Quantized, WeightType
 
 STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
 ROUNDS = 9

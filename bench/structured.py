@@ -29,8 +29,8 @@ from quire import LLM, SamplingParams
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import RequestError
 from quire.grammar.compiler import GrammarCompiler
+from quire.params import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import StructuredOutputsParams
 
 
 def read_schemas(folder: Path, count: int, seed: int) -> list[tuple[str, Any]]:

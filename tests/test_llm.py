@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, QuireError, RequestError, SamplingParams
 from quire.errors import ConfigError, ModelError
-from quire.types import OutputKind
+from quire.params import OutputKind
 from tests.tiny import EOS, VOCAB_SIZE, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

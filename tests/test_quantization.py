@@ -15,7 +15,7 @@ from quire.config import EngineConfig
 from quire.engine.start import ASSETS, SHIPPED_MODEL, plan_engine
 from quire.errors import ConfigError, ModelError
 from quire.model.engine_dir import Limits, read_manifest
-from quire.quant.schemes import scheme, weights_name
+from quire.weights.schemes import scheme, weights_name
 
 MODEL = str(ASSETS / SHIPPED_MODEL)
 KINDS: list[dict[str, Any]] = [

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
-from quire.types import Delta, FinishReason, OutputKind, Request, SamplingParams, TokenLogprobs, Usage
+from quire.params import OutputKind, SamplingParams
+from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 
 BAD: list[tuple[str, Any]] = [
     ("n", 0),

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from quire.errors import QuireError, RequestError
-from quire.types import SamplingParams, StructuredOutputsParams
+from quire.params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "StructuredOutputsParams", "__version__"]

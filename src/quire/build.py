@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 
 from quire.config import EngineConfig
+from quire.devices.protocol import Backend
 from quire.engine.start import make_backend, model_directory, quantized_weights
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, Limits, Manifest, Writer
-from quire.model.gguf import is_gguf
 from quire.model.load import LoadedModel, load_model
-from quire.model.source import open_tokenizer
-from quire.ops.protocol import Backend
+from quire.weights.gguf import is_gguf
+from quire.weights.source import open_tokenizer
 
 # What a tokenizer, a chat template and a reader of the directory need; the index of the weights is not among them.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.config import EngineConfig
-from quire.engine.outputs import OutputStream, RequestOutput
-from quire.engine.scoring import plan_scores
-from quire.engine.start import start_both
-from quire.engine.vectors import (
+from quire.client.outputs import OutputStream, RequestOutput
+from quire.client.scoring import plan_scores
+from quire.client.start import start_both
+from quire.client.vectors import (
     ClassificationOutput,
     EmbeddingOutput,
     PoolingOutput,
@@ -21,10 +20,12 @@ from quire.engine.vectors import (
     probabilities,
     shortened,
 )
+from quire.config import EngineConfig
 from quire.errors import QuireError, RequestError
 from quire.lazy import Lazy
+from quire.params import OutputKind, SamplingParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import Delta, EngineStats, OutputKind, Pooling, SamplingParams
+from quire.types import Delta, EngineStats, Pooling
 
 if TYPE_CHECKING:
     from rich import progress

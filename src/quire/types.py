@@ -3,220 +3,16 @@
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from quire.errors import RequestError
+from quire.params import SamplingParams
 
-MAX_STOP_STRINGS = 16
-MAX_N = 1024
-MAX_CONSTRAINT_BYTES = 1 << 20
 SEED_MASK = (1 << 64) - 1
 
-
 Pooling = Literal["mean", "last", "cls"]
-
-
-class OutputKind(str, enum.Enum):
-    """What is told of a sample: everything so far, the new part, or only the end result.
-
-    The engine always tells new parts, of FINAL_ONLY with the first token and with the end.
-    """
-
-    CUMULATIVE = "cumulative"
-    DELTA = "delta"
-    FINAL_ONLY = "final_only"
-
-
-def _refuse(param: str, value: object, must: str) -> RequestError:
-    return RequestError(f"{param} must be {must}, got {value!r}", param)
-
-
-def _check_number(params: SamplingParams, name: str, low: float, high: float, must: str) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise _refuse(name, value, must)
-    if not low <= value <= high:
-        raise _refuse(name, value, must)
-
-
-def _check_int(params: SamplingParams, name: str, low: int, must: str, high: int | None = None) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high and value > high):
-        raise _refuse(name, value, must)
-
-
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or not all(type(t) is int and t >= 0 for t in value):
-        raise _refuse(name, value, "a list of token ids (integers >= 0)")
-    return tuple(value)
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = (value,)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(s, str) and s for s in value):
-        raise _refuse(name, value, "a non-empty string or a list of them")
-    return tuple(value)
-
-
-CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-
-
-class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an output must look like: exactly one of the first six. Names are vLLM's.
-
-    `json` is a JSON Schema (text, object or boolean), `regex` must match the whole output, `choice` lists texts of
-    which the output is one, `grammar` is EBNF (`root ::= ...`) or Lark (`start: ...`), `json_object` asks for
-    any JSON object. `structural_tag` lets free text run until a trigger and constrains what follows it; see
-    `quire.grammar.tags` for its two notations. JSON is written without whitespace unless `whitespace_pattern` (a
-    regex, at each place where JSON allows some) says otherwise or `disable_any_whitespace` is False. With
-    `select`, every choice is scored by its mean log-probability a token, and the best is the output.
-    """
-
-    json: str | dict[str, Any] | bool | None = None
-    regex: str | None = None
-    choice: Seq[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
-    select: bool = False
-
-    def __post_init__(self) -> None:
-        put, param = msgspec.structs.force_setattr, "structured_outputs"
-        if self.json_object is False:
-            put(self, "json_object", None)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) != 1:
-            what = (
-                f"has both {given[0]} and {given[1]}" if given else f"names none of {', '.join(CONSTRAINTS)}"
-            )
-            raise RequestError(f"structured_outputs {what}: give exactly one", param)
-        for name in ("json", "structural_tag"):
-            value = getattr(self, name)
-            if isinstance(value, (dict, bool)):
-                put(self, name, _json_text(name, value))
-        for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise _refuse(name, value, "a string")
-            if value is not None and len(value) > MAX_CONSTRAINT_BYTES:
-                raise _refuse(name, f"{len(value)} characters", f"at most {MAX_CONSTRAINT_BYTES} characters")
-        if self.choice is not None:
-            put(self, "choice", _strings("choice", list(self.choice)))
-            if not self.choice or sum(map(len, self.choice)) > MAX_CONSTRAINT_BYTES:
-                raise _refuse(
-                    "choice", f"{len(self.choice)} texts", "a list of at least one text, 1 MiB in all"
-                )
-        if self.select and self.choice is None:
-            raise RequestError("structured_outputs: select scores choices: give choice", param)
-
-    @property
-    def kind(self) -> str:
-        """Which of the six is given."""
-        return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
-
-
-def _json_text(name: str, value: dict[str, Any] | bool) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise RequestError(f"{name} is not JSON: {error}", "structured_outputs") from error
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn and when a request ends. Names and defaults are vLLM's.
-
-    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` -1 returns the whole vocabulary.
-    `max_tokens` None means up to the model's length. With `seed` s, sample i of n draws as a request with
-    n = 1 and seed s + i would.
-    """
-
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | Seq[str] | None = ()
-    stop_token_ids: Seq[int] | None = ()
-    bad_words: Seq[str] | None = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: Seq[int] | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    output_kind: OutputKind = OutputKind.CUMULATIVE
-    structured_outputs: StructuredOutputsParams | None = None
-
-    def __post_init__(self) -> None:
-        put = msgspec.structs.force_setattr
-        put(self, "stop", _strings("stop", self.stop or ()))
-        put(self, "bad_words", _strings("bad_words", self.bad_words or ()))
-        put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
-        if self.allowed_token_ids is not None:
-            put(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
-            if not self.allowed_token_ids:
-                raise _refuse("allowed_token_ids", [], "None or hold at least one token id")
-        if self.top_k == -1:
-            put(self, "top_k", 0)
-        kinds = [kind.value for kind in OutputKind]
-        if self.output_kind not in kinds:
-            raise _refuse("output_kind", self.output_kind, f"one of {', '.join(kinds)}")
-        put(self, "output_kind", OutputKind(self.output_kind))
-        self._check()
-
-    def _check(self) -> None:
-        _check_int(self, "n", 1, f"an integer from 1 to {MAX_N}", MAX_N)
-        _check_number(self, "presence_penalty", -2.0, 2.0, "a number in [-2, 2]")
-        _check_number(self, "frequency_penalty", -2.0, 2.0, "a number in [-2, 2]")
-        _check_number(self, "repetition_penalty", 1e-6, 1e6, "a number greater than 0")
-        _check_number(self, "temperature", 0.0, 1e6, "a finite number >= 0")
-        _check_number(self, "top_p", 1e-9, 1.0, "a number in (0, 1]")
-        _check_number(self, "min_p", 0.0, 1.0, "a number in [0, 1]")
-        _check_int(self, "top_k", 0, "an integer >= 1, or 0 or -1 for all tokens")
-        _check_int(self, "min_tokens", 0, "an integer >= 0")
-        if self.seed is not None and type(self.seed) is not int:
-            raise _refuse("seed", self.seed, "an integer or None")
-        if self.max_tokens is not None:
-            _check_int(self, "max_tokens", 1, "an integer >= 1, or None for as many as fit")
-            if self.min_tokens > self.max_tokens:
-                raise _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(self, name, -1, "an integer >= 0, -1 for the whole vocabulary, or None")
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise _refuse(name, getattr(self, name), "true or false")
-        if len(self.stop or ()) > MAX_STOP_STRINGS:
-            raise _refuse("stop", f"{len(self.stop or ())} strings", f"at most {MAX_STOP_STRINGS} strings")
-        if self.stop and not self.detokenize:
-            raise RequestError("stop strings need detokenize=True; use stop_token_ids without text", "stop")
-        for token, bias in (self.logit_bias or {}).items():
-            if type(token) is not int or token < 0 or not isinstance(bias, (int, float)):
-                raise _refuse("logit_bias", {token: bias}, "a map from token id to a number")
-            if not -100.0 <= bias <= 100.0:
-                raise _refuse("logit_bias", {token: bias}, "a map to numbers in [-100, 100]")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -440,3 +236,25 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a front needs to know about the model that runs. `defaults` are its own sampling parameters.
+
+    `generates` is false for encoders. `pooling` is how the model's own vectors are made, `scores` and `labels` are
+    those of a classifier (model/pooling.py). Tokens of a second text are `segment_size` higher, where that is not 0.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int = 20
+    max_input_len: int | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    generates: bool = True
+    pooling: Pooling | None = None
+    scores: str | None = None
+    labels: tuple[str, ...] = ()
+    segment_size: int = 0

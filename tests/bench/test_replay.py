@@ -15,7 +15,7 @@ from tests.serve.running import Server, start
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Callable[..., str]) -> Iterator[Server]:
-    running = start(maker="quire.engine.start", model=tiny_model("llama"), num_gpu_blocks_override=4096)
+    running = start(maker="quire.client.start", model=tiny_model("llama"), num_gpu_blocks_override=4096)
     yield running
     running.stop()
 

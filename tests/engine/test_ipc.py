@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.config import EngineConfig
 from quire.engine import ipc
-from quire.engine.front import ModelInfo
-from quire.types import Delta, EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+from quire.params import SamplingParams
+from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request, TokenLogprobs, Usage
 
 REQUEST = Request(
     id="cmpl-é-0",
@@ -44,7 +44,7 @@ def test_commands_return_equal(command: ipc.Command) -> None:
     "event",
     [
         ipc.Loading(1.5),
-        ipc.Ready(ModelInfo("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()),
+        ipc.Ready(ModelCard("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()),
         ipc.News([DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3)),
         ipc.Reply(1, EngineStats(), "no"),
         ipc.Failed("ModelError", "no weights"),

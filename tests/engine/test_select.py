@@ -8,7 +8,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
-from quire.types import FinishReason, StructuredOutputsParams
+from quire.params import StructuredOutputsParams
+from quire.types import FinishReason
 
 CHOICES = ["the park", " a big red ball", " sad", "purple elephants of the night"]
 PROMPT = "Once upon a time, there was a little girl named Lily. She found"

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
-from quire.ops.protocol import FloatArray, ModelInput
+from quire.devices.protocol import FloatArray, ModelInput
 from quire.runtime.inputs import InputBuilder, LogitRows
 from quire.runtime.logits import takes_largest
 from quire.runtime.sampler import Sampler, Samples, SlotSampling

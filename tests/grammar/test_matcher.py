@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.errors import RequestError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import GrammarError, Matcher
-from quire.types import StructuredOutputsParams
+from quire.params import StructuredOutputsParams
 from tests.grammar.conftest import CALL, END, PIECES, decode, encode
 
 WORDS = (len(PIECES) + 31) // 32

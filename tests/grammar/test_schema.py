@@ -17,7 +17,7 @@ from quire.errors import RequestError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.negation import Negation, other_texts
 from quire.grammar.schema import prepare_schema
-from quire.types import StructuredOutputsParams
+from quire.params import StructuredOutputsParams
 from tests.grammar.conftest import END, encode
 from tests.grammar.test_matcher import allowed
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from quire.grammar.compiler import GrammarCompiler
+from quire.params import StructuredOutputsParams
 from quire.text.formats import TOOL_FORMATS, reasoning_format, tool_format
 from quire.text.tool_tags import after_reasoning, as_answer, form_of, free_with_calls, required_calls
 from quire.text.tools import parse
-from quire.types import StructuredOutputsParams
 from tests.grammar.conftest import PIECES, decode, encode
 from tests.grammar.test_matcher import accepts, draw, matcher_of
 

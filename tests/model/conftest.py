@@ -8,8 +8,8 @@ import importlib.util
 import pytest
 import torch
 
-from quire.ops.protocol import Backend
-from quire.ops.reference import ReferenceBackend
+from quire.devices.protocol import Backend
+from quire.devices.reference.ops import ReferenceBackend
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,9 +21,9 @@ def one_torch_thread() -> None:
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "reference":
         return ReferenceBackend()
-    if not all(importlib.util.find_spec(name) for name in ("quire._native", "quire.ops.native")):
+    if not all(importlib.util.find_spec(name) for name in ("quire._native", "quire.devices.cpu.backend")):
         pytest.skip("the native extension is not built")
-    return importlib.import_module("quire.ops.native").NativeBackend()
+    return importlib.import_module("quire.devices.cpu.backend").NativeBackend()
 
 
 @pytest.fixture
@@ -33,4 +33,4 @@ def wide_backend(backend: Backend) -> Backend:
         return backend
     isas = importlib.import_module("quire._native").available_isas()
     isa = next(name for name in isas if "bf16" not in name)
-    return importlib.import_module("quire.ops.native").NativeBackend(isa=isa)
+    return importlib.import_module("quire.devices.cpu.backend").NativeBackend(isa=isa)

@@ -15,10 +15,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.reference.ops import ReferenceBackend
 from quire.errors import ModelError
 from quire.model.load import inspect_model, load_model
-from quire.ops.native import NativeBackend
-from quire.ops.reference import ReferenceBackend
 from tests.model.tiny_models import Session, make_model
 
 State = dict[str, torch.Tensor]
@@ -195,7 +195,7 @@ def test_unknown_dtype_is_refused(directory: Path) -> None:
 
 def test_loading_a_directory_imports_no_torch_and_no_http_client(directory: Path) -> None:
     code = (
-        "import sys; from quire.model.load import load_model; from quire.ops.reference import ReferenceBackend;"
+        "import sys; from quire.model.load import load_model; from quire.devices.reference.ops import ReferenceBackend;"
         f"load_model({str(directory)!r}, ReferenceBackend());"
         "bad = {'torch', 'transformers', 'httpx', 'requests', 'huggingface_hub.hf_api'} & set(sys.modules);"
         "sys.exit(str(bad) if bad else 0)"

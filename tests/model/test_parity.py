@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from quire.devices.protocol import Backend
+from quire.devices.reference.ops import ReferenceBackend
 from quire.model.load import inspect_model, load_model
-from quire.ops.protocol import Backend
-from quire.ops.reference import ReferenceBackend
 from tests.model.tiny_models import VARIANTS, Session, make_model, save_torch, torch_logits
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 40)]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import transformers
 
+from quire.devices.protocol import Backend, FloatDtype, Limits, ModelInput
 from quire.model.load import LoadedModel
-from quire.ops.protocol import Backend, FloatDtype, Limits, ModelInput
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.params import SamplingParams
 from quire.runtime.logits import (
     STAGES,
     SlotSampling,
@@ -17,7 +18,6 @@ from quire.runtime.logits import (
     truncate,
     weights,
 )
-from quire.types import SamplingParams
 
 
 def after_stages(logits: list[float], slot: SlotSampling, mask: list[int] | None = None) -> list[float]:

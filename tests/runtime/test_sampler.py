@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quire import _native
+from quire.params import SamplingParams
 from quire.runtime.logits import truncate
 from quire.runtime.sampler import (
     NativeSampler,
@@ -19,7 +20,6 @@ from quire.runtime.sampler import (
     log_portable,
     philox,
 )
-from quire.types import SamplingParams
 
 POOL = _native.ThreadPool(2)
 Make = Callable[[int], Sampler]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from quire import _native
 from quire.errors import EngineError
+from quire.params import SamplingParams
 from quire.runtime.sampler import NativeSampler, ReferenceSampler, Sampler, Samples, SlotSampling
-from quire.types import SamplingParams
 
 ISAS = _native.available_isas()
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2, 3)}

@@ -6,16 +6,9 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
+from quire.params import SamplingParams
 from quire.sched import Scheduler
-from quire.types import (
-    Delta,
-    FinishReason,
-    Request,
-    SamplingParams,
-    ScheduledBatch,
-    StepOutput,
-    TokenLogprobs,
-)
+from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput, TokenLogprobs
 
 VOCAB = 11
 

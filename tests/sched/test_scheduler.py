@@ -10,16 +10,9 @@ from fake_executor import FakeExecutor, Journal, alone, drain, request
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
+from quire.params import OutputKind
 from quire.sched import Scheduler
-from quire.types import (
-    Delta,
-    FinishReason,
-    OutputKind,
-    Request,
-    ScheduledBatch,
-    StepOutput,
-    TokenLogprobs,
-)
+from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput, TokenLogprobs
 
 
 class World:

@@ -8,8 +8,9 @@ import pytest
 from fake_executor import VOCAB, FakeExecutor, Journal, alone, request
 
 from quire.config import SchedulerConfig
+from quire.params import OutputKind
 from quire.sched import Scheduler
-from quire.types import FinishReason, OutputKind, Request
+from quire.types import FinishReason, Request
 
 
 class Trace:

@@ -21,18 +21,19 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from quire.client.front import Front
 from quire.config import EngineConfig
-from quire.engine.front import Front, ModelInfo
 from quire.errors import EngineError, ModelError
+from quire.params import SamplingParams
 from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from quire.types import (
     Delta,
     EngineStats,
     FinishReason,
+    ModelCard,
     NewSeq,
     Request,
-    SamplingParams,
     ScheduledBatch,
     TokenLogprobs,
     Usage,
@@ -235,7 +236,7 @@ class Report:
 @dataclass
 class Started:
     core: ScriptedCore
-    info: ModelInfo
+    info: ModelCard
     report: Report
 
 
@@ -249,7 +250,7 @@ def start_core(config: EngineConfig) -> Started:
     if options.get("broken") or (folder is not None and (Path(folder) / "broken").exists()):
         raise EngineError("scripted to break")
     core = ScriptedCore(config.scheduler.max_num_seqs, options.get("delay", 0.0))
-    info = ModelInfo(
+    info = ModelCard(
         name="scripted",
         max_model_len=config.model.max_model_len or MAX_LEN,
         vocab_size=VOCAB,
@@ -280,6 +281,6 @@ def _byte_letters() -> list[str]:
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
-def start_front(config: EngineConfig, info: ModelInfo) -> Front:
+def start_front(config: EngineConfig, info: ModelCard) -> Front:
     tokenizer = make_tokenizer()
     return Front(info, tokenizer, lambda: ChatTemplate.load(tokenizer), config.seed)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.metrics import Metrics
+from quire.client.metrics import Metrics
 from quire.serve.dashboard.router import dashboard_router, load_assets, open_paths
 from quire.serve.dashboard.stats import MetricsSource, quantile
 from quire.serve.errors import HttpError, unauthorized

@@ -9,7 +9,7 @@ from tests.gguf_files import write_gguf
 from tests.serve.running import start
 from tests.tiny import write_checkpoint
 
-REAL = "quire.engine.start"
+REAL = "quire.client.start"
 
 
 def test_a_file_is_served_as_it_answers_offline(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.serve import scripted
 from tests.serve.running import Server, start
 
-REAL = "quire.engine.start"
+REAL = "quire.client.start"
 
 
 @pytest.fixture(scope="module")

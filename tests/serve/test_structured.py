@@ -39,7 +39,7 @@ class Pet(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Server]:
-    running = start(maker="quire.engine.start", model="", max_model_len=512, threads=1, grammar_timeout=0.5)
+    running = start(maker="quire.client.start", model="", max_model_len=512, threads=1, grammar_timeout=0.5)
     yield running
     assert running.stop() == 0
 

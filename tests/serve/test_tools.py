@@ -67,7 +67,7 @@ def messages(scripted: Server) -> anthropic.Anthropic:
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Server]:
-    running = start(maker="quire.engine.start", model="", max_model_len=768, threads=1)
+    running = start(maker="quire.client.start", model="", max_model_len=768, threads=1)
     yield running
     assert running.stop() == 0
     assert "unforeseen" not in running.log, running.log
@@ -452,7 +452,7 @@ def test_required_calls_are_valid(stories: openai.OpenAI, choice: Any, seed: int
 @pytest.mark.parametrize("parser", ["pythonic", "qwen3_coder", "openai", "mistral"])
 def test_other_formats_are_constrained_too(parser: str) -> None:
     running = start(
-        maker="quire.engine.start", model="", max_model_len=768, threads=1, tool_call_parser=parser
+        maker="quire.client.start", model="", max_model_len=768, threads=1, tool_call_parser=parser
     )
     try:
         body = {

@@ -17,7 +17,7 @@ from tests.model.test_encoders import SIZES, write_tokenizer
 from tests.serve import scripted
 from tests.serve.running import Server, start
 
-REAL = "quire.engine.start"
+REAL = "quire.client.start"
 
 
 def post(server: Server, path: str, **body: Any) -> Any:

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import EngineError, RequestError
+from quire.params import SamplingParams
 from quire.text.detok import Detokenizer, StopMatcher, token_text
 from quire.text.tokenizer import Tokenizer
-from quire.types import SamplingParams
 
 NAMES = ["byte_level", "metaspace", "old_metaspace", "words"]
 SAME_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

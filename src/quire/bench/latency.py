@@ -11,7 +11,7 @@ from quire.bench.report import Limits, Report, measure_limits
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.llm import LLM
-from quire.types import SamplingParams
+from quire.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ import numpy as np
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
+from quire.devices.protocol import Array, Executable, FloatArray, KVSpec, Limits, ModelInput
 from quire.engine.start import find_source, load_tokenizer, make_backend, plan_engine
 from quire.errors import ConfigError
-from quire.ops.protocol import Array, Executable, FloatArray, KVSpec, Limits, ModelInput
-from quire.quant.schemes import weights_name
+from quire.weights.schemes import weights_name
 
 MAX_TEXT = 64 << 20  # bytes
 

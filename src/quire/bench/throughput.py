@@ -15,7 +15,7 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.errors import ConfigError
 from quire.llm import LLM
-from quire.types import SamplingParams
+from quire.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

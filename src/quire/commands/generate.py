@@ -9,7 +9,7 @@ from typing import Any
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.llm import LLM
-from quire.types import SamplingParams
+from quire.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import Manifest
-from quire.quant.schemes import weights_name
 from quire.runtime.memory import GIB
+from quire.weights.schemes import weights_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

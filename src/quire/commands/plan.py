@@ -18,12 +18,12 @@ from rich.table import Table
 from quire.bench.report import Limits, measure_limits
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
+from quire.devices.cpu.backend import NativeBackend
 from quire.engine.start import Plan, plan_engine, quantized_weights
 from quire.errors import ConfigError
 from quire.model.load import outline_config
-from quire.ops.native import NativeBackend
-from quire.quant.schemes import weights_name
 from quire.runtime.memory import GIB
+from quire.weights.schemes import weights_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,8 @@ import msgspec
 import zmq
 
 from quire.config import EngineConfig
-from quire.engine.front import ModelInfo
 from quire.engine.log import LogFormat, LogLevel
-from quire.types import Delta, EngineStats, Request
+from quire.types import Delta, EngineStats, ModelCard, Request
 
 Verb = Literal["ping", "stats", "reset"]
 
@@ -58,7 +57,7 @@ class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine takes requests from now on. `phases` says where the time of loading went, in seconds."""
 
-    info: ModelInfo
+    info: ModelCard
     phases: dict[str, float]
     stats: EngineStats
 

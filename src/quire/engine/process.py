@@ -22,7 +22,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 import zmq
 
 from quire.config import EngineConfig
-from quire.engine.front import Front, ModelInfo
 from quire.engine.ipc import (
     Abort,
     Add,
@@ -44,7 +43,7 @@ from quire.engine.ipc import (
 )
 from quire.engine.log import set_up_logging
 from quire.errors import EngineError, QuireError
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage
+from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request, ScheduledBatch, Usage
 
 log = logging.getLogger("quire.engine")
 
@@ -83,19 +82,18 @@ class Started(Protocol):
     @property
     def core(self) -> Core: ...
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelCard: ...
     @property
     def report(self) -> Report: ...
 
 
 class Maker(Protocol):
-    """A module that makes the parts of an engine from its configuration."""
+    """A module that starts an engine core from its configuration."""
 
     def start_core(self, config: EngineConfig) -> Started: ...
-    def start_front(self, config: EngineConfig, info: ModelInfo) -> Front: ...
 
 
-def load_maker(name: str) -> Maker:
+def _load_maker(name: str) -> Maker:
     """The maker of that module name; tests put a scripted core in its place."""
     return cast(Maker, importlib.import_module(name))
 
@@ -219,7 +217,7 @@ class EngineLoop:
 
 
 def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
-    maker = load_maker(launch.maker)
+    maker = _load_maker(launch.maker)
     socket.send(encode(Loading(time.monotonic())))
     started = maker.start_core(launch.config)
     gc.collect()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.types import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+from quire.params import SamplingParams
+from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 
 
 @dataclass(slots=True)

@@ -12,25 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
+from quire.devices.reference.ops import ReferenceBackend
 from quire.engine.core import EngineCore
-from quire.engine.front import Front, ModelInfo
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
-from quire.lazy import Lazy
 from quire.model import load
-from quire.model.gguf import is_gguf
-from quire.model.hub import find_model
-from quire.model.source import open_tokenizer, read_json
 from quire.model.spec import ArchSpec
-from quire.ops.native import NativeBackend
-from quire.ops.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
-from quire.ops.reference import ReferenceBackend
-from quire.quant.schemes import scheme, weights_name
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
@@ -38,11 +32,11 @@ from quire.runtime.runner import Runner
 from quire.runtime.sampler import NativeSampler, ReferenceSampler, Sampler
 from quire.sched.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from quire.text import chat
-else:
-    chat = Lazy("quire.text.chat")
+from quire.types import ModelCard
+from quire.weights.gguf import is_gguf
+from quire.weights.hub import find_model
+from quire.weights.schemes import scheme, weights_name
+from quire.weights.source import open_tokenizer, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +90,7 @@ class Started:
     """A running engine, what its callers must know of the model, and how it started."""
 
     core: EngineCore
-    info: ModelInfo
+    info: ModelCard
     report: StartReport
 
 
@@ -229,28 +223,18 @@ def plan_engine(config: EngineConfig) -> Plan:
 
 def start_core(config: EngineConfig) -> Started:
     """Plan memory, load the model, and make the engine ready for its first request."""
-    started, model = _begin(config)
-    return _ended(started, model)
+    started, model = begin_start(config)
+    return finish_start(started, model)
 
 
-def start_both(
-    config: EngineConfig, skip_tokenizer: bool = False, seed: int | None = None
-) -> tuple[Started, Front]:
-    """The engine, and the front that feeds it: its tokenizer is read while a built engine's weights are checked."""
-    started, model = _begin(config)
-    with started.report.phase("tokenizer"):
-        front = start_front(config, started.info, skip_tokenizer, seed)
-    return _ended(started, model), front
-
-
-def _ended(started: Started, model: load.ServedModel) -> Started:
+def finish_start(started: Started, model: load.ServedModel) -> Started:
     with started.report.phase("checking the weights"):
         model.wait()
     started.report.log()
     return started
 
 
-def _begin(config: EngineConfig) -> tuple[Started, load.ServedModel]:
+def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
     """An engine that may run when its model's `wait` has returned."""
     report = StartReport()
     with report.phase("planning"):
@@ -290,7 +274,7 @@ def _begin(config: EngineConfig) -> tuple[Started, load.ServedModel]:
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
     most, head = config.model.max_logprobs, plan.model.pooling
     segments = spec.segments if isinstance(spec, ArchSpec) else 0
-    info = ModelInfo(
+    info = ModelCard(
         name=plan.name,
         max_model_len=memory.max_model_len,
         max_input_len=plan.model.limits.max_input_len,
@@ -305,19 +289,6 @@ def _begin(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         segment_size=spec.vocab_size // segments if segments > 1 else 0,
     )
     return Started(EngineCore(scheduler, runner, grammars), info, report), model
-
-
-def start_front(
-    config: EngineConfig, info: ModelInfo, skip_tokenizer: bool = False, seed: int | None = None
-) -> Front:
-    """The tokenizer and chat template of the configured model, ready to make requests."""
-    if skip_tokenizer:
-        return Front(info, None, None, seed)
-    tokenizer = load_tokenizer(config.model)
-    chosen = config.model.chat_template
-    has_template = chosen is not None or tokenizer.chat_template is not None
-    template = (lambda: chat.ChatTemplate.load(tokenizer, chosen)) if has_template else None
-    return Front(info, tokenizer, template, seed)
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

@@ -22,7 +22,7 @@ from quire.grammar.matcher import GrammarError, Matcher, first_line
 from quire.grammar.schema import EFFORTS
 from quire.grammar.vocabulary import Vocabulary
 from quire.lazy import Lazy
-from quire.types import StructuredOutputsParams
+from quire.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     import llguidance

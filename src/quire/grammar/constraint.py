@@ -10,7 +10,7 @@ from quire.errors import RequestError
 from quire.grammar.schema import prepare_schema
 from quire.grammar.tags import TagWriter
 from quire.lazy import Lazy
-from quire.types import StructuredOutputsParams
+from quire.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     import llguidance

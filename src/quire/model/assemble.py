@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from quire.devices.protocol import Array, Expert, FloatArray, Matrix, Norm
 from quire.errors import ModelError
 from quire.model.decoder import (
     AttentionWeights,
@@ -21,7 +22,8 @@ from quire.model.decoder import (
     MoEWeights,
 )
 from quire.model.families.names import TensorNames
-from quire.model.parts import (
+from quire.model.spec import ArchSpec, LatentSpec, MoESpec
+from quire.weights.parts import (
     BYTES,
     Part,
     Take,
@@ -33,8 +35,6 @@ from quire.model.parts import (
     rows_of_groups,
     transposed,
 )
-from quire.model.spec import ArchSpec, LatentSpec, MoESpec
-from quire.ops.protocol import Array, Expert, FloatArray, Matrix, Norm
 
 # What a matrix is for, which decides its type: products; the embedding; the head, and an embedding that is tied to it;
 # learned positions; what stays float32. "stored" is of the first three: what the checkpoint keeps in int4 already.

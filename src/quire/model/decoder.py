@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from quire.devices.protocol import Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
 from quire.model.rope import alibi_slopes, make_rope
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
-from quire.ops.protocol import Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import xxhash
 
+from quire.devices.protocol import Array, Backend, FloatDtype, Matrix, Scheme
 from quire.errors import ModelError
 from quire.model.decoder import DecoderWeights
 from quire.model.spec import ArchSpec
-from quire.ops.protocol import Array, Backend, FloatDtype, Matrix, Scheme
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
 FORMAT = 7

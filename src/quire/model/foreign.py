@@ -19,9 +19,18 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from quire.devices.protocol import (
+    Backend,
+    FloatArray,
+    FloatDtype,
+    KVCache,
+    KVDtype,
+    KVSpec,
+    Limits,
+    ModelInput,
+)
 from quire.errors import ConfigError, ModelError
 from quire.model.load import ModelInfo
-from quire.ops.protocol import Backend, FloatArray, FloatDtype, KVCache, KVDtype, KVSpec, Limits, ModelInput
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Two prompts of different lengths, so that one that sees the other's tokens or positions shows.

@@ -15,25 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from quire.errors import ModelError
-from quire.model import engine_dir
-from quire.model.checkpoint import Checkpoint
-from quire.model.decoder import Decoder, DecoderWeights
-from quire.model.families import read_config
-from quire.model.families.names import TensorNames
-from quire.model.hub import find_model
-from quire.model.pack import (
-    check_tensors,
-    choose_dtype,
-    outline_weights,
-    pack_weights,
-    wanted_tensors,
-    weight_types,
-)
-from quire.model.pooling import PoolingHead, max_length, read_pooling
-from quire.model.source import open_source, read_json
-from quire.model.spec import ArchSpec, ModelShape
-from quire.ops.protocol import (
+from quire.devices.protocol import (
     Backend,
     Executable,
     FloatDtype,
@@ -44,6 +26,24 @@ from quire.ops.protocol import (
     Matrix,
     Scheme,
 )
+from quire.errors import ModelError
+from quire.model import engine_dir
+from quire.model.decoder import Decoder, DecoderWeights
+from quire.model.families import read_config
+from quire.model.families.names import TensorNames
+from quire.model.pack import (
+    check_tensors,
+    choose_dtype,
+    outline_weights,
+    pack_weights,
+    wanted_tensors,
+    weight_types,
+)
+from quire.model.pooling import PoolingHead, max_length, read_pooling
+from quire.model.spec import ArchSpec, ModelShape
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.hub import find_model
+from quire.weights.source import open_source, read_json
 
 UNLIMITED = engine_dir.Limits()
 

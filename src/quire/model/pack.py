@@ -15,14 +15,7 @@ import ml_dtypes
 import numpy as np
 from msgspec.structs import replace
 
-from quire.errors import ModelError
-from quire.model.assemble import Assembly, Use
-from quire.model.checkpoint import Checkpoint
-from quire.model.decoder import DecoderWeights
-from quire.model.families.names import TensorNames
-from quire.model.parts import Part
-from quire.model.spec import ArchSpec
-from quire.ops.protocol import (
+from quire.devices.protocol import (
     GROUPS_OF_INT4,
     Array,
     Backend,
@@ -33,6 +26,13 @@ from quire.ops.protocol import (
     Scheme,
     WeightType,
 )
+from quire.errors import ModelError
+from quire.model.assemble import Assembly, Use
+from quire.model.decoder import DecoderWeights
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.parts import Part
 
 COMPARE = 4 << 20  # elements compared at a time
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.protocol import Activation, Norm
+from quire.devices.reference.rows import activate, normalize
 from quire.errors import ModelError
-from quire.model.checkpoint import Checkpoint, open_checkpoint
 from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
-from quire.model.source import read_json
-from quire.ops.protocol import Activation, Norm
-from quire.ops.reference_rows import activate, normalize
 from quire.types import Pooling
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.source import read_json
 
 Vector = NDArray[np.float64]
 Scores = Literal["softmax", "sigmoid", "identity"]

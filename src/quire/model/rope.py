@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.protocol import Rope
 from quire.model.spec import RopeSpec
-from quire.ops.protocol import Rope
 
 Frequencies = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from quire.ops.protocol import Activation, KVDtype, KVSpec, NormKind, Routing
+from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 # Where the norms stand around attention and MLP (f), in order of appearance in decoder.py.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.ops.protocol import IntArray, ModelInput
+from quire.devices.protocol import IntArray, ModelInput
 from quire.runtime.logits import takes_largest
 from quire.types import Request, ScheduledBatch, ScheduledSeq
 

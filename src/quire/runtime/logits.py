@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.types import SamplingParams
+from quire.params import SamplingParams
 
 Row = NDArray[np.float32]
 BoolRow = NDArray[np.bool_]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.protocol import Executable, FloatArray, IntArray, KVCache
 from quire.errors import EngineError
 from quire.model.pooling import PoolingHead
-from quire.ops.protocol import Executable, FloatArray, IntArray, KVCache
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder, LogitRows
 from quire.runtime.logits import TokenMask

@@ -24,6 +24,7 @@ from itertools import pairwise
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
+from quire.params import OutputKind
 from quire.sched.live import Group, LiveSequence, refusal
 from quire.sched.table import BlockTables
 from quire.types import (
@@ -31,7 +32,6 @@ from quire.types import (
     EngineStats,
     FinishReason,
     NewSeq,
-    OutputKind,
     Request,
     ScheduledBatch,
     ScheduledSeq,

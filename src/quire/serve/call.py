@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
 
-from quire.engine.client import AsyncEngine
-from quire.engine.front import Front
-from quire.engine.outputs import Chunk, OutputStream
+from quire.client.client import AsyncEngine
+from quire.client.front import Front
+from quire.client.outputs import Chunk, OutputStream
 from quire.errors import EngineError
 from quire.serve.errors import timed_out
 from quire.serve.options import ServerConfig

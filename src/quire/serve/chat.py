@@ -8,7 +8,8 @@ import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.outputs import Chunk, CompletionOutput
+from quire.client.outputs import Chunk, CompletionOutput
+from quire.params import SamplingParams
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.completions import usage_info
 from quire.serve.errors import HttpError, invalid, unsupported
@@ -39,7 +40,6 @@ from quire.serve.sse import DONE, event
 from quire.serve.structured import constrained_by
 from quire.serve.tools import Offer, OutputReader, Reading, reading_of, with_tools
 from quire.text.events import CallArguments, CallEnd, CallStart, Parsed
-from quire.types import SamplingParams
 
 decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.outputs import CompletionOutput, OutputStream
+from quire.client.outputs import CompletionOutput, OutputStream
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
 from quire.serve.params import (

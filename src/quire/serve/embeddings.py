@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.generation import Generation
-from quire.engine.vectors import shortened
+from quire.client.generation import Generation
+from quire.client.vectors import shortened
 from quire.errors import EngineError
 from quire.serve.completions import split_prompts
 from quire.serve.errors import invalid

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.engine.front import Front
-from quire.engine.outputs import Logprob, OutputStream
+from quire.client.front import Front
+from quire.client.outputs import Logprob, OutputStream
+from quire.params import SamplingParams
 from quire.serve.errors import invalid
 from quire.serve.protocol import (
     CompletionLogprobs,
@@ -17,7 +18,6 @@ from quire.serve.protocol import (
 )
 from quire.serve.structured import constraint_of
 from quire.text.tokenizer import Tokenizer
-from quire.types import SamplingParams
 
 # Given to SamplingParams under the same name, where the body has them.
 _SAME = (

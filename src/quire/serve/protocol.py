@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from quire.types import MAX_N
+from quire.params import MAX_N
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]

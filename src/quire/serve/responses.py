@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.outputs import CompletionOutput
+from quire.client.outputs import CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.chat import prepare
 from quire.serve.errors import HttpError, invalid, unsupported

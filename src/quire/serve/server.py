@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from quire.client.client import AsyncEngine, ClientOptions
+from quire.client.front import load_maker
+from quire.client.grammar_check import GrammarChecker
+from quire.client.metrics import Metrics
 from quire.config import EngineConfig
-from quire.engine.client import AsyncEngine, ClientOptions
-from quire.engine.front import ModelInfo
-from quire.engine.grammar_check import GrammarChecker
 from quire.engine.log import set_up_logging
-from quire.engine.metrics import Metrics
-from quire.engine.process import load_maker
 from quire.errors import ConfigError, EngineError
 from quire.serve.options import ServerConfig
 from quire.serve.service import Service
 from quire.serve.sse import Direct
+from quire.types import ModelCard
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.serve")
 
 MakeApp = Callable[[Service], "FastAPI"]
-MAKER = "quire.engine.start"
+MAKER = "quire.client.start"
 BACKLOG = 2048
 # Stands in until the engine says what its model is.
-UNKNOWN = ModelInfo(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
+UNKNOWN = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
 # Answers that are ready get this long to leave after the last request has ended.
 FLUSH_SECONDS = 5
 

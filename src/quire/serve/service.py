@@ -12,10 +12,10 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.client import AsyncEngine
-from quire.engine.front import Front
-from quire.engine.grammar_check import GrammarChecker
-from quire.engine.metrics import Metrics
+from quire.client.client import AsyncEngine
+from quire.client.front import Front
+from quire.client.grammar_check import GrammarChecker
+from quire.client.metrics import Metrics
 from quire.errors import RequestError
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported

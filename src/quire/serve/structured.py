@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from quire.errors import RequestError
+from quire.params import StructuredOutputsParams
 from quire.serve.errors import HttpError, invalid
 from quire.serve.protocol import SamplingFields
-from quire.types import StructuredOutputsParams
 
 # Fields of the body that are a constraint by themselves, and what each is called in StructuredOutputsParams.
 PLAIN = {

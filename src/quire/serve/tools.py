@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.front import Front
+from quire.client.front import Front
 from quire.errors import RequestError
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.errors import invalid, unsupported
 from quire.serve.options import ServerConfig
 from quire.text import tool_tags
 from quire.text.events import Event, Parsed
 from quire.text.formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
 from quire.text.tools import OutputParser
-from quire.types import SamplingParams, StructuredOutputsParams
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")

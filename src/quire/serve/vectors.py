@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.engine.scoring import Scoring, plan_scores
-from quire.engine.vectors import probabilities
+from quire.client.scoring import Scoring, plan_scores
+from quire.client.vectors import probabilities
 from quire.serve.completions import MAX_PROMPTS
 from quire.serve.embeddings import (
     EmbeddingUsage,

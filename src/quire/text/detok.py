@@ -12,8 +12,8 @@ from codecs import utf_8_decode
 from collections.abc import Iterable, Mapping, Sequence
 
 from quire.errors import EngineError, RequestError
+from quire.params import SamplingParams
 from quire.text.tokenizer import Tokenizer, check_text
-from quire.types import SamplingParams
 
 MAX_STOP_CHARACTERS = 16384
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.params import StructuredOutputsParams
 from quire.text.calls import Functions, kind_of
 from quire.text.formats import (
     Channels,
@@ -22,7 +23,6 @@ from quire.text.formats import (
     tool_format,
 )
 from quire.text.tools import schemas
-from quire.types import StructuredOutputsParams
 
 Form = dict[str, Any]
 

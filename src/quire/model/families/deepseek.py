@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.llama import llama_like
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec, RopeSpec
-from quire.ops.protocol import Routing
 
 DEEPSEEK_NAMES = TensorNames(interleaved=True, shared="mlp.shared_experts.")
 

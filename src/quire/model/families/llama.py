@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from quire.devices.protocol import Activation
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import context_length, read_rope, rotary_dim
 from quire.model.spec import ArchSpec
-from quire.ops.protocol import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.llama import FULL, SLIDING, layer_kinds, llama_like, windows_of
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec, MoESpec
-from quire.ops.protocol import Routing
 
 MIXTRAL_NAMES = TensorNames(
     router="block_sparse_moe.gate",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.llama import llama_like
 from quire.model.spec import ArchSpec, MoESpec
-from quire.ops.protocol import Routing
 
 KINDS = ("full_attention", "sliding_attention")
 

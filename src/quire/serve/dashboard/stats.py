@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.engine.metrics import Metrics
+from quire.client.metrics import Metrics
 
 WINDOW = 30.0
 QUANTILES = {"p50": 0.5, "p99": 0.99}

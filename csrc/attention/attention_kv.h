@@ -1,0 +1,234 @@
+// Keys and values of a tile, where they lie in the cache or copied for many rows. Knows the KV layout and block tables;
+// knows no query.
+#pragma once
+
+#include <type_traits>
+
+#include "attention/attention_tile.h"
+#include "simd/kernels.h"
+
+namespace quire::QUIRE_ISA {
+
+// Positions from..to-1 of the tile that begins at `at`.
+struct TileRange {
+  int at, from, to;
+
+  bool sees(int position) const { return from <= position && position < to; }
+  bool touches(int vector) const {
+    const int begin = at + vector * kLanes;
+    return begin < to && from < begin + kLanes;
+  }
+};
+
+// Positions low..high-1 of a sequence's kv heads from `head` on.
+struct Walk {
+  const int32_t* table;
+  int head, heads, low, high;
+
+  int first() const { return low / kTile; }
+  int tiles() const { return (high - 1) / kTile + 1 - first(); }
+  TileRange range(int tile) const {
+    const int at = (first() + tile) * kTile;
+    return {at, max_of(low, at), min_of(high, at + kTile)};
+  }
+};
+
+// What elements T are copied to: pairs where they are multiplied so, bytes as they are, else floats.
+template <class T>
+using Copied =
+    std::conditional_t<std::is_same_v<T, int8_t>, int8_t, std::conditional_t<Steps<T>::kColumns == 2, uint32_t, float>>;
+
+// Of int8 keys and values: a scale for each position, 0 where not visible.
+struct TileScales {
+  alignas(64) float keys[kTile];
+  alignas(64) float values[kTile];
+};
+
+class LayerKV {
+ public:
+  LayerKV(const KVView& kv, int layer) : kv_(kv), layer_(layer) {}
+
+  // Words that copies of a tile take.
+  static size_t copied_words(size_t head_dim, size_t padded) {
+    return kTile * (round_up(head_dim, kLanes) + padded);
+  }
+
+  // Whether vectors of keys and of values are whole where they lie.
+  bool whole_vectors() const {
+    return kv_.block_size % kLanes == 0 && kv_.head_dim % kLanes == 0 && !kv_.shared_values;
+  }
+
+  // Pointers into the cache; right where vectors are whole.
+  template <class T>
+  TileKV<T> direct(const Walk& w, TileRange range) const {
+    constexpr size_t together = Steps<T>::kTogether;
+    TileKV<T> tile{};
+    tile.key_stride = size_t(kv_.block_size) * Steps<T>::kColumns;
+    tile.row_stride = size_t(kv_.head_dim) * Steps<T>::kColumns, tile.value_stride = kLanes * together;
+    tile.head_stride = kv_.tile_bytes() / sizeof(T), tile.heads = w.heads;
+    for (int v = 0; v < kTileVectors; ++v) {
+      if (!range.touches(v)) continue;
+      const int p = range.at + v * kLanes, block = w.table[p / kv_.block_size], offset = p % kv_.block_size;
+      tile.keys[v] = key_at<T>(block, w.head) + size_t(offset) * together;
+      if (!kv_.shared_values) tile.values[v] = value_at<T>(block, w.head, offset);
+      if constexpr (std::is_same_v<T, int8_t>) {
+        tile.key_scales[v] = scales_of(kv_.key_tile(layer_, block, w.head)) + offset;
+        tile.value_scales[v] = scales_of(kv_.value_tile(layer_, block, w.head)) + offset;
+      }
+    }
+    return tile;
+  }
+
+  // Pointers to copies: keys [kTileVectors][steps][16], values [padded / 16][steps][16], of 4 bytes each, so that what
+  // a loop over one or two vectors reads is in one piece. Places outside the range stay as they were; in a pair with
+  // one inside they are 0.
+  template <class T>
+  TileKV<Copied<T>> copied(const int32_t* table, int head, TileRange range, float* memory) const {
+    using C = Copied<T>;
+    constexpr int columns = Steps<C>::kColumns, vector = kLanes * 4 / int(sizeof(C));  // elements
+    const size_t key_elements = size_t(query_steps<C>(kv_.head_dim)) * vector;
+    C* keys = reinterpret_cast<C*>(memory);
+    C* values = keys + kTileVectors * round_up(size_t(kv_.head_dim), kLanes) * vector;
+    copy<T>(table, head, range, keys, values);
+    TileKV<C> tile{};
+    tile.key_stride = tile.row_stride = vector, tile.value_stride = kTile / columns * vector;
+    for (int v = 0; v < kTileVectors; ++v)
+      if (range.touches(v))
+        tile.keys[v] = keys + size_t(v) * key_elements, tile.values[v] = values + v * (kLanes / columns) * vector;
+    return tile;
+  }
+
+  void load_scales(const int32_t* table, int head, TileRange range, TileScales& scales) const {
+    std::memset(&scales, 0, sizeof(scales));
+    for_runs(table, range, [&](int place, int block, int offset, int length) {
+      const float* keys = scales_of(kv_.key_tile(layer_, block, head)) + offset;
+      const float* values = kv_.shared_values ? keys : scales_of(kv_.value_tile(layer_, block, head)) + offset;
+      std::memcpy(scales.keys + place, keys, size_t(length) * 4);
+      std::memcpy(scales.values + place, values, size_t(length) * 4);
+    });
+  }
+
+ private:
+  // Behind the int8 elements of a block.
+  const float* scales_of(const char* tile) const {
+    return reinterpret_cast<const float*>(tile + kv_.tile_elements());
+  }
+
+  template <class T>
+  const T* key_at(int block, int head) const {
+    return reinterpret_cast<const T*>(kv_.key_tile(layer_, block, head));
+  }
+  template <class T>
+  const T* value_at(int block, int head, int offset) const {
+    const char* tile = kv_.value_tile(layer_, block, head);
+    return reinterpret_cast<const T*>(tile) + size_t(offset) * size_t(kv_.head_dim);
+  }
+
+  // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
+  template <class F>
+  void for_runs(const int32_t* table, TileRange range, F&& f) const {
+    const int size = kv_.block_size;
+    for (int p = range.from; p < range.to;) {
+      const int offset = p % size, length = min_of(size - offset, range.to - p);
+      f(p - range.at, table[p / size], offset, length);
+      p += length;
+    }
+  }
+
+  static float widen(float x) { return x; }
+  static float widen(uint16_t x) { return bf16_to_float(x); }
+
+  // Bytes as they are: elements that are not there may be anything, for what they are multiplied with is 0.
+  template <class T>
+  void copy(const int32_t* table, int head, TileRange range, int8_t* to_keys, int8_t* to_values) const {
+    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
+    const size_t steps = size_t(query_steps<int8_t>(kv_.head_dim));
+    for_runs(table, range, [&](int first_place, int block, int first_offset, int length) {
+      const int8_t* values = kv_.shared_values ? nullptr : value_at<int8_t>(block, head, 0);
+      for (int i = 0; i < length; ++i) {
+        const size_t place = size_t(first_place + i), offset = size_t(first_offset + i);
+        const int8_t* key = key_at<int8_t>(block, head) + offset * 4;
+        int8_t* key_to = to_keys + (place / kLanes * steps * kLanes + place % kLanes) * 4;
+        for (size_t step = 0; step < steps; ++step) std::memcpy(key_to + step * kLanes * 4, key + step * size * 4, 4);
+        int8_t* value_to = to_values + place / 4 * kLanes * 4 + place % 4;
+        for (size_t w = 0; w < W; ++w)
+          value_to[(w / kLanes * (kTile / 4) * kLanes + w % kLanes) * 4] =
+              values ? values[(offset / 4 * H + w) * 4 + offset % 4] : int8_t(key[w / 4 * size * 4 + w % 4] ^ 0x80);
+      }
+    });
+  }
+
+  template <class T>
+  void copy(const int32_t* table, int head, TileRange range, float* to_keys, float* to_values) const {
+    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
+    auto key_to = [&](size_t place) { return to_keys + place / kLanes * H * kLanes + place % kLanes; };
+    for_runs(table, range, [&](int place, int block, int offset, int length) {
+      const T* keys = key_at<T>(block, head) + offset;
+      size_t i = 0;
+      for (; place % kLanes == 0 && i + kLanes <= size_t(length); i += kLanes)
+        for (size_t h = 0; h < H; ++h) store(key_to(size_t(place) + i) + h * kLanes, load_kv(keys + h * size + i));
+      for (; i < size_t(length); ++i)
+        for (size_t h = 0; h < H; ++h) key_to(size_t(place) + i)[h * kLanes] = widen(keys[h * size + i]);
+      float* to = to_values + size_t(place) * kLanes;
+      const T* values = kv_.shared_values ? nullptr : value_at<T>(block, head, offset);
+      for (i = 0; i < size_t(length); ++i, to += kLanes) {
+        const float* key = key_to(size_t(place) + i);
+        size_t w = 0;
+        for (; values && w + kLanes <= W; w += kLanes) store(to + w * kTile, load_kv(values + i * H + w));
+        for (; w < round_up(W, kLanes); ++w)
+          to[w / kLanes * kTile * kLanes + w % kLanes] =
+              w >= W ? 0.0f : values ? widen(values[i * H + w]) : key[w * kLanes];
+      }
+    });
+  }
+
+#if defined(QUIRE_BF16_DOT)
+  template <class T>
+  void copy(const int32_t* table, int head, TileRange range, uint32_t* to_keys, uint32_t* to_values) const {
+    const size_t H = size_t(kv_.head_dim), steps = size_t(query_words<uint32_t>(kv_.head_dim));
+    const size_t size = size_t(kv_.block_size);
+    auto* halves = reinterpret_cast<uint16_t*>(to_keys);
+    // Element h of a copied key is that many elements after its first one's.
+    auto key_to = [&](int place) {
+      return halves + (size_t(place / kLanes) * steps * kLanes + size_t(place % kLanes)) * 2;
+    };
+    auto element = [](size_t h) { return h / 2 * kLanes * 2 + h % 2; };
+    for_runs(table, range, [&](int place, int block, int offset, int length) {
+      const T* keys = key_at<T>(block, head) + offset;
+      int i = 0;
+      for (; place % kLanes == 0 && i + kLanes <= length; i += kLanes)
+        for (size_t h = 0; h < H; h += 2) {
+          const T *first = keys + h * size + i, *second = h + 1 < H ? first + size : first;
+          istore(key_to(place + i) + element(h), load_pairs(first, second, h + 1 < H ? kBothHalves : kFirstHalves));
+        }
+      for (; i < length; ++i)
+        for (size_t h = 0; h < 2 * steps; ++h)
+          key_to(place + i)[element(h)] = h < H ? keys[h * size + size_t(i)] : uint16_t{0};
+    });
+    const size_t W = size_t(kv_.value_dim);
+    auto row = [&](int p) { return value_at<T>(table[p / kv_.block_size], head, p % kv_.block_size); };
+    for (int p = range.from / 2 * 2; p < range.to; p += 2) {
+      const bool has_first = range.sees(p), has_second = range.sees(p + 1);
+      uint32_t* to = to_values + size_t(p - range.at) / 2 * kLanes;
+      size_t w = 0;
+      const T *first = nullptr, *second = nullptr;
+      if (!kv_.shared_values) {
+        first = row(has_first ? p : p + 1), second = has_second ? row(p + 1) : first;
+        const uint32_t which = (has_first ? kFirstHalves : 0) | (has_second ? kSecondHalves : 0);
+        for (; w + kLanes <= W; w += kLanes) istore(to + w * (kTile / 2), load_pairs(first + w, second + w, which));
+      }
+      auto value = [&](bool has, const T* values, int place) -> uint32_t {
+        return !has || w >= W ? 0 : values ? values[w] : key_to(place)[element(w)];
+      };
+      for (; w < round_up(W, kLanes); ++w)
+        to[w / kLanes * (kTile / 2) * kLanes + w % kLanes] =
+            value(has_first, first, p - range.at) | value(has_second, second, p + 1 - range.at) << 16;
+    }
+  }
+#endif
+
+  const KVView& kv_;
+  int layer_;
+};
+
+}  // namespace quire::QUIRE_ISA

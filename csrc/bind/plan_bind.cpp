@@ -1,0 +1,300 @@
+// Python bindings of packed weights, KV storage and plans. Knows numpy arrays; knows no model.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+
+#include "bind/bindings.h"
+#include "simd/isa.h"
+#include "simd/kernels.h"
+#include "plan/kv_cache.h"
+#include "linear/matrix.h"
+#include "plan/plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OptionalFloats = std::optional<Floats>;
+using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
+// (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
+using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
+using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
+using Weight = std::shared_ptr<PackedMatrix>;
+using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
+
+// (layout, columns of a group, whether there are offsets, whether scales are narrow, whether activations are rounded,
+// whether there is a screen)
+using FormatTuple = std::tuple<std::string, int, bool, bool, bool, bool>;
+constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_12"};
+
+Format to_format(const FormatTuple& t) {
+  for (int i = 0; i < int(std::size(kLayouts)); ++i)
+    if (std::get<0>(t) == kLayouts[i])
+      return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t), std::get<5>(t)};
+  throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
+}
+
+KVType to_kv_type(const std::string& name) {
+  for (int i = 0; i < 3; ++i)
+    if (name == kLayouts[i]) return KVType(i);
+  throw std::invalid_argument("a KV cache cannot be of type '" + name + "'");
+}
+
+FormatTuple from_format(const Format& f) {
+  return {kLayouts[int(f.layout)], f.group, f.offsets, f.narrow, f.int8_rows, f.screened};
+}
+
+std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
+std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a) : std::vector<float>{}; }
+
+NormParams to_norm(const NormTuple& t) {
+  return {std::get<0>(t), to_vector(std::get<1>(t)), to_vector(std::get<2>(t)), std::get<3>(t),
+          std::get<4>(t)};
+}
+NormParams to_norm(const std::optional<NormTuple>& t) { return t ? to_norm(*t) : NormParams{}; }
+
+int length(size_t n) {
+  if (n > size_t(std::numeric_limits<int32_t>::max())) throw std::invalid_argument("an array is too long");
+  return int(n);
+}
+
+SourceRows source_rows(const Source& source) {
+  const auto& [array, type] = source;
+  const size_t bytes = type == "float32" ? 4 : 2;
+  if (type != "float32" && type != "float16" && type != "bfloat16")
+    throw std::invalid_argument("weights are float32, float16 or bfloat16, not " + type);
+  if (array.itemsize() != bytes) throw std::invalid_argument("the array's elements are not " + type);
+  if (array.size() == 0) throw std::invalid_argument("a weight needs at least one row and one column");
+  // The stride of an axis of length 1 means nothing and may be anything.
+  const int64_t stride = array.shape(0) > 1 ? array.stride(0) : 0;
+  if (array.shape(1) > 1 && array.stride(1) != 1) throw std::invalid_argument("rows of a weight must be contiguous");
+  const ElementType element = type == "float32"   ? ElementType::float32
+                              : type == "float16" ? ElementType::float16
+                                                  : ElementType::bfloat16;
+  if (stride < 0) throw std::invalid_argument("rows of a weight must go forward in memory");
+  return {static_cast<const char*>(array.data()), array.shape(0), size_t(stride) * bytes, element};
+}
+
+std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const FormatTuple& format, bool gated,
+                                   const std::string& isa, ThreadPool& pool) {
+  std::vector<SourceRows> parts;
+  for (const Source& source : sources) {
+    parts.push_back(source_rows(source));
+    if (source.first.shape(1) != sources.front().first.shape(1))
+      throw std::invalid_argument("the parts of a weight have different numbers of columns");
+  }
+  if (parts.empty()) throw std::invalid_argument("a weight needs at least one part");
+  const size_t cols = sources.front().first.shape(1);
+  const Format packed = to_format(format);
+  const Kernels& kernels = kernels_for(resolve_isa(isa));
+  nb::gil_scoped_release release;
+  return std::make_shared<PackedMatrix>(parts, cols, packed, gated, kernels, pool);
+}
+
+Activation activation(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "relu") return Activation::relu;
+  if (name == "clamped_swiglu") return Activation::clamped_swiglu;
+  if (name.empty()) return Activation::none;
+  throw std::invalid_argument("the native backend has no activation '" + name + "'");
+}
+
+void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
+         const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy) {
+  const size_t T = tokens.shape(0), B = kv_len.shape(0);
+  if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
+    throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
+  const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
+                        kv_len.data(),      slots.data(),      block_table.data(),
+                        logit_rows.data(),  length(T),         length(B),
+                        length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0)),
+                        greedy};
+  nb::gil_scoped_release release;
+  plan.run(input);
+}
+
+void head(Plan& plan, int start, int stop) {
+  nb::gil_scoped_release release;
+  plan.head(start, stop);
+}
+
+FloatsOut view(nb::handle plan, float* data, int rows, int width) {
+  return FloatsOut(data, {size_t(rows), size_t(width)}, plan);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize(const PackedMatrix& m, ThreadPool& pool) {
+  const size_t rows = size_t(m.view().rows), cols = size_t(m.view().cols);
+  float* out = new float[rows * cols];
+  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  {
+    nb::gil_scoped_release release;
+    m.unpack(out, pool);
+  }
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {rows, cols}, owner);
+}
+
+// The memory of a packed weight, as it is; `owner` keeps it alive.
+Bytes bytes(nb::handle owner) {
+  const MatrixView& view = nb::cast<const PackedMatrix&>(owner).view();
+  if (!view.data) throw std::invalid_argument("an outline has no values");
+  return Bytes(reinterpret_cast<const uint8_t*>(view.data), {view.nbytes()}, owner);
+}
+
+void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
+  if (source.shape(0) != destination.shape(0)) throw std::invalid_argument("as many sources as destinations");
+  nb::gil_scoped_release release;
+  kv.copy_blocks(source.data(), destination.data(), source.shape(0));
+}
+
+void bind_recording(nb::class_<Plan>& c) {
+  c.def("embed", &Plan::embed, "table"_a, "scale"_a)
+      .def("norm", [](Plan& p, int x, const NormTuple& norm) { return p.norm(x, to_norm(norm)); })
+      .def("linear",
+           [](Plan& p, int x, std::shared_ptr<PackedMatrix> weight, const OptionalFloats& bias,
+              const std::string& name, int residual) {
+             return p.linear(x, std::move(weight), to_vector(bias), activation(name), residual);
+           },
+           "x"_a, "weight"_a, "bias"_a.none(), "activation"_a, "residual"_a)
+      .def("rope", [](Plan& p, const Floats& inv_freq, float scale) { return p.rope(to_vector(inv_freq), scale); })
+      .def("store_kv",
+           [](Plan& p, int qkv, int layer, int num_heads, int angles, const std::optional<NormTuple>& q_norm,
+              const std::optional<NormTuple>& k_norm) {
+             return p.store_kv(qkv, layer, num_heads, angles, to_norm(q_norm), to_norm(k_norm));
+           },
+           "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none())
+      .def("attention",
+           [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
+              const OptionalFloats& slopes, const OptionalFloats& sinks) {
+             return p.attention(q, layer, num_heads,
+                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks)});
+           },
+           "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "ahead"_a, "cap"_a, "slopes"_a.none(),
+           "sinks"_a.none())
+      .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
+      .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
+      .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)
+      .def("store_latent",
+           [](Plan& p, int kv, int q_latent, int q_rope, int layer, int angles, const NormTuple& norm) {
+             return p.store_latent(kv, q_latent, q_rope, layer, angles, to_norm(norm));
+           })
+      .def("head_linear", &Plan::head_linear, "x"_a, "weights"_a)
+      .def("route", &Plan::route, "scores"_a, "routing"_a)
+      .def("experts",
+           [](Plan& p, int x, int routes, const std::vector<ExpertTuple>& tuples, const std::string& name) {
+             std::vector<ExpertWeights> experts;
+             for (const auto& [up, up_bias, down, down_bias] : tuples)
+               experts.push_back({up, down, to_vector(up_bias), to_vector(down_bias)});
+             return p.experts(x, routes, std::move(experts), activation(name));
+           })
+      .def("select_rows", &Plan::select_rows, "x"_a)
+      .def("begin_head", &Plan::begin_head, "hidden"_a)
+      .def("finish", &Plan::finish, "logits"_a)
+      .def("width", &Plan::width, "buffer"_a);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
+      .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view().rows, p.view().cols); })
+      .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
+      .def_prop_ro("format", [](const PackedMatrix& p) { return from_format(p.view().format); })
+      .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
+      .def_prop_ro("screen_nbytes",
+                   [](const PackedMatrix& p) { return p.view().has_screen() ? p.view().screen().nbytes() : 0; })
+      .def("bytes", &bytes)
+      .def("dequantize", &dequantize, "pool"_a);
+  m.def(
+      "outline",
+      [](size_t rows, size_t cols, const FormatTuple& format, bool gated) {
+        return std::make_shared<PackedMatrix>(rows, cols, to_format(format), gated);
+      },
+      "rows"_a, "cols"_a, "format"_a, "gated"_a, "A weight's shape without values, to plan with.");
+  m.def(
+      "packed",
+      [](size_t rows, size_t cols, const FormatTuple& format, bool gated, const Bytes& data) {
+        return std::make_shared<PackedMatrix>(rows, cols, to_format(format), gated,
+                                              reinterpret_cast<const char*>(data.data()), data.size());
+      },
+      "rows"_a, "cols"_a, "format"_a, "gated"_a, "data"_a.noconvert(), nb::keep_alive<0, 5>(),
+      "A weight in place in bytes that `PackedMatrix.bytes` gave.");
+  m.def("pack", &pack, "parts"_a, "format"_a, "gated"_a, "isa"_a, "pool"_a,
+        "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
+
+  nb::class_<RoutingParams>(m, "Routing", "How tokens choose experts.")
+      .def("__init__",
+           [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,
+              float scale, int num_groups, int top_groups, bool group_sum, const OptionalFloats& correction,
+              bool shared, bool shared_gate) {
+             new (self) RoutingParams{num_experts, top_k, sigmoid, softmax_after, renormalize, scale, num_groups,
+                                      top_groups, group_sum, to_vector(correction), shared, shared_gate};
+           },
+           "num_experts"_a, "top_k"_a, "sigmoid"_a, "softmax_after"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
+           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a);
+
+  nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
+      .def("__init__",
+           [](KVStore* self, int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type,
+              int num_blocks, int block_size) {
+             new (self)
+                 KVStore(num_layers, num_kv_heads, head_dim, value_dim, to_kv_type(type), num_blocks, block_size);
+           },
+           "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a)
+      .def_prop_ro("nbytes", &KVStore::nbytes)
+      .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
+
+  nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
+  plan.def("__init__",
+           [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads,
+              int head_dim, int value_dim, int max_tokens, int max_seqs, int max_logit_rows) {
+             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim,
+                             value_dim, {max_tokens, max_seqs, max_logit_rows});
+           })
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
+      .def("bind", &Plan::bind, "kv"_a)
+      .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
+           "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert(),
+           "greedy"_a)
+      .def("head", &head, "start"_a, "stop"_a)
+      .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)
+      .def("poison", &Plan::poison)
+      .def("logits_view",
+           [](nb::handle self) {
+             const Plan& p = nb::cast<const Plan&>(self);
+             return view(self, p.logits(), p.limits().max_logit_rows, p.logits_width());
+           })
+      .def("best_view",
+           [](nb::handle self) -> std::optional<IntsOut> {
+             const Plan& p = nb::cast<const Plan&>(self);
+             if (!p.best()) return {};
+             return IntsOut(p.best(), {size_t(p.limits().max_logit_rows)}, self);
+           })
+      .def("hidden_view", [](nb::handle self) {
+        const Plan& p = nb::cast<const Plan&>(self);
+        return view(self, p.hidden(), p.limits().max_tokens, p.hidden_width());
+      });
+  bind_recording(plan);
+}
+
+}  // namespace quire

@@ -1,0 +1,94 @@
+// bfloat16 in 12 bits without loss. Knows bytes; knows no kernel.
+//
+// Weights of a trained model share few exponents (DFloat11, arXiv:2504.11651). Of a value the low byte is held as it
+// is; of the high byte (sign and seven bits of the exponent) its place in the panel's table of sixteen frequent ones.
+// The few values whose high byte is not there are escapes: listed behind the panel, in order.
+//
+// A step is eight columns of a panel's sixteen lanes: codes [64], low bytes [2][64]. Half h of the low bytes, with the
+// high bytes that the codes' half bytes h stand for, are columns 4 h to 4 h + 3, interleaved as `unpack` instructions
+// do it: in each 16 bytes eight of the first pair of columns, then eight of the second.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/memory.h"
+
+namespace quire {
+
+constexpr int kCompactColumns = 8, kCompactPairs = kCompactColumns / 2;
+constexpr int kCompactValues = kCompactColumns * 16;  // of a step
+constexpr size_t kCompactBytes = 192;
+constexpr int kCompactTable = 16;
+constexpr uint32_t kNoEscape = ~uint32_t{0};
+
+struct Escape {
+  uint32_t at;    // column * 16 + lane, ascending; kNoEscape where the list has ended
+  uint32_t bits;  // of the value
+};
+
+// As many as a panel of so many columns may have, or its weight stays in 16 bits.
+QUIRE_INLINE int max_escapes(int columns) { return columns / 32 + 12; }
+
+// What is behind a panel's steps: the table, then max_escapes() escapes. Whatever the bytes, none is read beyond them.
+QUIRE_INLINE size_t compact_tail_bytes(int columns) {
+  return (size_t(kCompactTable) + size_t(max_escapes(columns)) * sizeof(Escape) + 63) / 64 * 64;
+}
+
+// What a step holds of a value by the panel's table: its bits, if it is no escape.
+QUIRE_INLINE uint16_t compact_bits(const char* step, const char* table, int column, int lane) {
+  const int half = column / 4 % 2, element = lane * 2 + column % 2;
+  const int place = element / 8 * 16 + column / 2 % 2 * 8 + element % 8;
+  const int code = uint8_t(step[place]) >> (4 * half) & 15;
+  return uint16_t(uint8_t(table[code]) << 8 | uint8_t(step[64 + 64 * half + place]));
+}
+
+// The i-th escape of a panel of so many columns; `tail` is what is behind its steps.
+QUIRE_INLINE Escape compact_escape(const char* tail, int columns, int i) {
+  Escape escape{kNoEscape, 0};
+  if (i < max_escapes(columns))
+    __builtin_memcpy(&escape, tail + kCompactTable + size_t(i) * sizeof(Escape), sizeof(Escape));
+  return escape;
+}
+
+// Writes a panel, step after step.
+class CompactWriter {
+ public:
+  CompactWriter(int columns, char* panel) : columns_(columns), panel_(panel), to_(panel) {}
+
+  // First some of the values, eight at a time; then the table that suits them; then all steps, pairs as in bf16.
+  void sample(const uint16_t* values);
+  void choose_table();
+  void step(const uint32_t (&pairs)[kCompactPairs][16]);
+  // False where there are more than `most` escapes, which is at most max_escapes().
+  bool finish(int most);
+
+ private:
+  int columns_;
+  char* tail() const { return panel_ + size_t(columns_ / kCompactColumns) * kCompactBytes; }
+
+  char *panel_, *to_;
+  uint32_t counts_[128] = {};  // of magnitudes of high bytes
+  // Magnitudes in the table: [least_, least_ + width_), and zero if that is not 8 of them.
+  uint8_t least_ = 0, width_ = 8;
+  std::vector<Escape> escapes_;
+};
+
+// Calls put(column, bits) for lane `lane` of a panel of `columns` columns, a multiple of kCompactColumns; of an escape
+// twice, the second time with its bits.
+template <class Put>
+QUIRE_INLINE void compact_lane(const char* panel, int columns, int lane, Put&& put) {
+  const char* tail = panel + size_t(columns / kCompactColumns) * kCompactBytes;
+  for (int k = 0; k < columns; ++k) {
+    const char* step = panel + size_t(k / kCompactColumns) * kCompactBytes;
+    put(k, compact_bits(step, tail, k, lane));
+  }
+  for (int i = 0; i < max_escapes(columns); ++i) {
+    const Escape escape = compact_escape(tail, columns, i);
+    if (escape.at % 16 == uint32_t(lane) && escape.at / 16 < uint32_t(columns))
+      put(int(escape.at / 16), uint16_t(escape.bits));
+  }
+}
+
+}  // namespace quire

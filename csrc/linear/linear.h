@@ -1,0 +1,369 @@
+// Matrix products with packed weights, from one row to many, with bias, activation, gate and residual fused.
+// Knows the packing and the pool; knows no plan.
+#pragma once
+
+#include <type_traits>
+
+#include "linear/activation.h"
+#include "linear/best.h"
+#include "simd/kernels.h"
+#include "linear/linear_micro.h"
+#include "linear/linear_quantized.h"
+#include "linear/linear_unpack.h"
+#include "linear/norm.h"
+#include "linear/screen_candidates.h"
+#include "simd/simd.h"
+
+namespace quire::QUIRE_ISA {
+
+#if defined(QUIRE_BF16_DOT)
+using DotBf16 = DotPairs;
+#else
+using DotBf16 = DotWide;
+#endif
+
+// Rows and columns (in panels) of a block, so that it stays in L2.
+constexpr int kBlockRows = 12 * kMaxRows;
+constexpr int kBlockPanels = 16;
+// Maxima are noted by whoever has just written the outputs: a task begins where a block of theirs does.
+constexpr int kMaximaPanels = kMaximaColumns / 16;
+static_assert(kBlockPanels % kMaximaPanels == 0);
+// With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
+constexpr int kWidenTiles = 5;
+// Outputs of so many bytes are in cache already: the next product reads them.
+constexpr size_t kNearOutput = size_t{1} << 20;
+// Fewer elements than this are packed by the caller alone: a fork and join costs more.
+constexpr int kSerialPack = 16384;
+// What one task of a product with a single tile reads, about.
+constexpr size_t kTaskBytes = size_t{512} << 10;
+
+inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
+  const size_t rows = size_t(max_rows), padded = size_t(weight.padded_cols());
+  if (weight.format.int8_rows) return quantized_bytes(weight, max_rows);
+  return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
+}
+
+// The same product of rows [begin, end) as they are after the norm: in `memory`, at most kMaxRows.
+inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
+  const int width = a.weight.cols;
+  if (!a.norm.weight) return a;
+  for (int r = begin; r < end; ++r)
+    norm_row(a.x + size_t(r) * a.x_stride, width, a.norm, memory + size_t(r - begin) * size_t(width));
+  a.x = memory - ptrdiff_t(begin) * width, a.x_stride = size_t(width), a.norm = {};
+  return a;
+}
+
+// Packs a block of K of a tile: `cols` of its `padded` columns exist. x is at the block's first column.
+inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, float* out) {
+  transpose(x, x_stride, rows, cols, out, size_t(rows));
+  for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
+}
+
+#if defined(QUIRE_BF16_DOT)
+inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, uint32_t* out) {
+  constexpr int most = 32;  // columns at a time
+  alignas(64) uint32_t pairs[kMaxRows][most / 2];
+  for (int k = 0; k < padded; k += most) {
+    const int first = min_of(16, max_of(cols - k, 0)), second = min_of(16, max_of(cols - k - 16, 0));
+    for (int r = 0; r < rows; ++r) {
+      const float* row = x + size_t(r) * x_stride + k;
+      uint16_t* to = reinterpret_cast<uint16_t*>(pairs[r]);
+      store_halves(to, load_first(row, first));
+      store_halves(to + 16, load_first(row + 16, second));
+    }
+    transpose(pairs[0], most / 2, rows, min_of(most, padded - k) / 2, out + k / 2 * rows, size_t(rows));
+  }
+}
+#endif
+
+// Where a tile's block of K lies in the packed activations: blocks of K, in each the tiles one after the other.
+template <class Dot>
+inline size_t packed_offset(const Tiles& tiles, int tile, int k, int columns) {
+  const size_t elements = size_t(k) * size_t(tiles.rows) + size_t(tiles.begin(tile)) * size_t(columns);
+  return elements / Dot::kStepK * Dot::kStepA;
+}
+
+template <class Dot>
+inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typename Dot::A* packed) {
+  const BlocksOfK blocks(a.weight);
+  const int begin = tiles.begin(tile), rows = tiles.begin(tile + 1) - begin;
+  for (int k = 0; k < blocks.padded; k += blocks.size) {
+    const int columns = blocks.columns(k);
+    pack_block(a.x + size_t(begin) * a.x_stride + k, a.x_stride, rows, min_of(columns, a.weight.cols - k), columns,
+               packed + packed_offset<Dot>(tiles, tile, k, columns));
+  }
+}
+
+// Sums c of `rows` rows times panels [first, first + panels) to y. Of a gated weight panels come in pairs. `Plain`: no
+// bias, activation or gate.
+template <class Dot, bool Plain>
+inline void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
+                        int panels) {
+  // Copies, which stores cannot change.
+  const bool gated = !Plain && a.weight.gated;
+  const float *const biases = Plain ? nullptr : a.bias, *const residual = a.residual;
+  const size_t y_stride = a.y_stride, residual_stride = a.residual_stride;
+  const Activation activation = Plain ? Activation::none : a.activation;
+  const int per_group = gated ? 2 : 1, width = gated ? a.weight.rows / 2 : a.weight.rows;
+  for (int panel = first; panel < first + panels; panel += per_group) {
+    const int column = (gated ? panel / 2 : panel) * 16, n = min_of(16, width - column);
+    const Scaling<Dot> scaled(a, panel), scaled_up(a, gated ? panel + 1 : panel);
+    const V bias = biases ? load(biases + panel * 16) : set1(0);
+    const V bias_up = biases && gated ? load(biases + panel * 16 + 16) : set1(0);
+    const float* sums = c + (panel - first) * 16;
+    float* y = a.y + size_t(first_row) * y_stride + column;
+    for (int row = first_row; row < first_row + rows; ++row, sums += c_stride, y += y_stride) {
+      V v = scaled(sums, size_t(row));
+      if (biases) v = v + bias;
+      if (gated) {
+        V up = scaled_up(sums + 16, size_t(row));
+        if (biases) up = up + bias_up;
+        v = gate(activation, v, up);
+      } else {
+        v = activate(activation, v);
+      }
+      if (residual) v = v + load_first(residual + size_t(row) * residual_stride + column, n);
+      if (n == 16) store(y, v);
+      else store_first(y, v, n);
+    }
+  }
+}
+
+template <class Dot>
+inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
+                     int panels) {
+  if constexpr (std::is_same_v<Dot, DotI8>)
+    if (a.screening) return note_candidates(a, c, c_stride, first_row, rows, first, panels);
+  if (a.weight.gated || a.bias || a.activation != Activation::none)
+    epilogue_as<Dot, false>(a, c, c_stride, first_row, rows, first, panels);
+  else
+    epilogue_as<Dot, true>(a, c, c_stride, first_row, rows, first, panels);
+}
+
+// Panels [first, last) for a single tile of rows: weights stream once through the registers.
+template <class Dot>
+inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int first, int last) {
+  const MatrixView& w = a.weight;
+  const int rows = a.rows, unit = w.gated ? 2 : 1;
+  const int group = max_of(max_panels(rows), unit);
+  alignas(64) float c[max_of(kMaxRows * 2, 16) * 16];
+  const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
+  const ptrdiff_t tail = ptrdiff_t(w.tail_bytes());
+  MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
+  m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
+  if (a.x_sums) m.sums = a.x_sums;
+  for (int panel = first; panel < last;) {
+    const int count = min_of(group, last - panel);
+    for (int done = 0; done < count;) {
+      int width = stream_width<Dot>(rows);
+      while (width > count - done) width /= 2;
+      m.b = w.data + panel_bytes * size_t(panel + done);
+      m.panel_bytes = width < max_panels(rows) && rows > kExactRows ? 0 : panel_bytes;
+      m.c = c + done * 16;
+      m.next_block = ptrdiff_t(panel_bytes) * (width - 1) + tail;
+      CompactPanel compact[max_panels(1)];
+      if constexpr (Dot::kLoop == Loop::compact) {
+        for (int p = 0; p < max_panels(rows); ++p) {
+          compact[p] = compact_panel(w, panel + done + min_of(p, width - 1), 0);
+          __builtin_prefetch(compact[p].at() + panel_bytes * size_t(width), 0, 3);
+        }
+        m.compact = compact;
+      }
+      micro_for<Dot, Prefetch::weights>(rows, width)(m);
+      done += width;
+    }
+    epilogue<Dot>(a, c, c_stride, 0, rows, panel, count);
+    panel += count;
+  }
+}
+
+template <class Dot>
+inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
+  const MatrixView& w = a.weight;
+  const int group = a.maxima ? kMaximaPanels : max_of(max_panels(a.rows), w.gated ? 2 : 1);
+  const int groups = (w.panels() + group - 1) / group;
+  // Small weights: one task a thread, for few would not be even.
+  const int by_size = int(w.nbytes() / kTaskBytes);
+  const int tasks = min_of(groups, by_size >= 4 * pool.threads() ? by_size : pool.threads());
+  pool.parallel_shares(tasks, [&](int task, int) {
+    const int first = int(int64_t(groups) * task / tasks) * group;
+    const int last = min_of(w.panels(), int(int64_t(groups) * (task + 1) / tasks) * group);
+    stream_panels<Dot>(a, tile, first, last);
+    if (a.maxima) note_maxima(a, 0, a.rows, first * 16, min_of(w.rows, last * 16));
+  });
+}
+
+// Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
+template <class Dot, class Unpacked>
+inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
+                          int first, int last, float* scratch) {
+  const MatrixView& w = a.weight;
+  const int row0 = tiles.begin(tile0);
+  constexpr int step_panels = BlockTile<Dot>::panels;
+  const BlocksOfK blocks(w);
+  // Sums that are finished at once, and a gate's with its pair, need no place of their own: one for all stays in L1.
+  const bool at_once = blocks.size >= blocks.padded && step_panels > 1;
+  const bool far = size_t(a.rows) * a.y_stride * 4 > kNearOutput;
+  const size_t panel_bytes = w.panel_bytes();
+  const size_t c_stride = at_once ? size_t(step_panels) * 16 : size_t(last - first + 1) / 2 * 32;
+  float* c = scratch + size_t(step_panels) * 16 * size_t(blocks.size);  // after what is unpacked
+  const char* following = w.data + panel_bytes * size_t(tile1 < tiles.count ? first : last);  // the next task's
+  for (int k = 0; k < blocks.padded; k += blocks.size) {
+    const int columns = blocks.columns(k);
+    const bool last_block = k + columns == blocks.padded;
+    for (int panel = first, count; panel < last; panel += count) {
+      count = min_of(step_panels, last - panel);
+      if (count == 3) count = 2;  // loops make 1, 2 or 4
+      const char* b = w.data + panel_bytes * size_t(panel) + w.offset(k);
+      const char* next = panel + count < last ? b + panel_bytes * size_t(count)
+                         : last_block         ? following
+                                              : w.data + panel_bytes * size_t(first) + w.offset(k + columns);
+      MicroArgs m{nullptr, nullptr, 0, 0, nullptr, c_stride, k > 0, 0};
+      m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
+      m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
+      const bool same = count < step_panels && BlockTile<Dot>::rows > kExactRows;  // one panel stands for both
+      auto read_from = [&](const char* panels, size_t bytes, int step_columns) {
+        m.b = panels, m.panel_bytes = same ? 0 : bytes, m.steps = columns / step_columns;
+      };
+      auto read_unpacked = [&] {
+        read_from(reinterpret_cast<const char*>(scratch), size_t(columns) * Unpacked::kColumnBytes, Dot::kStepK);
+      };
+      constexpr bool by_first = std::is_same_v<Unpacked, ExpandedByFirst>;
+      CompactPanel compact[step_panels];
+      if constexpr (by_first) {
+        for (int p = 0; p < step_panels; ++p) compact[p] = compact_panel(w, panel + min_of(p, count - 1), k);
+        m.compact = compact, m.first_step = uint32_t(k / kCompactColumns);
+        m.expanded = reinterpret_cast<ExpandedStep*>(scratch);
+        if (k == 0) fetch_escapes(w, panel + count, count);
+        read_from(b, panel_bytes, kCompactColumns);
+      } else if constexpr (Unpacked::kColumnBytes > 0) {
+        Unpacked::unpack(w, panel, count, k, columns, reinterpret_cast<char*>(scratch));
+        read_unpacked();
+      } else {
+        read_from(b, panel_bytes, Dot::kStepK);
+      }
+      for (int tile = tile0; tile < tile1; ++tile) {
+        const int begin = tiles.begin(tile);
+        m.next = next + panel_bytes * size_t(min_of(tile - tile0, count - 1));
+        m.a = packed + packed_offset<Dot>(tiles, tile, k, columns);
+        if (a.x_sums) m.sums = a.x_sums + group_sums_offset(w, begin, tiles.begin(tile + 1) - begin, k);
+        m.out = a.y + size_t(begin) * a.y_stride + (w.gated ? panel / 2 : panel) * 16;
+        m.c = at_once ? c : c + size_t(begin - row0) * c_stride + (panel - first) * 16;
+        const int rows = tiles.begin(tile + 1) - begin;
+        const bool expands = by_first && tile == tile0;
+        if constexpr (by_first)
+          if (expands) {
+            micro_for<Compact<Dot>, Prefetch::activations>(rows, count)(m);
+            read_unpacked();  // in place: a copy would wait for what was just written
+          }
+        if (!expands) micro_for<Dot, Prefetch::activations>(rows, count)(m);
+        // Finished sums go out while they are in L1; a gate waits for its pair.
+        const int from = w.gated ? panel / 2 * 2 : panel, done = panel + count - from;
+        if (last_block && !(w.gated && done % 2))
+          epilogue<Dot>(a, m.c - (panel - from) * 16, c_stride, begin, rows, from, done);
+      }
+    }
+  }
+}
+
+template <class Dot, class Unpacked>
+inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
+  const MatrixView& w = a.weight;
+  int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
+  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out; then lower ones,
+  // so that all have as many.
+  const int wanted = 4 * pool.threads(), step = max_of(2, BlockTile<Dot>::panels);
+  const int least = a.maxima ? kMaximaPanels : step;
+  const int width = max_of(least, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
+  const int column_blocks = (w.panels() + width - 1) / width;
+  auto few = [&](int tasks) { return tasks < wanted || (tasks < 4 * wanted && tasks % pool.threads() != 0); };
+  while (row_blocks < tiles.count / 2 && few(row_blocks * column_blocks)) ++row_blocks;
+  auto run = [&](int task, int thread) {
+    const int rows = task % row_blocks, columns = task / row_blocks;
+    const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
+    const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
+    const int first = columns * width, last = min_of(w.panels(), first + width);
+    auto* sums = static_cast<float*>(pool.scratch(thread));
+    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last, sums);
+    if (a.maxima) note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
+  };
+  // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
+  // neighbouring weights: a thread fetches those of its next task.
+  if (row_blocks > 1) pool.parallel_for(row_blocks * column_blocks, run);
+  else pool.parallel_shares(column_blocks, run);
+}
+
+// Calls pack(tile, thread) for each tile; within a job of the pool even where the caller does it alone, for another
+// caller's job would use the same scratch memory.
+template <class F>
+inline void for_tiles(const LinearArgs& a, const Tiles& tiles, ThreadPool& pool, F&& pack) {
+  const bool alone = int64_t(a.rows) * a.weight.padded_cols() < kSerialPack;
+  pool.parallel_for(alone ? 1 : tiles.count, [&](int task, int thread) {
+    for (int tile = task; tile < (alone ? tiles.count : task + 1); ++tile) pack(tile, thread);
+  });
+}
+
+// Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.
+template <class Dot>
+inline void linear_as(LinearArgs a, ThreadPool& pool) {
+  using A = typename Dot::A;
+  using Product = typename Blocks<Dot>::Product;
+  using Many = typename Blocks<Dot>::Many;
+  const int padded = a.weight.padded_cols();
+  const bool widen = !std::is_void_v<Many> && tiles_for<Product>(a.rows).count >= kWidenTiles;
+  const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Product>(a.rows);
+  A* packed = static_cast<A*>(a.workspace);
+  int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
+  if (a.weight.format.offsets) a.x_sums = sums;
+  if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
+    if (a.rows == 1 && padded == a.weight.cols && !a.norm.weight && !a.weight.format.offsets)
+      return linear_stream<Dot>(a, a.x, pool);
+  auto pack = [&](int tile, int thread) {
+    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+    const LinearArgs rows = normed(a, begin, end, static_cast<float*>(pool.scratch(thread)));
+    if (a.weight.format.offsets) sum_groups(rows, begin, end, sums);
+    pack_tile<Product>(rows, tiles, tile, packed);
+  };
+  for_tiles(a, tiles, pool, pack);
+  if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
+  if constexpr (!std::is_void_v<Many>)
+    if (widen) return linear_blocks<DotF32, Many>(a, packed, tiles, pool);
+  linear_blocks<Product, typename Blocks<Dot>::Few>(a, packed, tiles, pool);
+}
+
+// Rounds x to int8, packs it and runs the product.
+template <class Dot>
+inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
+  const Tiles tiles = tiles_for<Dot>(a.rows);
+  uint32_t* packed = static_cast<uint32_t*>(a.workspace);
+  const QuantizedRows rows(a);
+  a.x_scale = rows.scale, a.x_sums = rows.sums;
+  auto pack = [&](int tile, int thread) {
+    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+    uint32_t* rounded = static_cast<uint32_t*>(pool.scratch(thread));
+    float* memory = static_cast<float*>(pool.scratch(thread)) + kMaxRows * BlocksOfK(a.weight).size;
+    quantize_tile<Dot>(normed(a, begin, end, memory), rows, begin, end, rounded,
+                       [&](int k, int columns) { return packed + packed_offset<Dot>(tiles, tile, k, columns); });
+  };
+  for_tiles(a, tiles, pool, pack);
+  if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
+  linear_blocks<Dot, AsPacked>(a, packed, tiles, pool);
+}
+
+inline void linear(const LinearArgs& a, ThreadPool& pool) {
+  const Format& format = a.weight.format;
+  switch (format.layout) {
+    case Layout::f32:
+      return linear_as<DotF32>(a, pool);
+    case Layout::bf16:
+      return linear_as<DotBf16>(a, pool);
+    case Layout::bf16_12:
+      return linear_as<Compact<DotBf16>>(a, pool);
+    case Layout::i8:
+      return format.int8_rows ? linear_quantized<DotI8>(a, pool) : linear_as<DotI8Wide>(a, pool);
+    case Layout::i4:
+      return format.int8_rows ? linear_quantized<DotI4>(a, pool) : linear_as<DotI4Wide>(a, pool);
+  }
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,213 @@
+// The largest output of each row of a product, without most of the product: its screen tells which panels may have it,
+// and these are multiplied as `linear` does, so that the output found is the same, bit for bit.
+// Knows products; knows no plan.
+#pragma once
+
+#include "linear/linear.h"
+#include "linear/screen_candidates.h"
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kWaitingRows = 3;  // so few wait for memory
+// Rows up to which products of int8 are quicker than those of floats.
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
+constexpr int kScreenedRows = 256;
+#else
+constexpr int kScreenedRows = 1;
+#endif
+
+// Of a row's panels one in so many is multiplied at most, on average: more take longer than all of them at once.
+constexpr int candidate_share(int rows) { return rows <= kWaitingRows ? 8 : 16; }
+// Parts of a row's candidates, for threads to share where there are fewer rows than threads.
+constexpr int kCandidateParts = 8;
+constexpr float kScreenMagnitude = 1e10f;  // of activations and weights: under it bounds and products stay finite
+// Columns under which sums of int8 products fit in 32 bits, and a row in a thread's scratch memory.
+constexpr int kScreenColumns = 65536;
+
+// The largest of some outputs, the first where there are several.
+struct Largest {
+  float value;
+  int32_t at;
+
+  void meet(Largest other) {
+    if (other.value > value || (other.value == value && other.at < at)) *this = other;
+  }
+};
+constexpr Largest kNone = {-__builtin_inff(), 0x7fffffff};
+
+// Where all this lies in the workspace of a product: what the product with the screen needs, then a row's state and
+// what its parts found.
+struct ScreenMemory {
+  ScreenRow* rows;
+  Largest* largest;  // [rows][kCandidateParts]
+
+  static size_t product_bytes(const MatrixView& screen, int rows) {
+    return round_up(quantized_bytes(screen, rows), 64);
+  }
+  static size_t bytes(const MatrixView& w, int rows) {
+    return product_bytes(w.screen(), rows) + size_t(rows) * (sizeof(ScreenRow) + kCandidateParts * sizeof(Largest));
+  }
+  explicit ScreenMemory(const LinearArgs& a) {
+    char* p = static_cast<char*>(a.workspace) + product_bytes(a.weight.screen(), a.rows);
+    rows = reinterpret_cast<ScreenRow*>(p);
+    largest = reinterpret_cast<Largest*>(rows + a.rows);
+  }
+};
+
+// What `linear` or `screened_best` needs.
+inline size_t any_linear_workspace(const MatrixView& weight, int max_rows) {
+  const size_t product = linear_workspace(weight, max_rows);
+  return weight.has_screen() ? max_of(product, ScreenMemory::bytes(weight, min_of(max_rows, kScreenedRows))) : product;
+}
+
+// As a product takes an activation.
+template <class Dot>
+inline V multiplied(V v) {
+#if defined(QUIRE_BF16_DOT)
+  if constexpr (Dot::kStepA < Dot::kStepK) {
+    uint16_t halves[kLanes];
+    store_halves(halves, v);
+    return load_bf16(halves);
+  }
+#endif
+  return v;
+}
+
+// Bounds of the length of n values, and of what rounding them to int8 changes; not a number where one of them is too
+// large, or no number.
+struct LengthBounds {
+  float length, rounding;
+};
+
+template <class Dot>
+inline LengthBounds length_bounds(const float* x, int n, Int8Scale scale) {
+  V length = set1(0), rounding = set1(0);
+  for (int k = 0; k < n; k += kLanes) {
+    const V v = load_first(x + k, min_of(kLanes, n - k)), w = multiplied<Dot>(v);
+    const V apart = fma(to_float(to_int(v * set1(scale.inverse))), set1(-scale.scale), w);
+    length = fma(w, w, length), rounding = fma(apart, apart, rounding);
+  }
+  constexpr float up = 1.001f;  // what these sums and roots may have lost, for up to kScreenColumns
+  const float part = up * __builtin_sqrtf(reduce_add(rounding));
+  return {up * __builtin_sqrtf(reduce_add(length)),
+          scale.scale * 127.0f < kScreenMagnitude ? part : __builtin_nanf("")};
+}
+
+inline ScreenWeightRow screen_weight_row(const float* x, int n, char* bytes) {
+  const Int8Scale scale = int8_scale(x, n);
+  const LengthBounds bounds = length_bounds<DotF32>(x, n, scale);
+  if (bounds.rounding < __builtin_inff())
+    for (int k = 0; k < n; k += kLanes)
+      store_int8(reinterpret_cast<int8_t*>(bytes + k), to_int(load(x + k) * set1(scale.inverse)) + iset1(128));
+  return {scale.scale, bounds.length + bounds.rounding, bounds.rounding};
+}
+
+// Bounds for a row of n activations, as products with a weight and with its screen see it.
+template <class Dot>
+inline ScreenRow screen_row(const float* x, int n) {
+  const LengthBounds bounds = length_bounds<Dot>(x, n, int8_scale(x, n));
+  // A product of floats rounds twice a column at most, each time by 2^-24 of |x| |w| or less; the outputs of the
+  // screen and the bounds themselves are rounded a few times more.
+  const float floats = float(n) * 0x1p-22f + 0x1p-19f;
+  const float rounding = bounds.rounding + floats * (bounds.length + bounds.rounding);
+  return {bounds.length, rounding, -__builtin_inff(), 0};
+}
+
+// The largest output of row `row` in panels noted from `first` to `last`. `packed`: memory for a row.
+template <class Dot>
+inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, const Candidate* last, void* packed) {
+  using Product = typename Blocks<Dot>::Product;
+  const MatrixView& w = a.weight;
+  LinearArgs one = a;
+  one.x = a.x + size_t(row) * a.x_stride, one.rows = 1;
+  pack_tile<Product>(one, Tiles(1, 1), 0, static_cast<typename Product::A*>(packed));
+  constexpr int most = max_panels(1) > 1 ? 2 : 1;  // two at once: sums of one wait for each other
+  alignas(64) float c[most * 16];
+  const size_t panel_bytes = w.panel_bytes();
+  Largest result = kNone;
+  for (int count; first < last; first += count) {
+    count = min_of(most, int(last - first));
+    const int panels[] = {first[0].panel, first[count - 1].panel};
+    MicroArgs m{packed, w.data + panel_bytes * size_t(panels[0]), 0, w.padded_cols() / Dot::kStepK, c, 16, false, 0};
+    m.panel_bytes = panel_bytes * size_t(ptrdiff_t(panels[1] - panels[0]));
+    CompactPanel compact[most];
+    if constexpr (Dot::kLoop == Loop::compact) {
+      for (int p = 0; p < count; ++p) compact[p] = compact_panel(w, panels[p], 0);
+      m.compact = compact;
+    }
+    micro_for<Dot, Prefetch::weights>(1, count)(m);
+    for (int i = 0; i < count * 16; ++i)
+      if (const int at = panels[i / 16] * 16 + i % 16; at < w.rows) result.meet({c[i], at});
+  }
+  return result;
+}
+
+// Notes candidates in y, whose rows have room for them; keeps those that may still be the largest when all outputs were
+// met. False where these are too many, or a row is not one for a screen.
+template <class Dot>
+inline bool find_candidates(const LinearArgs& a, const ScreenMemory& memory, const Screening& screening,
+                            ThreadPool& pool) {
+  for_tiles(a, Tiles(a.rows, 1), pool, [&](int r, int) {
+    memory.rows[r] = screen_row<Dot>(a.x + size_t(r) * a.x_stride, a.weight.cols);
+  });
+  for (int r = 0; r < a.rows; ++r)
+    if (!(memory.rows[r].rounding < __builtin_inff())) return false;
+  LinearArgs coarse = a;
+  coarse.weight = a.weight.screen();
+  coarse.y_stride = 0, coarse.maxima = nullptr;
+  coarse.screening = &screening;
+  linear_quantized<DotI8>(coarse, pool);
+  int64_t total = 0;
+  for (int r = 0; r < a.rows; ++r) {
+    ScreenRow& row = memory.rows[r];
+    Candidate* noted = screening.noted + size_t(r) * screening.stride;
+    int kept = 0;
+    for (int i = 0; i < row.candidates; ++i)
+      if (noted[i].most >= row.least) noted[kept++] = noted[i];
+    total += row.candidates = kept;
+  }
+  return total * candidate_share(a.rows) <= int64_t(a.rows) * a.weight.panels();
+}
+
+template <class Dot>
+inline bool screened_best_as(const LinearArgs& a, int32_t* best, ThreadPool& pool) {
+  const ScreenMemory memory(a);
+  const size_t stride = a.y_stride * sizeof(float) / sizeof(Candidate);
+  const Screening screening{memory.rows, reinterpret_cast<Candidate*>(a.y), stride};
+  if (!find_candidates<Dot>(a, memory, screening, pool)) return false;
+  const int parts = a.rows < pool.threads() ? min_of(pool.threads(), kCandidateParts) : 1;
+  pool.parallel_for(a.rows * parts, [&](int task, int thread) {
+    const int row = task / parts, part = task % parts;
+    const Candidate* noted = screening.noted + size_t(row) * screening.stride;
+    const int64_t count = memory.rows[row].candidates;
+    memory.largest[task] =
+        largest_of<Dot>(a, row, noted + count * part / parts, noted + count * (part + 1) / parts, pool.scratch(thread));
+  });
+  for (int r = 0; r < a.rows; ++r) {
+    Largest largest = kNone;
+    for (int part = 0; part < parts; ++part) largest.meet(memory.largest[r * parts + part]);
+    best[r] = largest.at;
+    a.y[size_t(r) * a.y_stride + size_t(largest.at)] = largest.value;
+  }
+  return true;
+}
+
+inline bool screened_best(const LinearArgs& a, int32_t* best, ThreadPool& pool) {
+  const bool plain = !a.norm.weight && !a.bias && a.activation == Activation::none && !a.residual;
+  const bool fits = a.rows <= kScreenedRows && a.weight.cols < kScreenColumns && a.weight.rows >= 16;
+  if (!plain || !fits || !a.weight.has_screen()) return false;
+  switch (a.weight.format.layout) {
+    case Layout::f32:
+      return screened_best_as<DotF32>(a, best, pool);
+    case Layout::bf16:
+      return screened_best_as<DotBf16>(a, best, pool);
+    case Layout::bf16_12:
+      return screened_best_as<Compact<DotBf16>>(a, best, pool);
+    case Layout::i8:
+    case Layout::i4:
+      break;
+  }
+  return false;
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,67 @@
+// Paged KV storage of all layers in one allocation. Knows the layout; knows no sequence and no block table.
+//
+// [block][layer], so that memory is touched as blocks are used; in each first keys, then values:
+//   K [kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no horizontal sums
+//   V [kv_head][block_size][head_dim]
+// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements.
+// With int8 four elements that are multiplied together lie side by side, as dot products of bytes take them, and behind
+// a tile's elements is a scale (float) for each position: of one key, or value, of one head.
+//   K [kv_head][head_dim / 4][block_size][4]   bytes 128 more than the value; head_dim rounded up to a multiple of 4
+//   V [kv_head][block_size / 4][head_dim][4]   the four of positions 4 i to 4 i + 3; block_size is a multiple of 4
+// Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/memory.h"
+
+namespace quire {
+
+enum class KVType : int { f32, bf16, i8 };
+
+// Plain view of a cache, safe to use in per-ISA code.
+struct KVView {
+  char* base = nullptr;
+  int num_layers = 0, num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
+  KVType type = KVType::f32;
+  bool shared_values = false;
+
+  QUIRE_INLINE size_t element_bytes() const { return type == KVType::f32 ? 4 : type == KVType::bf16 ? 2 : 1; }
+  QUIRE_INLINE size_t tile_elements() const {
+    return size_t(type == KVType::i8 ? (head_dim + 3) / 4 * 4 : head_dim) * size_t(block_size);
+  }
+  QUIRE_INLINE size_t tile_bytes() const {
+    return tile_elements() * element_bytes() + (type == KVType::i8 ? size_t(block_size) * 4 : 0);
+  }
+  QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys, or values, of a layer
+  QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
+  QUIRE_INLINE size_t block_bytes() const { return size_t(num_layers) * layer_bytes(); }
+
+  // First byte of the tile of (layer, block, kv head).
+  QUIRE_INLINE char* key_tile(int layer, int block, int head) const {
+    return base + size_t(block) * block_bytes() + size_t(layer) * layer_bytes() + size_t(head) * tile_bytes();
+  }
+  QUIRE_INLINE char* value_tile(int layer, int block, int head) const {
+    return key_tile(layer, block, head) + side_bytes();
+  }
+};
+
+class KVStore {
+ public:
+  // `value_dim` 0: values of head_dim beside the keys; else values are the first value_dim elements of the keys.
+  // Throws std::invalid_argument where a size is not positive, std::bad_alloc where the address space is short.
+  KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, KVType type, int num_blocks, int block_size);
+
+  const KVView& view() const { return view_; }
+  size_t nbytes() const { return memory_.size(); }
+
+  // Copies whole blocks of every layer; throws std::out_of_range before anything is copied.
+  void copy_blocks(const int32_t* source, const int32_t* destination, size_t count);
+
+ private:
+  HugeBuffer memory_;
+  KVView view_;
+};
+
+}  // namespace quire

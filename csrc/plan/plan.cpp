@@ -1,0 +1,467 @@
+// Recording a plan and laying out its arena. Knows shapes and lifetimes; plan_run.cpp executes.
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+
+namespace {
+
+constexpr size_t kAlignFloats = 16;  // 64 bytes
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+void check_norm(const NormParams& norm, int width) {
+  require(int(norm.weight.size()) == width && (norm.bias.empty() || int(norm.bias.size()) == width),
+          "a norm's weight has " + std::to_string(norm.weight.size()) + " elements, its input " +
+              std::to_string(width));
+}
+
+void check_head_norm(const NormParams& norm, int heads, int head_dim) {
+  if (!norm.present()) return;
+  const bool of_one = int(norm.weight.size()) == head_dim && !norm.own_head;
+  check_norm(norm, of_one ? head_dim : heads * head_dim);
+}
+
+std::vector<float> packed_bias(const MatrixView& view, const std::vector<float>& bias) {
+  require(bias.empty() || int(bias.size()) == view.rows, "linear: the bias has " + std::to_string(bias.size()) +
+                                                             " elements, the weight " + std::to_string(view.rows) +
+                                                             " rows");
+  if (bias.empty()) return {};
+  std::vector<float> packed(size_t(view.panels()) * 16, 0.0f);
+  for (int i = 0; i < view.panels() * 16; ++i)
+    if (const int row = source_row(view, i / 16, i % 16); row >= 0) packed[size_t(i)] = bias[size_t(row)];
+  return packed;
+}
+
+}  // namespace
+
+Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
+           int value_dim, StepLimits limits)
+    : kernels_(kernels),
+      pool_(std::move(pool)),
+      num_layers_(num_layers),
+      num_kv_heads_(num_kv_heads),
+      head_dim_(head_dim),
+      value_dim_(value_dim > 0 ? value_dim : head_dim),
+      limits_(limits) {
+  require(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0,
+          "limits of a plan must be at least 1 token, 1 sequence and 1 row of logits");
+}
+
+int Plan::add_buffer(int width, RowKind rows) {
+  const int id = int(buffers_.size());
+  buffers_.push_back({width, rows, id});
+  return id;
+}
+
+int Plan::add_op(Op op, int width, RowKind rows) {
+  op.out = add_buffer(width, rows);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+const Plan::Buffer& Plan::checked(int buffer, const char* what) const {
+  require(buffer >= 0 && buffer < int(buffers_.size()), std::string(what) + " is not a tensor of this plan");
+  require(logits_ < 0, "the plan is already finished");
+  return buffers_[size_t(buffer)];
+}
+
+int Plan::width(int buffer) const { return buffers_.at(size_t(buffer)).width; }
+
+int Plan::embed(std::shared_ptr<PackedMatrix> table, float scale) {
+  const MatrixView view = table->view();
+  require(!view.gated, "an embedding table cannot be a gated weight");
+  vocab_rows_ = vocab_rows_ == 0 ? view.rows : std::min(vocab_rows_, view.rows);
+  Op op{.kind = OpKind::embed};
+  op.weight = std::move(table);
+  op.scale = scale;
+  return add_op(std::move(op), view.cols, RowKind::tokens);
+}
+
+int Plan::embed_positions(std::shared_ptr<PackedMatrix> table, int offset) {
+  const MatrixView view = table->view();
+  require(!view.gated, "an embedding table cannot be a gated weight");
+  require(offset >= 0 && offset < view.rows, "embed_positions: the offset leaves no position");
+  position_rows_ = position_rows_ == 0 ? view.rows - offset : std::min(position_rows_, view.rows - offset);
+  Op op{.kind = OpKind::embed_positions};
+  op.weight = std::move(table);
+  op.offset = offset;
+  return add_op(std::move(op), view.cols, RowKind::tokens);
+}
+
+int Plan::add(int x, int other, float scale) {
+  const Buffer in = checked(x, "the input of add"), second = checked(other, "the second input of add");
+  require(in.width == second.width && in.rows == second.rows, "add: the inputs have different shapes");
+  Op op{.kind = OpKind::add, .in = x, .other = other};
+  op.scale = scale;
+  return add_op(std::move(op), in.width, in.rows);
+}
+
+int Plan::scale(int x, float scale, float cap) {
+  const Buffer in = checked(x, "the input of scale");
+  Op op{.kind = OpKind::scale, .in = x};
+  op.scale = scale;
+  op.cap = cap;
+  return add_op(std::move(op), in.width, in.rows);
+}
+
+int Plan::norm(int x, NormParams params) {
+  const Buffer in = checked(x, "the input of norm");
+  check_norm(params, in.width);
+  Op op{.kind = OpKind::norm, .in = x};
+  op.norm = std::move(params);
+  return add_op(std::move(op), in.width, in.rows);
+}
+
+int Plan::linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
+                 int residual) {
+  const Buffer in = checked(x, "the input of linear");
+  const MatrixView view = weight->view();
+  const int width = view.gated ? view.rows / 2 : view.rows;
+  require(in.width == view.cols, "linear: the input has " + std::to_string(in.width) + " columns, the weight " +
+                                     std::to_string(view.cols));
+  if (residual >= 0) {
+    const Buffer& r = checked(residual, "the residual of linear");
+    require(r.width == width && r.rows == in.rows, "linear: the residual's shape is not the output's");
+  }
+  Op op{.kind = OpKind::linear, .in = x, .residual = residual};
+  op.activation = activation;
+  op.vector = packed_bias(view, bias);
+  op.weight = std::move(weight);
+  return add_op(std::move(op), width, in.rows);
+}
+
+int Plan::rope(std::vector<float> inv_freq, float scale) {
+  require(!inv_freq.empty(), "rope needs at least one frequency");
+  const int width = 2 * int(inv_freq.size());
+  Op op{.kind = OpKind::rope};
+  op.vector = std::move(inv_freq);
+  op.scale = scale;
+  return add_op(std::move(op), width, RowKind::tokens);
+}
+
+int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm) {
+  const Buffer in = checked(qkv, "the input of store_kv");
+  require(in.rows == RowKind::tokens, "store_kv needs one row per token");
+  require(layer >= 0 && layer < num_layers_, "store_kv: layer " + std::to_string(layer) + " is not in the cache");
+  require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
+  require(in.width == (num_heads + 2 * num_kv_heads_) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
+  // The keys of 16 tokens, and a head's of them again.
+  require(size_t(num_kv_heads_ + 1) * size_t(head_dim_) * 16 * 4 <= ThreadPool::kScratchBytes,
+          "store_kv: the keys are too large");
+  if (angles >= 0) {
+    const Buffer& a = checked(angles, "the angles of store_kv");
+    require(a.rows == RowKind::tokens && a.width <= head_dim_ && a.width % 2 == 0,
+            "store_kv: angles must be [T, rotary_dim] with an even rotary_dim of at most head_dim");
+  }
+  require(value_dim_ == head_dim_, "store_kv: the cache is for latent attention");
+  check_head_norm(q_norm, num_heads, head_dim_);
+  check_head_norm(k_norm, num_kv_heads_, head_dim_);
+  Op op{.kind = OpKind::store_kv, .in = qkv};
+  op.angles = angles;
+  op.norm = std::move(q_norm);
+  op.k_norm = std::move(k_norm);
+  op.layer = layer;
+  op.num_heads = num_heads;
+  return add_op(std::move(op), num_heads * head_dim_, RowKind::tokens);
+}
+
+int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
+  const Buffer in = checked(q, "the input of attention");
+  require(in.rows == RowKind::tokens && in.width == num_heads * head_dim_, "attention: the input is not [T, N H]");
+  require(layer >= 0 && layer < num_layers_, "attention: layer " + std::to_string(layer) + " is not in the cache");
+  require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
+  require(params.window >= 0 && params.chunk >= 0, "attention: a window or chunk must be at least 1 token");
+  require(params.ahead >= 0 && params.ahead <= 1 << 28, "attention: a query cannot see that many positions ahead");
+  for (const auto* values : {&params.slopes, &params.sinks})
+    require(values->empty() || int(values->size()) == num_heads, "attention: slopes and sinks need one value a head");
+  Op op{.kind = OpKind::attention, .in = q};
+  op.layer = layer;
+  op.num_heads = num_heads;
+  op.attention = std::move(params);
+  return add_op(std::move(op), num_heads * value_dim_, RowKind::tokens);
+}
+
+int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm) {
+  const Buffer in = checked(kv, "the input of store_latent"), latent = checked(q_latent, "the latent queries");
+  const Buffer rotated = checked(q_rope, "the queries to rotate"), a = checked(angles, "the angles of store_latent");
+  const int rope_dim = head_dim_ - value_dim_, num_heads = latent.width / value_dim_;
+  for (const Buffer& b : {in, latent, rotated, a})
+    require(b.rows == RowKind::tokens, "store_latent needs one row per token");
+  require(layer >= 0 && layer < num_layers_, "store_latent: layer " + std::to_string(layer) + " is not in the cache");
+  require(num_kv_heads_ == 1 && rope_dim > 0 && in.width == head_dim_ && a.width == rope_dim,
+          "store_latent: the cache is not one of C latent and R rotated elements, or the input not [T, C + R]");
+  require(num_heads > 0 && latent.width == num_heads * value_dim_ && rotated.width == num_heads * rope_dim,
+          "store_latent: queries must be [T, N C] and [T, N R]");
+  require(size_t(head_dim_) * 17 * 4 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
+  check_norm(norm, value_dim_);
+  Op op{.kind = OpKind::store_latent, .in = kv, .residual = q_latent, .angles = angles, .other = q_rope};
+  op.norm = std::move(norm);
+  op.layer = layer;
+  op.num_heads = num_heads;
+  return add_op(std::move(op), num_heads * head_dim_, RowKind::tokens);
+}
+
+int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights) {
+  const Buffer in = checked(x, "the input of head_linear");
+  require(!weights.empty(), "head_linear needs a weight for each head");
+  const int rows = weights.front()->view().rows, cols = weights.front()->view().cols;
+  for (const auto& weight : weights) {
+    const MatrixView v = weight->view();
+    require(!v.gated && v.rows == rows && v.cols == cols, "head_linear: the weights have different shapes");
+  }
+  require(in.width == cols * int(weights.size()), "head_linear: the input is not [T, N K]");
+  Op op{.kind = OpKind::head_linear, .in = x};
+  const int width = rows * int(weights.size());
+  op.weights = std::move(weights);
+  return add_op(std::move(op), width, in.rows);
+}
+
+int Plan::route(int scores, RoutingParams params) {
+  const Buffer in = checked(scores, "the input of route");
+  const RoutingParams& p = params;
+  require(p.num_experts > 0 && in.width == p.num_experts + (p.shared && p.shared_gate ? 1 : 0),
+          "route: the scores are not [T, experts]");
+  require(p.num_groups > 0 && p.num_experts % p.num_groups == 0 && p.top_groups > 0 && p.top_groups <= p.num_groups,
+          "route: groups of experts must be equal and some of them chosen");
+  require(p.top_k > 0 && p.top_k <= p.num_experts / p.num_groups * p.top_groups, "route: too many experts a token");
+  require(p.correction.empty() || int(p.correction.size()) == p.num_experts, "route: one correction an expert");
+  const int width = 2 * p.chosen();
+  Op op{.kind = OpKind::route, .in = scores};
+  op.routing = std::move(params);
+  return add_op(std::move(op), width, in.rows);
+}
+
+int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation) {
+  const Buffer in = checked(x, "the input of experts"), chosen = checked(routes, "the routes of experts");
+  require(in.rows == chosen.rows && in.rows == RowKind::tokens, "experts: as many routes as rows, one per token");
+  require(!experts.empty(), "experts: there are none");
+  for (ExpertWeights& e : experts) {
+    const MatrixView up = e.up->view(), down = e.down->view();
+    require(up.cols == in.width && down.rows == in.width && !down.gated,
+            "experts: a weight is not of the input's width");
+    require(down.cols == (up.gated ? up.rows / 2 : up.rows), "experts: the projections do not fit each other");
+    e.up_bias = packed_bias(up, e.up_bias);
+    e.down_bias = packed_bias(down, e.down_bias);
+  }
+  Op op{.kind = OpKind::experts, .in = x, .other = routes};
+  op.experts = std::move(experts);
+  op.activation = activation;
+  return add_op(std::move(op), in.width, RowKind::tokens);
+}
+
+int Plan::select_rows(int x) {
+  const Buffer in = checked(x, "the input of select_rows");
+  require(in.rows == RowKind::tokens, "select_rows needs one row per token");
+  return add_op(Op{.kind = OpKind::select_rows, .in = x}, in.width, RowKind::logit_rows);
+}
+
+int Plan::begin_head(int hidden) {
+  const Buffer in = checked(hidden, "the result of hidden");
+  require(in.rows == RowKind::logit_rows, "hidden must end in rows picked by select_rows");
+  require(hidden_ < 0, "begin_head was called before");
+  hidden_ = hidden;
+  head_begin_ = ops_.size();
+  // Shares the memory of hidden: data() adds the first row of the call.
+  head_input_ = add_buffer(in.width, RowKind::head_rows);
+  buffers_[size_t(head_input_)].root = hidden;
+  return head_input_;
+}
+
+void Plan::finish(int logits) {
+  const Buffer out = checked(logits, "the logits");
+  require(hidden_ >= 0 && out.rows == RowKind::head_rows && logits != head_input_, "the head computes no logits");
+  logits_ = logits;
+  keep_tails();
+  fuse_norms();
+  find_lives();
+  share_buffers();
+  place_buffers();
+  workspace_bytes_ = shared_workspace();
+  total_bytes_ = arena_floats_ * 4 + workspace_bytes_ + size_t(limits_.max_tokens) * 4 * sizeof(int32_t);
+  if (product_makes_logits()) total_bytes_ += size_t(limits_.max_logit_rows) * (maxima_of(width(logits_)) + 1) * 4;
+}
+
+bool Plan::product_makes_logits() const {
+  return ops_.back().out == logits_ && ops_.back().kind == OpKind::linear && !ops_.back().weight->view().gated;
+}
+
+size_t Plan::max_rows(RowKind rows) const {
+  return size_t(rows == RowKind::head_rows ? limits_.max_logit_rows : limits_.max_tokens);
+}
+
+size_t Plan::buffer_floats(const Buffer& buffer) const {
+  const size_t floats = size_t(buffer.width) * max_rows(buffer.rows);
+  return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
+}
+
+// Ops whose results nothing stored depends on become ops of tails, for what they read of all tokens its tails are
+// taken.
+void Plan::keep_tails() {
+  std::vector<bool> whole(buffers_.size());  // needed of all tokens
+  for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
+    const OpKind kind = op->kind;
+    if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
+        kind == OpKind::store_latent)  // these read the step's own arrays
+      whole[size_t(op->out)] = true;
+    if (!whole[size_t(op->out)]) continue;
+    for (const int* used : op->inputs())
+      if (*used >= 0) whole[size_t(*used)] = true;
+  }
+  std::vector<int> tails(buffers_.size(), -1);  // of each buffer, where they were taken
+  std::vector<Op> ops;
+  for (Op& op : ops_) {
+    RowKind& rows = buffers_[size_t(op.out)].rows;
+    if (rows == RowKind::tokens && !whole[size_t(op.out)]) rows = RowKind::tails;
+    const bool narrow = rows == RowKind::tails || op.kind == OpKind::select_rows;
+    for (int* used : op.inputs()) {
+      if (!narrow || *used < 0 || buffers_[size_t(*used)].rows != RowKind::tokens) continue;
+      int& taken = tails[size_t(*used)];
+      if (taken < 0) {
+        taken = add_buffer(width(*used), RowKind::tails);
+        ops.push_back(Op{.kind = OpKind::tails, .in = *used, .out = taken});
+        ++head_begin_;
+      }
+      *used = taken;
+    }
+    ops.push_back(std::move(op));
+  }
+  ops_ = std::move(ops);
+}
+
+// A norm that one product alone reads is done where that packs its rows: one pass and one wait less.
+void Plan::fuse_norms() {
+  std::vector<int> readers(buffers_.size());
+  for (Op& op : ops_)
+    for (const int* used : op.inputs())
+      if (*used >= 0) ++readers[size_t(*used)];
+  std::vector<int> norms(buffers_.size(), -1);  // of each buffer, the norm that makes it
+  std::vector<bool> fused(ops_.size());
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    Op& op = ops_[i];
+    // The rows of a tile have to fit in scratch memory beside what they are rounded to.
+    const bool fits = size_t(width(op.out)) * 16 * 4 <= ThreadPool::kScratchBytes / 2;
+    if (op.kind == OpKind::norm && op.out != hidden_ && readers[size_t(op.out)] == 1 && fits)
+      norms[size_t(op.out)] = int(i);
+    if (op.kind != OpKind::linear || norms[size_t(op.in)] < 0) continue;
+    Op& norm = ops_[size_t(norms[size_t(op.in)])];
+    op.in = norm.in;
+    op.norm = std::move(norm.norm);
+    fused[size_t(&norm - ops_.data())] = true;
+  }
+  std::vector<Op> ops;
+  size_t before_head = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (fused[i]) continue;
+    before_head += i < head_begin_;
+    ops.push_back(std::move(ops_[i]));
+  }
+  ops_ = std::move(ops);
+  head_begin_ = before_head;
+}
+
+void Plan::find_lives() {
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    for (const int* used : ops_[i].inputs())
+      if (*used >= 0) buffers_[size_t(*used)].last_op = int(i);
+    Buffer& out = buffers_[size_t(ops_[i].out)];
+    out.first_op = out.last_op = int(i);
+  }
+  for (const int kept : {hidden_, logits_}) buffers_[size_t(kept)].last_op = int(ops_.size());
+}
+
+// What nobody reads later is changed in place, where it is a residual that is added to, or what tails are taken from:
+// one buffer less, and its lines are warm.
+void Plan::share_buffers() {
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    Buffer& out = buffers_[size_t(op.out)];
+    const int changed = op.kind == OpKind::linear ? op.residual : op.kind == OpKind::tails ? op.in : -1;
+    if (changed < 0 || changed == head_input_ || buffers_[size_t(changed)].last_op != int(i)) continue;
+    if (op.kind == OpKind::linear && (op.residual == op.in || buffers_[size_t(changed)].rows != out.rows)) continue;
+    out.root = buffers_[size_t(changed)].root;
+    Buffer& root = buffers_[size_t(out.root)];
+    root.last_op = std::max(root.last_op, out.last_op);
+  }
+  buffers_[size_t(head_input_)].root = buffers_[size_t(hidden_)].root;
+}
+
+// Greedy by size (largest first): each buffer at the lowest offset that is free during its life.
+void Plan::place_buffers() {
+  std::vector<int> order;
+  for (int i = 0; i < int(buffers_.size()); ++i)
+    if (buffers_[size_t(i)].root == i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [this](int a, int b) {
+    return buffer_floats(buffers_[size_t(a)]) > buffer_floats(buffers_[size_t(b)]);
+  });
+  std::vector<int> placed;
+  for (const int id : order) {
+    Buffer& buffer = buffers_[size_t(id)];
+    std::vector<const Buffer*> busy;
+    for (const int other : placed) {
+      const Buffer& b = buffers_[size_t(other)];
+      if (b.first_op <= buffer.last_op && buffer.first_op <= b.last_op) busy.push_back(&b);
+    }
+    std::sort(busy.begin(), busy.end(), [](const Buffer* a, const Buffer* b) { return a->offset < b->offset; });
+    size_t offset = 0;
+    for (const Buffer* b : busy)
+      if (b->offset < offset + buffer_floats(buffer)) offset = std::max(offset, b->offset + buffer_floats(*b));
+    buffer.offset = offset;
+    arena_floats_ = std::max(arena_floats_, offset + buffer_floats(buffer));
+    placed.push_back(id);
+  }
+}
+
+// Ops run one after the other, so one region serves them all.
+size_t Plan::shared_workspace() const {
+  size_t bytes = 0;
+  for (const Op& op : ops_) {
+    const int rows = int(max_rows(buffers_[size_t(op.out)].rows));
+    if (op.kind == OpKind::linear) bytes = std::max(bytes, kernels_.linear_workspace(op.weight->view(), rows));
+    if (op.kind == OpKind::attention)
+      bytes = std::max(bytes, kernels_.attention_workspace({limits_.max_tokens, limits_.max_seqs, op.num_heads,
+                                                            num_kv_heads_, head_dim_, value_dim_, pool_->threads()}));
+    for (const auto& weight : op.weights) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), rows));
+    if (op.kind == OpKind::experts) {
+      size_t linear = 0;
+      for (const ExpertWeights& e : op.experts)
+        linear = std::max({linear, kernels_.linear_workspace(e.up->view(), rows),
+                           kernels_.linear_workspace(e.down->view(), rows)});
+      bytes = std::max(bytes, expert_floats(op) * 4 + linear);
+    }
+  }
+  return bytes;
+}
+
+void Plan::bind(std::shared_ptr<KVStore> kv) {
+  const KVView& view = kv->view();
+  require(logits_ >= 0, "the plan is not finished");
+  require(view.num_layers == num_layers_ && view.num_kv_heads == num_kv_heads_ && view.head_dim == head_dim_ &&
+              view.value_dim == value_dim_,
+          "the KV cache has another shape than the plan");
+  auto loaded = [](const std::shared_ptr<PackedMatrix>& weight) { return !weight || weight->view().data != nullptr; };
+  for (const Op& op : ops_) {
+    bool whole = loaded(op.weight);
+    for (const auto& weight : op.weights) whole = whole && loaded(weight);
+    for (const ExpertWeights& e : op.experts) whole = whole && loaded(e.up) && loaded(e.down);
+    require(whole, "the plan was made with outlines of weights: load them");
+  }
+  arena_ = HugeBuffer(arena_floats_ * 4);
+  workspace_ = HugeBuffer(workspace_bytes_);
+  token_block_.resize(size_t(limits_.max_tokens));
+  token_offset_.resize(size_t(limits_.max_tokens));
+  table_rows_.resize(size_t(limits_.max_tokens));
+  if (product_makes_logits()) {
+    best_.resize(size_t(limits_.max_logit_rows));
+    maxima_.resize(best_.size() * maxima_of(width(logits_)));
+  }
+  kv_ = std::move(kv);
+}
+
+}  // namespace quire

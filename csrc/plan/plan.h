@@ -1,0 +1,223 @@
+// A forward pass recorded once as a flat list of kernel calls over one arena, and run without Python.
+// Knows ops, buffers and their lifetimes; knows no model and no scheduler.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "simd/kernels.h"
+#include "plan/kv_cache.h"
+#include "linear/matrix.h"
+#include "plan/memory.h"
+#include "plan/shared_prefix.h"
+#include "plan/tails.h"
+#include "plan/thread_pool.h"
+
+namespace quire {
+
+struct StepLimits {
+  int max_tokens, max_seqs, max_logit_rows;
+};
+
+// The arrays of ModelInput (ops/protocol.py) with their lengths.
+struct StepInput {
+  const int32_t* tokens;
+  const int32_t* positions;
+  const int32_t* cu_q;
+  const int32_t* kv_len;
+  const int32_t* slots;
+  const int32_t* block_table;
+  const int32_t* logit_rows;
+  int num_tokens, num_seqs, num_slots, blocks_per_slot, num_logit_rows;
+  bool greedy;  // of logits only `best` is read
+};
+
+// Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
+enum class RowKind : int { tokens, tails, logit_rows, head_rows };
+
+struct NormParams {
+  bool rms = true;
+  std::vector<float> weight;
+  std::vector<float> bias;  // empty: none
+  float eps = 0;
+  bool own_head = false;  // of queries or keys: a weight for each head
+
+  bool present() const { return !weight.empty(); }
+};
+
+// What scores go through, and which positions a query sees (AttentionArgs).
+struct AttentionParams {
+  float scale = 1;
+  int window = 0, chunk = 0;  // 0: none
+  int ahead = 0;
+  float cap = 0;
+  std::vector<float> slopes, sinks;  // one a head, or empty
+};
+
+// How tokens choose experts from their scores (Routing in ops/protocol.py).
+struct RoutingParams {
+  int num_experts = 0, top_k = 0;
+  bool sigmoid = false, softmax_after = false, renormalize = false;
+  float scale = 1;
+  int num_groups = 1, top_groups = 1;
+  bool group_sum = false;
+  std::vector<float> correction;
+  bool shared = false, shared_gate = false;
+
+  int chosen() const { return top_k + (shared ? 1 : 0); }
+};
+
+// gate and up [2 I, D] or one matrix [I, D], and down [D, I]; biases in packed order, or empty.
+struct ExpertWeights {
+  std::shared_ptr<PackedMatrix> up, down;
+  std::vector<float> up_bias, down_bias;
+};
+
+// Recording: the methods named as in the Ops protocol append an op and return the number of its output buffer; all
+// throw std::invalid_argument where shapes disagree. Order: ops of hidden, begin_head, ops of the head, finish, bind.
+class Plan {
+ public:
+  // value_dim 0: as KVStore.
+  Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
+       int value_dim, StepLimits limits);
+
+  int embed(std::shared_ptr<PackedMatrix> table, float scale);
+  // Rows of the table at each token's position + offset.
+  int embed_positions(std::shared_ptr<PackedMatrix> table, int offset);
+  int norm(int x, NormParams params);
+  int add(int x, int other, float scale);
+  int scale(int x, float scale, float cap);
+  // `bias` is in source order [O], or empty; residual -1: none.
+  int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
+             int residual);
+  int rope(std::vector<float> inv_freq, float scale);
+  int store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm);
+  int store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm);
+  int attention(int q, int layer, int num_heads, AttentionParams params);
+  // Head n of x times weights[n]: [T, N K] -> [T, N O].
+  int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
+  int route(int scores, RoutingParams params);
+  int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation);
+  int select_rows(int x);
+  // Ends the ops of hidden with its result; returns the head's input.
+  int begin_head(int hidden);
+  // Ends recording and lays out the arena; nothing is allocated yet.
+  void finish(int logits);
+  size_t workspace_bytes() const { return total_bytes_; }
+  // Allocates and ties the plan to a cache.
+  void bind(std::shared_ptr<KVStore> kv);
+
+  // Runs a step; logits of the first min(L, max_logit_rows) rows. Throws std::invalid_argument before any write.
+  void run(const StepInput& input);
+  // Runs the head on logit rows [start, stop) of the last step.
+  void head(int start, int stop);
+
+  int width(int buffer) const;
+  int num_logit_rows() const { return num_logit_rows_; }
+  const StepLimits& limits() const { return limits_; }
+  float* logits() const;
+  float* hidden() const;
+  // Of each row of logits the first of the largest, or -1 (BestArgs); null where no product makes the logits. After a
+  // greedy step a row has that logit alone where it is not -1.
+  const int32_t* best() const { return best_.empty() ? nullptr : best_.data(); }
+  int logits_width() const { return width(logits_); }
+  int hidden_width() const { return width(hidden_); }
+  // Overwrites all working memory with NaN (tests: nothing may be read before it is written).
+  void poison();
+
+ private:
+  enum class OpKind : int {
+    embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
+    head_linear, route, experts
+  };
+
+  struct Op {
+    OpKind kind;
+    int in = -1, out = -1, residual = -1, angles = -1, other = -1;
+    std::shared_ptr<PackedMatrix> weight{};
+    std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq
+    Activation activation = Activation::none;
+    NormParams norm{}, k_norm{};
+    float scale = 1, cap = 0;
+    int layer = 0, num_heads = 0, offset = 0;
+    AttentionParams attention{};
+    RoutingParams routing{};
+    std::vector<std::shared_ptr<PackedMatrix>> weights{};
+    std::vector<ExpertWeights> experts{};
+
+    std::array<int*, 4> inputs() { return {&in, &residual, &angles, &other}; }
+  };
+
+  struct Buffer {
+    int width;
+    RowKind rows;
+    int root;           // the buffer whose memory this one uses
+    int first_op = 0, last_op = 0;
+    size_t offset = 0;  // in floats
+  };
+
+  int add_buffer(int width, RowKind rows);
+  int add_op(Op op, int width, RowKind rows);
+  const Buffer& checked(int buffer, const char* what) const;
+  size_t max_rows(RowKind rows) const;
+  size_t buffer_floats(const Buffer& buffer) const;
+  void keep_tails();
+  void fuse_norms();
+  void find_lives();
+  void share_buffers();
+  void place_buffers();
+  size_t shared_workspace() const;
+  size_t expert_floats(const Op& op) const;
+
+  void check(const StepInput& input) const;
+  void check_sequence(const StepInput& input, int seq) const;
+  void locate_tokens(const StepInput& input);
+  float* data(int buffer) const;
+  int rows_of(int buffer) const;
+  bool product_makes_logits() const;
+  void execute(size_t first, size_t last);
+  void execute_op(const Op& op);
+  void execute_linear(const Op& op);
+  void find_best(LinearArgs args);
+  void execute_store_kv(const Op& op);
+  void execute_attention(const Op& op);
+  void execute_tails(const Op& op);
+  void execute_select_rows(const Op& op);
+  void execute_store_latent(const Op& op);
+  void execute_head_linear(const Op& op);
+  void execute_route(const Op& op);
+  void execute_experts(const Op& op);
+  void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);
+  void run_linear(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation, const float* x,
+                  size_t x_stride, int rows, float* y, size_t y_stride, void* workspace);
+
+  const Kernels& kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  int num_layers_, num_kv_heads_, head_dim_, value_dim_;
+  StepLimits limits_;
+  std::shared_ptr<KVStore> kv_;
+
+  std::vector<Op> ops_;
+  std::vector<Buffer> buffers_;
+  size_t head_begin_ = 0;
+  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0;
+  size_t arena_floats_ = 0, workspace_bytes_ = 0, total_bytes_ = 0;
+
+  std::mutex running_;
+  HugeBuffer arena_, workspace_;
+  std::vector<int32_t> token_block_, token_offset_, table_rows_, best_;
+  std::vector<float> maxima_;  // of the logits' rows
+  std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
+  Tails tails_;
+  SharedPrefixes prefixes_, tail_prefixes_;
+  StepInput step_{}, tail_step_{};
+  int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
+  bool greedy_ = false;
+  int unscreened_ = 0;  // products of the head that are not to try its screen
+};
+
+}  // namespace quire

@@ -1,0 +1,192 @@
+// Products of a plan that have a weight for each head or expert: routing, tokens grouped by expert, latent attention's
+// heads. Knows ops and buffers; every product is the linear kernel's, in whatever layout the weight has.
+//
+// Exactness: a token's routes depend on its scores alone; its experts' results are added in ascending order of expert.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "plan/plan.h"
+
+namespace quire {
+
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+// Indices of the `count` greatest values, greatest first; of equals the lower index.
+void greatest(const float* values, int n, int count, std::vector<int>& chosen) {
+  chosen.clear();
+  for (int rank = 0; rank < count; ++rank) {
+    int best = -1;
+    for (int i = 0; i < n; ++i)
+      if ((best < 0 || values[i] > values[best]) && std::find(chosen.begin(), chosen.end(), i) == chosen.end())
+        best = i;
+    chosen.push_back(best);
+  }
+}
+
+void softmax(float* x, int n) {
+  const float top = *std::max_element(x, x + n);
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - top);
+  for (int i = 0; i < n; ++i) x[i] /= sum;
+}
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// One token: what experts it goes to, with what weights. Working memory is kept between tokens.
+class Router {
+ public:
+  explicit Router(const RoutingParams& params)
+      : p_(params), weights_(size_t(p_.num_experts)), ranks_(weights_.size()) {}
+
+  // out: ids, then weights.
+  void route(const float* scores, float* out) {
+    const int E = p_.num_experts, chosen = p_.chosen();
+    std::copy(scores, scores + E, weights_.begin());
+    if (p_.sigmoid) {
+      for (float& w : weights_) w = sigmoid(w);
+    } else if (!p_.softmax_after) {
+      softmax(weights_.data(), E);
+    }
+    ranks_ = weights_;
+    for (int e = 0; e < E && !p_.correction.empty(); ++e) ranks_[size_t(e)] += p_.correction[size_t(e)];
+    if (p_.num_groups > 1) keep_groups();
+    greatest(ranks_.data(), E, p_.top_k, picked_);
+    float* w = out + chosen;
+    for (int i = 0; i < p_.top_k; ++i) {
+      out[i] = float(picked_[size_t(i)]);
+      w[i] = weights_[size_t(picked_[size_t(i)])];
+    }
+    if (p_.softmax_after) softmax(w, p_.top_k);
+    float sum = 1;
+    if (p_.renormalize) {
+      sum = 1e-20f;
+      for (int i = 0; i < p_.top_k; ++i) sum += w[i];
+    }
+    for (int i = 0; i < p_.top_k; ++i) w[i] = w[i] / sum * p_.scale;
+    if (p_.shared) {
+      out[p_.top_k] = float(E);
+      w[p_.top_k] = p_.shared_gate ? sigmoid(scores[E]) : 1.0f;
+    }
+  }
+
+ private:
+  // Only experts of the best groups stay in the race; a group is as good as its best expert, or its two best together.
+  void keep_groups() {
+    const int size = p_.num_experts / p_.num_groups;
+    group_scores_.resize(size_t(p_.num_groups));
+    for (int g = 0; g < p_.num_groups; ++g) {
+      const float* scores = ranks_.data() + g * size;
+      greatest(scores, size, p_.group_sum ? std::min(2, size) : 1, picked_);
+      float total = 0;
+      for (const int i : picked_) total += scores[i];
+      group_scores_[size_t(g)] = total;
+    }
+    greatest(group_scores_.data(), p_.num_groups, p_.top_groups, picked_);
+    for (int e = 0; e < p_.num_experts; ++e)
+      if (std::find(picked_.begin(), picked_.end(), e / size) == picked_.end()) ranks_[size_t(e)] = kNone;
+  }
+
+  const RoutingParams& p_;
+  std::vector<float> weights_, ranks_, group_scores_;
+  std::vector<int> picked_;
+};
+
+int inner_width(const ExpertWeights& e) { return e.down->view().cols; }
+
+}  // namespace
+
+void Plan::execute_route(const Op& op) {
+  const int rows = rows_of(op.out), per_task = std::max(1, 4096 / op.routing.num_experts);
+  const size_t in_width = size_t(buffers_[size_t(op.in)].width), width = size_t(buffers_[size_t(op.out)].width);
+  const float* scores = data(op.in);
+  float* out = data(op.out);
+  pool_->parallel_for((rows + per_task - 1) / per_task, [&](int task, int) {
+    Router router(op.routing);
+    for (int r = task * per_task; r < std::min(rows, (task + 1) * per_task); ++r)
+      router.route(scores + size_t(r) * in_width, out + size_t(r) * width);
+  });
+}
+
+void Plan::run_linear(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation, const float* x,
+                      size_t x_stride, int rows, float* y, size_t y_stride, void* workspace) {
+  LinearArgs args{};
+  args.x = x;
+  args.x_stride = x_stride;
+  args.rows = rows;
+  args.weight = weight.view();
+  args.bias = bias.empty() ? nullptr : bias.data();
+  args.activation = activation;
+  args.y = y;
+  args.y_stride = y_stride;
+  args.workspace = workspace;
+  kernels_.linear(args, *pool_);
+}
+
+void Plan::execute_head_linear(const Op& op) {
+  const MatrixView& first = op.weights.front()->view();
+  const size_t heads = op.weights.size(), x_stride = size_t(first.cols) * heads, y_stride = size_t(first.rows) * heads;
+  for (size_t n = 0; n < heads; ++n)
+    run_linear(*op.weights[n], {}, Activation::none, data(op.in) + n * size_t(first.cols), x_stride, rows_of(op.out),
+               data(op.out) + n * size_t(first.rows), y_stride, workspace_.data());
+}
+
+// One expert's tokens gathered, their inner activations, and what comes out.
+size_t Plan::expert_floats(const Op& op) const {
+  int inner = 0;
+  for (const ExpertWeights& e : op.experts) inner = std::max(inner, inner_width(e));
+  const size_t width = size_t(buffers_[size_t(op.in)].width);
+  return (size_t(limits_.max_tokens) * (2 * width + size_t(inner)) + 15) / 16 * 16;
+}
+
+void Plan::execute_experts(const Op& op) {
+  const int rows = rows_of(op.out), chosen = buffers_[size_t(op.other)].width / 2;
+  const size_t width = size_t(buffers_[size_t(op.in)].width);
+  const float* routes = data(op.other);
+  // Counting sort of (token, place among its choices) by expert.
+  expert_begin_.assign(op.experts.size() + 1, 0);
+  expert_rows_.resize(size_t(rows) * size_t(chosen));
+  auto expert_of = [&](int row, int place) { return size_t(routes[size_t(row) * 2 * size_t(chosen) + size_t(place)]); };
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < chosen; ++i) ++expert_begin_[expert_of(r, i) + 1];
+  for (size_t e = 0; e < op.experts.size(); ++e) expert_begin_[e + 1] += expert_begin_[e];
+  std::vector<int32_t> next(expert_begin_.begin(), expert_begin_.end() - 1);
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < chosen; ++i) expert_rows_[size_t(next[expert_of(r, i)]++)] = r * chosen + i;
+
+  float* in = static_cast<float*>(workspace_.data());
+  float *out = in + size_t(limits_.max_tokens) * width, *inner = out + size_t(limits_.max_tokens) * width;
+  std::memset(data(op.out), 0, size_t(rows) * width * sizeof(float));
+  for (size_t e = 0; e < op.experts.size(); ++e) {
+    const int first = expert_begin_[e], count = expert_begin_[e + 1] - first;
+    if (count > 0) run_expert(op, int(e), first, count, in, inner, out);
+  }
+}
+
+void Plan::run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out) {
+  const ExpertWeights& e = op.experts[size_t(expert)];
+  const size_t width = size_t(buffers_[size_t(op.in)].width), inner_stride = size_t(inner_width(e));
+  const int chosen = buffers_[size_t(op.other)].width / 2, per_task = std::max(1, 16384 / int(width));
+  const float *x = data(op.in), *routes = data(op.other);
+  float* y = data(op.out);
+  void* workspace = reinterpret_cast<float*>(workspace_.data()) + expert_floats(op);
+  auto for_rows = [&](auto&& each) {
+    pool_->parallel_for((rows + per_task - 1) / per_task, [&](int task, int) {
+      for (int r = task * per_task; r < std::min(rows, (task + 1) * per_task); ++r)
+        each(size_t(r), size_t(expert_rows_[size_t(first + r)] / chosen), expert_rows_[size_t(first + r)] % chosen);
+    });
+  };
+  for_rows([&](size_t r, size_t token, int) { std::memcpy(in + r * width, x + token * width, width * sizeof(float)); });
+  run_linear(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace);
+  run_linear(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, width, workspace);
+  for_rows([&](size_t r, size_t token, int place) {
+    const float weight = routes[(token * 2 + 1) * size_t(chosen) + size_t(place)];
+    float* to = y + token * width;
+    for (size_t i = 0; i < width; ++i) to[i] += weight * out[r * width + i];
+  });
+}
+
+}  // namespace quire

@@ -1,0 +1,303 @@
+// Running a plan: checks a step, then calls the kernels in order. Knows ops and buffers; plan.cpp laid them out.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace quire {
+
+namespace {
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+Norm norm_of(const NormParams& norm) {
+  if (!norm.present()) return {};
+  return {norm.rms, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), norm.eps};
+}
+
+HeadNorm head_norm(const NormParams& norm, int head_dim) {
+  HeadNorm n{norm_of(norm)};
+  if (norm.own_head) n.over = HeadNorm::Over::own_head;
+  else if (int(norm.weight.size()) > head_dim) n.over = HeadNorm::Over::all_heads;
+  return n;
+}
+
+// A screen that left too many candidates will probably do so again: so many products go without it.
+constexpr int kScreenRest = 64;
+
+void check_range(const int32_t* values, int count, int bound, const char* what) {
+  for (int i = 0; i < count; ++i)
+    if (values[i] < 0 || values[i] >= bound)
+      refuse(std::string(what) + " " + std::to_string(values[i]) + " is outside 0.." + std::to_string(bound - 1));
+}
+
+}  // namespace
+
+void Plan::check(const StepInput& in) const {
+  require(kv_ != nullptr, "the plan is not bound to a KV cache");
+  if (in.num_tokens > limits_.max_tokens || in.num_seqs > limits_.max_seqs)
+    refuse("a step of " + std::to_string(in.num_tokens) + " tokens and " + std::to_string(in.num_seqs) +
+           " sequences is over its limits of " + std::to_string(limits_.max_tokens) + " and " +
+           std::to_string(limits_.max_seqs));
+  if (in.num_logit_rows > limits_.max_tokens) refuse("a step asks for more rows of logits than it may have tokens");
+  require(in.cu_q[0] == 0 && in.cu_q[in.num_seqs] == in.num_tokens,
+          "cu_q must rise from 0 to the number of tokens, by at least one token a sequence");
+  for (int b = 0; b < in.num_seqs; ++b)
+    require(in.cu_q[b] < in.cu_q[b + 1],
+            "cu_q must rise from 0 to the number of tokens, by at least one token a sequence");
+  if (vocab_rows_ > 0) check_range(in.tokens, in.num_tokens, vocab_rows_, "token id");
+  if (position_rows_ > 0) check_range(in.positions, in.num_tokens, position_rows_, "position");
+  check_range(in.logit_rows, in.num_logit_rows, in.num_tokens, "logit row");
+  check_range(in.slots, in.num_seqs, in.num_slots, "slot");
+  for (int b = 0; b < in.num_seqs; ++b) check_sequence(in, b);
+}
+
+void Plan::check_sequence(const StepInput& in, int b) const {
+  const int first = in.cu_q[b], count = in.cu_q[b + 1] - first, length = in.kv_len[b];
+  const int block_size = kv_->view().block_size;
+  if (length < count) refuse("kv_len of sequence " + std::to_string(b) + " is less than its tokens in the step");
+  for (int i = 0; i < count; ++i)
+    if (in.positions[first + i] != length - count + i)
+      refuse("positions of sequence " + std::to_string(b) + " must be consecutive and end at kv_len - 1");
+  const int blocks = (length - 1) / block_size + 1;
+  if (blocks > in.blocks_per_slot)
+    refuse("the block table of sequence " + std::to_string(b) + " does not cover its " + std::to_string(length) +
+           " tokens");
+  const int32_t* table = in.block_table + size_t(in.slots[b]) * size_t(in.blocks_per_slot);
+  check_range(table, blocks, kv_->view().num_blocks, "block id");
+}
+
+void Plan::locate_tokens(const StepInput& in) {
+  const int block_size = kv_->view().block_size;
+  for (int b = 0; b < in.num_seqs; ++b) {
+    const int32_t* table = in.block_table + size_t(in.slots[b]) * size_t(in.blocks_per_slot);
+    for (int t = in.cu_q[b]; t < in.cu_q[b + 1]; ++t) {
+      token_block_[size_t(t)] = table[in.positions[t] / block_size];
+      token_offset_[size_t(t)] = in.positions[t] % block_size;
+    }
+  }
+}
+
+void Plan::run(const StepInput& input) {
+  const std::lock_guard<std::mutex> lock(running_);
+  check(input);
+  step_ = input;
+  num_logit_rows_ = input.num_logit_rows;
+  greedy_ = input.greedy;
+  locate_tokens(input);
+  prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
+                 kv_->view().block_size);
+  tail_step_ = tails_.find(input);
+  if (tail_step_.num_seqs < input.num_seqs)
+    tail_prefixes_.find(tail_step_.num_seqs, tail_step_.kv_len, tail_step_.slots, input.block_table,
+                        size_t(input.blocks_per_slot), kv_->view().block_size);
+  head_start_ = 0;
+  head_rows_ = std::min(num_logit_rows_, limits_.max_logit_rows);
+  execute(0, ops_.size());
+  step_ = tail_step_ = {};  // the caller's arrays are gone after this call
+}
+
+void Plan::head(int start, int stop) {
+  const std::lock_guard<std::mutex> lock(running_);
+  require(kv_ != nullptr, "the plan is not bound to a KV cache");
+  if (start < 0 || start > stop || stop > num_logit_rows_)
+    refuse("logit rows " + std::to_string(start) + ".." + std::to_string(stop) + " are not of the last run (" +
+           std::to_string(num_logit_rows_) + " rows)");
+  if (stop - start > limits_.max_logit_rows)
+    refuse(std::to_string(stop - start) + " logit rows at once; the limit is " +
+           std::to_string(limits_.max_logit_rows));
+  head_start_ = start;
+  head_rows_ = stop - start;
+  execute(head_begin_, ops_.size());
+}
+
+float* Plan::data(int buffer) const {
+  const Buffer& b = buffers_[size_t(buffer)];
+  float* base = static_cast<float*>(arena_.data()) + buffers_[size_t(b.root)].offset;
+  return buffer == head_input_ ? base + size_t(head_start_) * size_t(b.width) : base;
+}
+
+int Plan::rows_of(int buffer) const {
+  switch (buffers_[size_t(buffer)].rows) {
+    case RowKind::tokens:
+      return step_.num_tokens;
+    case RowKind::tails:
+      return tail_step_.num_tokens;
+    case RowKind::logit_rows:
+      return num_logit_rows_;
+    case RowKind::head_rows:
+      break;
+  }
+  return head_rows_;
+}
+
+float* Plan::logits() const { return data(logits_); }
+float* Plan::hidden() const { return data(hidden_); }
+
+void Plan::poison() {
+  std::fill_n(static_cast<float*>(arena_.data()), arena_floats_, std::numeric_limits<float>::quiet_NaN());
+  std::memset(workspace_.data(), 0xff, workspace_bytes_);
+}
+
+void Plan::execute(size_t first, size_t last) {
+  for (size_t i = first; i < last; ++i)
+    if (rows_of(ops_[i].out) > 0) execute_op(ops_[i]);
+}
+
+void Plan::execute_op(const Op& op) {
+  const int rows = rows_of(op.out);
+  const size_t width = size_t(buffers_[size_t(op.out)].width);
+  float* out = data(op.out);
+  switch (op.kind) {
+    case OpKind::embed:
+      return kernels_.embed({step_.tokens, rows, op.weight->view(), op.scale, out, width}, *pool_);
+    case OpKind::norm:
+      return kernels_.norm({data(op.in), width, rows, int(width), norm_of(op.norm), out, width}, *pool_);
+    case OpKind::embed_positions:
+      for (int t = 0; t < rows; ++t) table_rows_[size_t(t)] = step_.positions[t] + op.offset;
+      return kernels_.embed({table_rows_.data(), rows, op.weight->view(), 1.0f, out, width}, *pool_);
+    case OpKind::add:
+      return kernels_.add({data(op.in), data(op.other), op.scale, out, size_t(rows), width}, *pool_);
+    case OpKind::scale:
+      return kernels_.scale({data(op.in), op.scale, op.cap, out, size_t(rows), width}, *pool_);
+    case OpKind::store_latent:
+      return execute_store_latent(op);
+    case OpKind::head_linear:
+      return execute_head_linear(op);
+    case OpKind::route:
+      return execute_route(op);
+    case OpKind::experts:
+      return execute_experts(op);
+    case OpKind::linear:
+      return execute_linear(op);
+    case OpKind::rope:
+      return kernels_.rope(
+          {step_.positions, rows, op.vector.data(), int(op.vector.size()), op.scale, out, width}, *pool_);
+    case OpKind::store_kv:
+      return execute_store_kv(op);
+    case OpKind::attention:
+      return execute_attention(op);
+    case OpKind::tails:
+      return execute_tails(op);
+    case OpKind::select_rows:
+      return execute_select_rows(op);
+  }
+}
+
+// In place where the two share memory: rows only move up.
+void Plan::execute_tails(const Op& op) {
+  const size_t width = size_t(buffers_[size_t(op.out)].width);
+  const float* in = data(op.in);
+  float* out = data(op.out);
+  tails_.for_each([&](int row, int token, int rows) {
+    if (in != out || row != token)
+      std::memmove(out + size_t(row) * width, in + size_t(token) * width, size_t(rows) * width * sizeof(float));
+  });
+}
+
+void Plan::execute_select_rows(const Op& op) {
+  const size_t width = size_t(buffers_[size_t(op.out)].width);
+  const float* in = data(op.in);
+  float* out = data(op.out);
+  for (int i = 0; i < num_logit_rows_; ++i)
+    std::memcpy(out + size_t(i) * width, in + size_t(tail_step_.logit_rows[i]) * width, width * sizeof(float));
+}
+
+void Plan::execute_linear(const Op& op) {
+  LinearArgs args{};
+  args.x = data(op.in);
+  args.x_stride = size_t(buffers_[size_t(op.in)].width);
+  args.rows = rows_of(op.out);
+  args.norm = norm_of(op.norm);
+  args.weight = op.weight->view();
+  args.bias = op.vector.empty() ? nullptr : op.vector.data();
+  args.activation = op.activation;
+  args.y = data(op.out);
+  args.y_stride = size_t(buffers_[size_t(op.out)].width);
+  args.residual = op.residual < 0 ? nullptr : data(op.residual);
+  args.residual_stride = args.y_stride;
+  args.workspace = workspace_.data();
+  if (op.out == logits_ && !best_.empty()) find_best(args);
+  else kernels_.linear(args, *pool_);
+}
+
+// The product that makes the logits, with the best of each row.
+void Plan::find_best(LinearArgs args) {
+  if (greedy_ && args.weight.has_screen() && args.rows <= kernels_.screened_rows) {
+    if (unscreened_ > 0) --unscreened_;
+    else if (kernels_.screened_best(args, best_.data(), *pool_)) return;
+    else unscreened_ = kScreenRest;
+  }
+  args.maxima = maxima_.data();
+  kernels_.linear(args, *pool_);
+  kernels_.best({args.y, args.y_stride, args.rows, args.weight.rows, args.maxima, best_.data()}, *pool_);
+}
+
+void Plan::execute_store_kv(const Op& op) {
+  StoreKVArgs args{};
+  args.qkv = data(op.in);
+  args.qkv_stride = size_t(buffers_[size_t(op.in)].width);
+  args.num_tokens = step_.num_tokens;
+  args.num_heads = op.num_heads;
+  if (op.angles >= 0) {
+    args.angles = data(op.angles);
+    args.rotary_dim = buffers_[size_t(op.angles)].width;
+    args.angles_stride = size_t(args.rotary_dim);
+  }
+  args.q_norm = head_norm(op.norm, head_dim_);
+  args.k_norm = head_norm(op.k_norm, head_dim_);
+  args.kv = kv_->view();
+  args.layer = op.layer;
+  args.block = token_block_.data();
+  args.offset = token_offset_.data();
+  args.q = data(op.out);
+  args.q_stride = size_t(buffers_[size_t(op.out)].width);
+  kernels_.store_kv(args, *pool_);
+}
+
+void Plan::execute_attention(const Op& op) {
+  AttentionArgs args{};
+  args.q = data(op.in);
+  args.q_stride = size_t(buffers_[size_t(op.in)].width);
+  args.out = data(op.out);
+  args.out_stride = size_t(buffers_[size_t(op.out)].width);
+  args.kv = kv_->view();
+  args.layer = op.layer;
+  args.num_heads = op.num_heads;
+  const StepInput& step = buffers_[size_t(op.in)].rows == RowKind::tails ? tail_step_ : step_;
+  args.num_seqs = step.num_seqs;
+  args.cu_q = step.cu_q;
+  args.kv_len = step.kv_len;
+  args.slots = step.slots;
+  args.block_table = step.block_table;
+  args.block_table_stride = size_t(step.blocks_per_slot);
+  const SharedPrefixes& prefixes = step.num_seqs < step_.num_seqs ? tail_prefixes_ : prefixes_;
+  args.order = prefixes.order();
+  args.shared = prefixes.shared();
+  args.scale = op.attention.scale;
+  args.window = op.attention.window;
+  args.chunk = op.attention.chunk;
+  args.ahead = op.attention.ahead;
+  args.cap = op.attention.cap;
+  args.slopes = op.attention.slopes.empty() ? nullptr : op.attention.slopes.data();
+  args.sinks = op.attention.sinks.empty() ? nullptr : op.attention.sinks.data();
+  args.workspace = workspace_.data();
+  kernels_.attention(args, *pool_);
+}
+
+void Plan::execute_store_latent(const Op& op) {
+  const int rotary_dim = head_dim_ - value_dim_;
+  kernels_.store_latent({data(op.in), data(op.residual), data(op.other), step_.num_tokens, op.num_heads, rotary_dim,
+                         data(op.angles), norm_of(op.norm), kv_->view(), op.layer, token_block_.data(),
+                         token_offset_.data(), data(op.out)},
+                        *pool_);
+}
+
+}  // namespace quire

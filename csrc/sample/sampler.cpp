@@ -1,0 +1,287 @@
+// The stages and the choice of a token, by slot. Knows no Python.
+#include "sample/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "sample/sampler_select.h"
+
+namespace quire {
+
+namespace {
+
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+constexpr int kWeightBits = 34;
+constexpr size_t kSlack = 16;  // keep_range stores whole vectors
+
+double weight_unit(int vocab_size) {
+  int bits = 0;
+  while ((int64_t{1} << bits) < vocab_size) ++bits;
+  return std::ldexp(1.0, std::min(kWeightBits, 53 - bits));
+}
+
+// The least float x with (x - max) * inv_t >= low, by bisection: the left side never falls as x grows.
+float least_kept(float max, float inv_t, float low) {
+  auto from_key = [](int64_t key) {
+    const int32_t bits = key >= 0 ? int32_t(key) : int32_t(INT32_MIN - key);
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+  };
+  auto to_key = [](float f) {
+    int32_t bits;
+    std::memcpy(&bits, &f, 4);
+    return bits >= 0 ? int64_t(bits) : int64_t(INT32_MIN) - int64_t(bits);
+  };
+  int64_t out = to_key(kMinusInf), in = to_key(max);  // fails; holds
+  while (in - out > 1) {
+    const int64_t middle = out + (in - out) / 2;
+    ((from_key(middle) - max) * inv_t >= low ? in : out) = middle;
+  }
+  return from_key(in);
+}
+
+}  // namespace
+
+Sampler::Sampler(ThreadPool& pool, const SamplerKernels& kernels, int vocab_size)
+    : pool_(pool), kernels_(kernels), vocab_size_(vocab_size), scratch_(size_t(pool.threads())) {
+  if (vocab_size < 1) throw std::invalid_argument("a vocabulary has at least one token");
+}
+
+void Sampler::check_id(int32_t token) const {
+  if (token < 0 || token >= vocab_size_)
+    throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary of " +
+                                std::to_string(vocab_size_));
+}
+
+void Sampler::check_ids(const SlotParams& p) const {
+  auto check = [this](int32_t token) { check_id(token); };
+  for (const std::vector<int32_t>* tokens : {&p.prompt, &p.output, &p.stop_ids, &p.allowed})
+    for (const int32_t token : *tokens) check(token);
+  for (const auto& [token, value] : p.bias) check(token);
+  for (const std::vector<int32_t>& word : p.bad_words) {
+    if (word.empty()) throw std::invalid_argument("a bad word has no tokens");
+    for (const int32_t token : word) check(token);
+  }
+}
+
+void Sampler::Slot::count(int32_t token, bool in_output) {
+  const auto [at, fresh] = index.try_emplace(token, counted.size());
+  if (fresh) counted.push_back({token, 0});
+  counted[at->second].in_output += in_output;
+}
+
+void Sampler::Slot::append(int32_t token) {
+  params.output.push_back(token);
+  if (params.penalises()) count(token, true);
+}
+
+void Sampler::set(int slot, SlotParams params) {
+  check_ids(params);
+  Slot state;
+  state.params = std::move(params);
+  if (state.params.penalises()) {
+    for (const int32_t token : state.params.prompt) state.count(token, false);
+    for (const int32_t token : state.params.output) state.count(token, true);
+  }
+  slots_[slot] = std::move(state);
+}
+
+void Sampler::extend(int slot, const std::vector<int32_t>& tokens) {
+  const auto found = slots_.find(slot);
+  if (found == slots_.end()) throw std::invalid_argument("slot " + std::to_string(slot) + " was never set");
+  for (const int32_t token : tokens) check_id(token);
+  for (const int32_t token : tokens) found->second.append(token);
+}
+
+bool Sampler::edits(const Slot& slot, const uint32_t* mask) const {
+  const SlotParams& p = slot.params;
+  return mask || p.penalises() || !p.allowed.empty() || !p.bad_words.empty() || !p.bias.empty() ||
+         (int64_t(p.output.size()) < p.min_tokens && !p.stop_ids.empty());
+}
+
+// The order of runtime/logits.py's STAGES.
+void Sampler::apply_stages(float* x, const Slot& slot, const uint32_t* mask) const {
+  const SlotParams& p = slot.params;
+  if (!p.allowed.empty()) {
+    std::vector<bool> allowed(size_t(vocab_size_), false);
+    for (const int32_t token : p.allowed) allowed[size_t(token)] = true;
+    for (int i = 0; i < vocab_size_; ++i)
+      if (!allowed[size_t(i)]) x[i] = kMinusInf;
+  }
+  if (mask)
+    for (int word = 0; word * 32 < vocab_size_; ++word) {
+      uint32_t forbidden = ~mask[word];
+      if (vocab_size_ - word * 32 < 32) forbidden &= (1u << (vocab_size_ - word * 32)) - 1u;
+      for (; forbidden != 0; forbidden &= forbidden - 1) x[word * 32 + __builtin_ctz(forbidden)] = kMinusInf;
+    }
+  for (const std::vector<int32_t>& word : p.bad_words) {
+    const size_t head = word.size() - 1;
+    if (head <= p.output.size() && std::equal(word.begin(), word.end() - 1, p.output.end() - ptrdiff_t(head)))
+      x[word.back()] = kMinusInf;
+  }
+  if (int64_t(p.output.size()) < p.min_tokens)
+    for (const int32_t token : p.stop_ids) x[token] = kMinusInf;
+  for (const auto& [token, value] : p.bias) x[token] += value;
+  for (const Counted& c : slot.counted) {
+    float& v = x[c.token];
+    if (p.repetition_penalty != 1.0f) v = v > 0 ? v / p.repetition_penalty : v * p.repetition_penalty;
+    if (c.in_output > 0) v = (v - p.frequency_penalty * float(c.in_output)) - p.presence_penalty;
+  }
+}
+
+void Sampler::make_room(Scratch& scratch) const {
+  const size_t room = size_t(vocab_size_) + kSlack;
+  if (scratch.a.size() < room) scratch.a.resize(room), scratch.b.resize(room);
+}
+
+Cut Sampler::largest(const float* x, int count, Scratch& scratch) const {
+  make_room(scratch);
+  const Selected best =
+      select_largest(kernels_, x, size_t(vocab_size_), count, scratch.a.data(), scratch.b.data());
+  return {best.value, id_of_nth(x, vocab_size_, best.value, best.ties)};
+}
+
+Cut Sampler::truncate(const float* x, float max, const SlotParams& p, Scratch& scratch) const {
+  const Cut likely{least_kept(max, float(1.0 / p.temperature), p.low_scaled), vocab_size_};
+  if (p.top_k == 0 || p.top_k >= vocab_size_) return likely;
+  const Cut top = largest(x, p.top_k, scratch);
+  return top.value >= likely.value ? top : likely;
+}
+
+// Whether the better tokens weigh less than their share of the kept ones. Most often a rough sum can tell.
+bool Sampler::is_nucleus(const WeighArgs& args, double share) const {
+  if (args.kept.last_id >= vocab_size_) {
+    const RoughWeights w = kernels_.weigh_roughly(args);
+    if (w.not_below * (1 + kRough) < share * w.kept * (1 - kRough)) return true;
+    if (w.above * (1 - kRough) >= share * w.kept * (1 + kRough)) return false;
+  }
+  const Weights w = kernels_.weigh(args);
+  return w.better < share * w.kept;
+}
+
+// The nucleus is a prefix of the tokens, best first: one is in it if those before it weigh less than its share. So the
+// draw comes first, from all that min_p and top_k left. If its token is in the nucleus it wins there too; if not, the
+// nucleus is among the tokens better than it, and those race again. Few rounds do, and nothing is sorted.
+int Sampler::draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const {
+  const SlotParams& p = slot.params;
+  const Cut kept = truncate(x, max, p, scratch);
+  Cut cut = kept;
+  for (;;) {
+    const int token = kernels_.draw({x, vocab_size_, max, argmax, 1.0 / p.temperature, cut, p.seed,
+                                     uint64_t(slot.position())});
+    if (p.top_p >= 1.0 || token == argmax) return token;
+    cut = {x[token], token - 1};
+    if (is_nucleus({x, vocab_size_, max, float(1.0 / p.temperature), weight_unit(vocab_size_), kept, cut}, p.top_p))
+      return token;
+  }
+}
+
+Logprobs Sampler::score(const float* x, float max, int32_t token, int num_top, Scratch& scratch) const {
+  Logprobs result;
+  const double log_sum = std::log(kernels_.exp_sum(x, vocab_size_, max));
+  auto logprob = [&](int id) { return (double(x[id]) - double(max)) - log_sum; };
+  result.token = token;
+  result.logprob = logprob(token);
+  result.rank = 1 + kernels_.count_above(x, vocab_size_, x[token]);
+  if (num_top == 0) return result;
+  Cut cut{kMinusInf, vocab_size_};
+  if (num_top < vocab_size_) cut = largest(x, num_top, scratch);
+  scratch.ids.resize(std::max(scratch.ids.size(), size_t(num_top) + kSlack));
+  kernels_.collect(x, vocab_size_, cut, num_top, scratch.ids.data());
+  result.top_ids.assign(scratch.ids.begin(), scratch.ids.begin() + num_top);
+  std::stable_sort(result.top_ids.begin(), result.top_ids.end(), [x](int i, int j) { return x[i] > x[j]; });
+  result.top.reserve(size_t(num_top));
+  for (const int id : result.top_ids) result.top.push_back(logprob(id));
+  return result;
+}
+
+RowResult Sampler::sample_row(const float* raw, RowMax raw_max, const uint32_t* mask, Slot& slot,
+                              Scratch& scratch) const {
+  const SlotParams& p = slot.params;
+  RowResult result;
+  RowMax max = raw_max;
+  const float* x = raw;
+  if (raw_max.sound && edits(slot, mask)) {
+    scratch.row.resize(size_t(vocab_size_));
+    std::memcpy(scratch.row.data(), raw, size_t(vocab_size_) * sizeof(float));
+    apply_stages(scratch.row.data(), slot, mask);
+    x = scratch.row.data();
+    max = kernels_.row_max(x, vocab_size_);
+  }
+  if (!max.sound || max.value == kMinusInf) {
+    result.fault = max.sound ? RowResult::Fault::nothing_allowed : RowResult::Fault::unsound;
+    return result;
+  }
+  int argmax = max.block;
+  while (x[argmax] != max.value) ++argmax;
+  result.token = p.greedy ? argmax : draw(x, max.value, argmax, slot, scratch);
+  if (p.wants_logprobs) {
+    result.has_logprobs = true;
+    result.logprobs = score(raw, raw_max.value, result.token, p.num_top, scratch);
+  }
+  slot.append(result.token);
+  return result;
+}
+
+std::vector<RowResult> Sampler::sample(const SampleRows& r) {
+  std::vector<int> starts;  // first row of each slot's run
+  std::vector<Slot*> slots;
+  for (int i = 0; i < r.rows; ++i) {
+    const bool fresh = i == 0 || r.slots[i] != r.slots[i - 1];
+    if (fresh) {
+      const auto found = slots_.find(r.slots[i]);
+      if (found == slots_.end())
+        throw std::invalid_argument("slot " + std::to_string(r.slots[i]) + " was never set");
+      starts.push_back(i);
+      slots.push_back(&found->second);
+    }
+    const int64_t due = slots.back()->position() + (i - starts.back());
+    if (r.positions[i] != due)
+      throw std::invalid_argument("slot " + std::to_string(r.slots[i]) + " is at position " + std::to_string(due) +
+                                  ", not " + std::to_string(r.positions[i]));
+  }
+  std::vector<Slot*> sorted = slots;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+    throw std::invalid_argument("rows of one slot must be adjacent");
+  if (!r.drafts && int(starts.size()) != r.rows)
+    throw std::invalid_argument("several rows of one slot need drafts");
+  std::vector<RowResult> results(static_cast<size_t>(r.rows));
+  const size_t words = (size_t(vocab_size_) + 31) / 32;
+  pool_.parallel_for(int(starts.size()), [&](int task, int thread) {
+    const int stop = size_t(task) + 1 < starts.size() ? starts[size_t(task) + 1] : r.rows;
+    for (int i = starts[size_t(task)]; i < stop; ++i) {
+      const uint32_t* mask = r.masks ? r.masks + size_t(i) * words : nullptr;
+      const float* x = r.x + size_t(i) * r.stride;
+      const int best = r.best ? r.best[i] : -1;
+      const RowMax max = best >= 0 ? RowMax{x[best], best, true} : kernels_.row_max(x, vocab_size_);
+      RowResult& result = results[size_t(i)];
+      result = sample_row(x, max, mask, *slots[size_t(task)], scratch_[size_t(thread)]);
+      if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // the rows after it saw another token
+    }
+  });
+  return results;
+}
+
+std::vector<Logprobs> Sampler::logprobs(const float* x, size_t stride, int rows, const int32_t* targets, int num_top) {
+  std::vector<Logprobs> results(static_cast<size_t>(rows));
+  pool_.parallel_for(rows, [&](int row, int thread) {
+    const float* logits = x + size_t(row) * stride;
+    const RowMax max = kernels_.row_max(logits, vocab_size_);
+    Logprobs& result = results[size_t(row)];
+    if (max.sound) {
+      result = score(logits, max.value, targets[row], num_top, scratch_[size_t(thread)]);
+    } else {
+      result.token = targets[row];
+      result.logprob = std::numeric_limits<double>::quiet_NaN();
+    }
+  });
+  return results;
+}
+
+}  // namespace quire

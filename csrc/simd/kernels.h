@@ -1,0 +1,329 @@
+// What a set of kernels offers the plan: plain argument structs and one table of functions per instruction set.
+// Knows pointers and sizes; knows no Python, no plan and no model.
+//
+// Shape letters as in ops/protocol.py: T tokens, B sequences, D hidden, N query heads, G kv heads, H head_dim,
+// O and K rows and columns of a weight. Strides are in elements. Every function is exact in the sense of DESIGN
+// section 5: a row's bits do not depend on how many rows or threads there are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "linear/compact.h"
+#include "plan/kv_cache.h"
+#include "sample/sampler_table.h"
+#include "plan/thread_pool.h"
+
+namespace quire {
+
+// clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
+enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu };
+
+enum class Layout : int { f32, bf16, i8, i4, bf16_12 };
+
+// How the values of a weight are held, and what they are multiplied with.
+struct Format {
+  Layout layout = Layout::f32;
+  int group = 0;           // i4: columns of a row that share a scale: 32, 64 or 128
+  bool offsets = false;    // i4: values are scale * q - offset, else scale * (q - 8)
+  bool narrow = false;     // i4: scales are bfloat16; what is held of an offset is its zero, offset / scale
+  bool int8_rows = false;  // i8 and i4: activations are rounded to int8 with a scale a row, else they stay float
+  bool screened = false;   // f32, bf16 and bf16_12: a screen lies behind the panels; i8: this is one
+};
+
+// A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K.
+//   f32   [ceil(O / 16)][K][16]
+//   bf16  [ceil(O / 16)][ceil(K / 2)][16][2]
+//   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] bytes, each 128 more than its value, scale [16] float }
+//   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
+//           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
+//         narrow: two groups have one header, scale [16][2] bfloat16, with offsets: zero [16][2] bfloat16
+//   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] steps, table, escapes: compact.h }
+// The screen of a weight is the same in i8, and behind the scales of each panel: length [16] and rounding [16] float,
+// bounds of the lengths of a row, as it is and rounded, and of what rounding it changed (screen.h).
+// In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
+struct MatrixView {
+  const char* data = nullptr;
+  int rows = 0, cols = 0;  // O (of a gated weight: 2 I) and K
+  Format format;
+  bool gated = false;
+
+  // Columns come in multiples of this.
+  QUIRE_INLINE int step() const {
+    switch (format.layout) {
+      case Layout::f32: return 1;
+      case Layout::bf16: return 2;
+      case Layout::i8: return 4;
+      case Layout::i4: return format.group;
+      case Layout::bf16_12: return kCompactColumns;
+    }
+    return 1;
+  }
+  QUIRE_INLINE int padded_cols() const { return (cols + step() - 1) / step() * step(); }
+  // Of i4: bytes of a header, the groups of columns that it is for, and bytes of the columns of one.
+  QUIRE_INLINE size_t header_bytes() const { return format.offsets ? 128 : 64; }
+  QUIRE_INLINE int groups_per_header() const { return format.narrow ? 2 : 1; }
+  QUIRE_INLINE size_t group_bytes() const { return size_t(format.group) * 8; }
+  // Bytes of a panel's columns [0, k), k a multiple of step().
+  QUIRE_INLINE size_t offset(int k) const {
+    switch (format.layout) {
+      case Layout::f32: return size_t(k) * 64;
+      case Layout::bf16: return size_t(k) * 32;
+      case Layout::i8: return size_t(k) * 16;
+      case Layout::i4: {
+        const int groups = k / format.group, headers = (groups + groups_per_header() - 1) / groups_per_header();
+        return size_t(headers) * header_bytes() + size_t(groups) * group_bytes();
+      }
+      case Layout::bf16_12: return size_t(k / kCompactColumns) * kCompactBytes;
+    }
+    return 0;
+  }
+  // Of i4: the header of a group of a panel, and its columns behind it.
+  QUIRE_INLINE size_t header_offset(int group) const {
+    return offset(group / groups_per_header() * groups_per_header() * format.group);
+  }
+  QUIRE_INLINE size_t columns_offset(int group) const {
+    return header_offset(group) + header_bytes() + size_t(group % groups_per_header()) * group_bytes();
+  }
+  // Bytes behind a panel's columns.
+  QUIRE_INLINE size_t tail_bytes() const {
+    if (format.layout == Layout::i8) return format.screened ? 192 : 64;
+    return format.layout == Layout::bf16_12 ? compact_tail_bytes(padded_cols()) : 0;
+  }
+  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + tail_bytes(); }
+  QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
+  QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::i8; }
+  QUIRE_INLINE MatrixView screen() const {
+    return {data ? data + panel_bytes() * size_t(panels()) : nullptr, rows, cols,
+            {Layout::i8, 0, false, false, true, true}};
+  }
+  // The screen's with them.
+  QUIRE_INLINE size_t nbytes() const {
+    return panel_bytes() * size_t(panels()) + (has_screen() ? screen().nbytes() : 0);
+  }
+  // What is behind the columns of a panel.
+  QUIRE_INLINE const char* tail(int panel) const {
+    return data + panel_bytes() * size_t(panel) + offset(padded_cols());
+  }
+};
+
+// RMSNorm, or LayerNorm; no weight: none.
+struct Norm {
+  bool rms = true;
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // or null
+  float eps = 0;
+};
+
+// Outputs of a product whose greatest is noted together.
+constexpr int kMaximaColumns = 256;
+QUIRE_INLINE size_t maxima_of(int width) { return size_t(width + kMaximaColumns - 1) / kMaximaColumns; }
+
+struct Screening;  // screen_candidates.h
+
+struct LinearArgs {
+  const float* x;
+  size_t x_stride;
+  int rows;
+  Norm norm;  // of x, done where it is packed
+  MatrixView weight;
+  const float* bias;  // in packed order, 16 * panels() long, or null
+  Activation activation;
+  const float* residual;  // or null; may be y
+  size_t residual_stride;
+  float* y;  // [rows, O], of a gated weight [rows, I]
+  size_t y_stride;
+  void* workspace;  // linear_workspace() bytes, 64-byte aligned
+  // [rows, maxima_of(O)], or null: the greatest of kMaximaColumns outputs each; not a number where one of them is not
+  // or is +inf. Not of a gated weight.
+  float* maxima = nullptr;
+  // Set by `linear` where activations are rounded to int8: a scale a row, and sums by group (linear_quantized.h).
+  const float* x_scale = nullptr;
+  const int32_t* x_sums = nullptr;
+  // Of a screen: notes which outputs may be the largest, and y is not written. Set by `screened_best`.
+  const Screening* screening = nullptr;
+};
+
+// Of rows of logits with their maxima, as LinearArgs has them, the first of the largest: -1 where one is not a number
+// or is +inf.
+struct BestArgs {
+  const float* x;
+  size_t stride;
+  int rows, width;
+  const float* maxima;
+  int32_t* best;
+};
+
+struct NormArgs {
+  const float* x;
+  size_t x_stride;
+  int rows, width;
+  Norm norm;
+  float* y;
+  size_t y_stride;
+};
+
+struct EmbedArgs {
+  const int32_t* tokens;  // 0 <= token < table.rows
+  int num_tokens;
+  MatrixView table;
+  float scale;
+  float* y;
+  size_t y_stride;
+};
+
+struct RopeArgs {
+  const int32_t* positions;
+  int num_tokens;
+  const float* inv_freq;  // [half]
+  int half;
+  float scale;
+  float* angles;  // [T, 2 * half]: cosines, then sines
+  size_t stride;
+};
+
+// A norm of queries or keys.
+struct HeadNorm : Norm {
+  enum class Over { head, own_head, all_heads };  // weight [H], [N, H] by head, or [N H] with one statistic for all
+
+  Over over = Over::head;
+};
+
+// y = x + scale * other, row by row.
+struct AddArgs {
+  const float* x;
+  const float* other;
+  float scale;
+  float* y;
+  size_t rows, width;
+};
+
+// y = scale * x, then cap * tanh(y / cap) where cap > 0.
+struct ScaleArgs {
+  const float* x;
+  float scale, cap;
+  float* y;
+  size_t rows, width;
+};
+
+struct StoreKVArgs {
+  const float* qkv;  // [T, (N + 2 G) H]
+  size_t qkv_stride;
+  int num_tokens, num_heads;
+  const float* angles;  // or null
+  size_t angles_stride;
+  int rotary_dim;
+  HeadNorm q_norm, k_norm;
+  KVView kv;
+  int layer;
+  const int32_t* block;   // [T] physical block of each token
+  const int32_t* offset;  // [T] place inside it
+  float* q;               // [T, N H]
+  size_t q_stride;
+};
+
+// Multi-head latent attention: one key of C latent and R rotated elements a token, whose first C are its value too.
+struct StoreLatentArgs {
+  const float* kv;        // [T, C + R]: the latent, normed here, then the part to rotate
+  const float* q_latent;  // [T, N C]
+  const float* q_rope;    // [T, N R]
+  int num_tokens, num_heads, rotary_dim;  // R
+  const float* angles;    // [T, R]
+  Norm norm;              // of the latent
+  KVView kv_view;
+  int layer;
+  const int32_t* block;
+  const int32_t* offset;
+  float* q;  // [T, N (C + R)]
+};
+
+// Attention of a ragged step over the paged cache. Sequence b owns rows cu_q[b]..cu_q[b+1]-1 of q and out, at
+// positions kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its
+// block table is row slots[b]. All ids are checked by the plan. A query at p sees the positions from p - window + 1 and
+// from the last multiple of chunk on (0: no such bound), up to p + ahead. A score is scale * q . k, then
+// cap * tanh(score / cap) where cap > 0, then slope * (position - p) is added; a sink is one more score that has no
+// value.
+struct AttentionArgs {
+  const float* q;
+  size_t q_stride;
+  float* out;
+  size_t out_stride;
+  KVView kv;
+  int layer, num_heads, num_seqs;
+  const int32_t* cu_q;    // [B + 1]
+  const int32_t* kv_len;  // [B]
+  const int32_t* slots;   // [B]
+  const int32_t* block_table;
+  size_t block_table_stride;
+  const int32_t* order;   // [B] sequences, those that begin with the same blocks side by side (SharedPrefixes)
+  const int32_t* shared;  // [B] positions in blocks that each of them has in common with the one before
+  float scale;
+  int window, chunk;
+  int ahead;  // positions after its own that a query sees too: 0 where attention is causal
+  float cap;
+  const float* slopes;  // [N], or null
+  const float* sinks;   // [N], or null
+  void* workspace;      // attention_workspace() bytes, 64-byte aligned
+};
+
+// A row of a weight in int8 (MatrixView): its scale, and bounds of lengths.
+struct ScreenWeightRow {
+  float scale, length, rounding;
+};
+
+struct AttentionLimits {
+  int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
+};
+
+struct Kernels {
+  const char* name;
+
+  void (*linear)(const LinearArgs&, ThreadPool&);
+  size_t (*linear_workspace)(const MatrixView& weight, int max_rows);
+  void (*best)(const BestArgs&, ThreadPool&);
+  // screen.h. Of at most `screened_rows` rows, what `best` finds in a product with a weight that has a screen, without
+  // the product: of y only that output is good. False where it cannot tell, or not more quickly.
+  bool (*screened_best)(const LinearArgs&, int32_t* best, ThreadPool&);
+  int screened_rows;
+  // Rounds a row of n values, a multiple of 16, to bytes that are 128 more. `rounding` is not a number where a value is
+  // too large, or none.
+  ScreenWeightRow (*screen_weight_row)(const float* x, int n, char* bytes);
+  void (*norm)(const NormArgs&, ThreadPool&);
+  void (*embed)(const EmbedArgs&, ThreadPool&);
+  void (*rope)(const RopeArgs&, ThreadPool&);
+  void (*store_kv)(const StoreKVArgs&, ThreadPool&);
+  void (*store_latent)(const StoreLatentArgs&, ThreadPool&);
+  void (*add)(const AddArgs&, ThreadPool&);
+  void (*scale)(const ScaleArgs&, ThreadPool&);
+
+  // csrc/attention*.h. Shared memory between threads that attention needs (split KV), beside ThreadPool::scratch.
+  void (*attention)(const AttentionArgs&, ThreadPool&);
+  size_t (*attention_workspace)(const AttentionLimits&);
+
+  // probe_kernels.h: each runs `steps` steps on one core and returns the operations of a step (0: cannot).
+  double (*probe_fp32)(int64_t steps);
+  double (*probe_bf16)(int64_t steps);
+  double (*probe_int8)(int64_t steps);
+  uint32_t (*probe_read)(const char* data, size_t bytes);
+
+  const SamplerKernels* sampler;  // csrc/sample/sampler_kernels.h
+};
+
+#define QUIRE_DECLARE_ISA(isa) \
+  namespace isa {              \
+  extern const Kernels kernels; \
+  }
+QUIRE_DECLARE_ISA(scalar)
+QUIRE_DECLARE_ISA(avx2)
+QUIRE_DECLARE_ISA(avx512)
+QUIRE_DECLARE_ISA(avx512_vnni)
+QUIRE_DECLARE_ISA(avx512_bf16)
+QUIRE_DECLARE_ISA(avx512_bf16_emulated)
+QUIRE_DECLARE_ISA(neon)
+#undef QUIRE_DECLARE_ISA
+
+// The table of an available instruction set (isa.h).
+const Kernels& kernels_for(const std::string& isa);
+
+}  // namespace quire

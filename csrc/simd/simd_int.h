@@ -1,0 +1,271 @@
+// I: 16 integers of 32 bits beside V's 16 floats. Knows no layout.
+//
+// Every instruction set gives the same integers.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "simd/simd.h"
+
+namespace quire::QUIRE_ISA {
+
+#if defined(QUIRE_AVX512)
+struct I {
+  __m512i r;
+};
+inline I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void istore(void* p, I v) { _mm512_storeu_si512(p, v.r); }
+inline I operator+(I a, I b) { return {_mm512_add_epi32(a.r, b.r)}; }
+inline I operator&(I a, I b) { return {_mm512_and_si512(a.r, b.r)}; }
+inline I operator^(I a, I b) { return {_mm512_xor_si512(a.r, b.r)}; }
+inline I shift_right(I a, int bits) { return {_mm512_srl_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
+inline I shift_left(I a, int bits) { return {_mm512_sll_epi32(a.r, _mm_cvtsi32_si128(bits))}; }
+inline V float_of(I a) { return {_mm512_castsi512_ps(a.r)}; }  // of the bits
+inline I max(I a, I b) { return {_mm512_max_epi32(a.r, b.r)}; }
+inline I magnitude_bits(V v) { return {_mm512_castps_si512(_mm512_abs_ps(v.r))}; }
+inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.r)}; }
+// Byte `j` of each integer, as a signed number.
+template <int j>
+inline V signed_byte(I a) {
+  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a.r, 24 - 8 * j), 24))};
+}
+// The low half byte of each integer less 8.
+inline V nibble_less_8(I a) {
+  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm512_permutexvar_ps(a.r, values)};
+}
+// 16 bytes: the i-th becomes byte `place` of the i-th integer at `to`, whose other bytes stay.
+inline void store_every_fourth(void* to, int place, const int8_t* bytes) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  _mm512_mask_storeu_epi8(to, 0x1111111111111111ull << place, _mm512_sll_epi32(wide, _mm_cvtsi32_si128(8 * place)));
+}
+inline I to_int(V v) { return {_mm512_cvtps_epi32(v.r)}; }  // to nearest even
+inline void store_int8(int8_t* p, I a) {                    // of each integer the low byte
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.r));
+}
+#elif defined(QUIRE_AVX2)
+struct I {
+  __m256i a, b;
+};
+inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I iload(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline void istore(void* p, I v) {
+  __m256i* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, v.a);
+  _mm256_storeu_si256(q + 1, v.b);
+}
+inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I operator-(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline I operator^(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline I shift_right(I x, int bits) {
+  const __m128i n = _mm_cvtsi32_si128(bits);
+  return {_mm256_srl_epi32(x.a, n), _mm256_srl_epi32(x.b, n)};
+}
+inline I max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+inline I magnitude_bits(V x) {
+  const V y = abs(x);
+  return {_mm256_castps_si256(y.a), _mm256_castps_si256(y.b)};
+}
+inline I shift_left(I x, int bits) {
+  const __m128i n = _mm_cvtsi32_si128(bits);
+  return {_mm256_sll_epi32(x.a, n), _mm256_sll_epi32(x.b, n)};
+}
+inline V float_of(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }  // of the bits
+inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+template <int j>
+inline V signed_byte(I x) {
+  auto byte = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * j), 24)); };
+  return {byte(x.a), byte(x.b)};
+}
+inline I to_int(V v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+#else
+struct I {
+  int32_t v[kLanes];
+};
+template <class F>
+inline I each(F&& f) {
+  I r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = f(i);
+  return r;
+}
+inline I iset1(int32_t x) {
+  return each([&](int) { return x; });
+}
+inline I iload(const void* p) {
+  I r;
+  std::memcpy(r.v, p, sizeof(r.v));
+  return r;
+}
+inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof(x.v)); }
+inline I operator+(I x, I y) {
+  return each([&](int i) { return x.v[i] + y.v[i]; });
+}
+inline I operator-(I x, I y) {
+  return each([&](int i) { return x.v[i] - y.v[i]; });
+}
+inline I operator&(I x, I y) {
+  return each([&](int i) { return x.v[i] & y.v[i]; });
+}
+inline I operator^(I x, I y) {
+  return each([&](int i) { return x.v[i] ^ y.v[i]; });
+}
+inline I shift_right(I x, int bits) {
+  return each([&](int i) { return int32_t(uint32_t(x.v[i]) >> bits); });
+}
+inline I max(I x, I y) {
+  return each([&](int i) { return max_of(x.v[i], y.v[i]); });
+}
+inline I magnitude_bits(V x) {
+  const V y = abs(x);
+  return iload(&y.r);
+}
+inline I shift_left(I x, int bits) {
+  return each([&](int i) { return int32_t(uint32_t(x.v[i]) << bits); });
+}
+inline V float_of(I x) {
+  Bits b;
+  std::memcpy(&b, x.v, sizeof(b));
+  return from_bits(b);
+}
+inline V to_float(I x) {
+  alignas(64) float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = float(x.v[i]);
+  return load(lanes);
+}
+template <int j>
+inline V signed_byte(I x) {
+  return to_float(each([&](int i) { return int32_t(int8_t(uint32_t(x.v[i]) >> (8 * j))); }));
+}
+inline I to_int(V v) {
+  alignas(64) float lanes[kLanes];
+  store(lanes, round_even(v));
+  return each([&](int i) { return int32_t(lanes[i]); });
+}
+#endif
+
+// Of a pair of bfloat16 in each lane: the first, and the second.
+inline V pair_first(I a) { return float_of(shift_left(a, 16)); }
+inline V pair_second(I a) { return float_of(a & iset1(int32_t(0xffff0000u))); }
+
+#if defined(QUIRE_BF16_DOT)
+// sum + the two products of bfloat16 of each lane, the second ones first.
+inline V dot_pairs(V sum, I x, I y) {
+#if defined(QUIRE_BF16_DOT_EMULATED)
+  return fma(pair_first(x), pair_first(y), fma(pair_second(x), pair_second(y), sum));
+#else
+  return {_mm512_dpbf16_ps(sum.r, (__m512bh)x.r, (__m512bh)y.r)};
+#endif
+}
+// 16 floats, rounded as by store_bf16, for dot_pairs: denormal ones may become 0, which is what it takes them for.
+inline void store_halves(uint16_t* p, V v) {
+#if defined(QUIRE_BF16_DOT_EMULATED)
+  store_bf16(p, v);
+#else
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v.r));
+#endif
+}
+alignas(64) constexpr uint16_t kPairOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+// Pairs of the 16 bfloat16 at `first` and those at `second`: 0 where bit 2 i, or 2 i + 1, of `halves` is not set.
+inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halves) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  return {_mm512_maskz_permutexvar_epi16(halves, _mm512_load_si512(kPairOrder), both)};
+}
+#endif
+
+#if !defined(QUIRE_AVX512)
+inline void store_int8(int8_t* p, I a) {
+  int32_t lanes[kLanes];
+  istore(lanes, a);
+  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(lanes[i]);
+}
+inline void store_every_fourth(void* to, int place, const int8_t* bytes) {
+  for (int i = 0; i < kLanes; ++i) static_cast<int8_t*>(to)[4 * i + place] = bytes[i];
+}
+inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
+#endif
+
+#if defined(QUIRE_AVX512)
+inline int32_t reduce_add(I a) { return _mm512_reduce_add_epi32(a.r); }
+inline int32_t reduce_max(I a) { return _mm512_reduce_max_epi32(a.r); }
+#else
+inline int32_t reduce_add(I a) {
+  int32_t lanes[kLanes], total = 0;
+  istore(lanes, a);
+  for (const int32_t lane : lanes) total += lane;
+  return total;
+}
+inline int32_t reduce_max(I a) {
+  int32_t lanes[kLanes];
+  istore(lanes, a);
+  int32_t most = lanes[0];
+  for (const int32_t lane : lanes) most = max_of(most, lane);
+  return most;
+}
+#endif
+
+constexpr float kLeastMagnitude = 1e-30f;  // of a smaller one the reciprocal may not be a number
+
+// The greatest of magnitude_bits as a float: not a number where it is not finite.
+inline float finite_magnitude(I bits) {
+  const int32_t top = reduce_max(bits);
+  float most;
+  std::memcpy(&most, &top, 4);
+  return top < 0x7f800000 ? most : __builtin_nanf("");
+}
+
+// The greatest magnitude of n values; not a number where any is not finite.
+inline float greatest_magnitude(const float* x, int n) {
+  // Bits of magnitudes have the order of the numbers, and those that are not finite are above all that are.
+  I top = iset1(0);
+  int k = 0;
+  for (; k + kLanes <= n; k += kLanes) top = max(top, magnitude_bits(load(x + k)));
+  if (k < n) top = max(top, magnitude_bits(load_first(x + k, n - k)));
+  return finite_magnitude(top);
+}
+
+// Values in int8: q = round(x * inverse), about x / scale.
+struct Int8Scale {
+  float scale, inverse;
+};
+
+// Of n values: max|x| / 127. Not a number where any value is not finite.
+inline Int8Scale int8_scale(const float* x, int n) {
+  const float most = greatest_magnitude(x, n);
+  return {most / 127.0f, most >= kLeastMagnitude ? 127.0f / most : 0.0f};
+}
+
+// Of the first n integers the low bytes.
+inline void store_int8_first(int8_t* p, I a, int n) {
+  if (n == kLanes) return store_int8(p, a);
+  int8_t bytes[kLanes];
+  store_int8(bytes, a);
+  std::memcpy(p, bytes, size_t(n));
+}
+
+// Rounds n values to q; returns the sum of q.
+inline int32_t round_to_int8(const float* x, int n, float inverse, int8_t* q) {
+  I sum = iset1(0);
+  int k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    const I rounded = to_int(load(x + k) * set1(inverse));
+    store_int8(q + k, rounded);
+    sum = sum + rounded;
+  }
+  if (k < n) {
+    const I rounded = to_int(load_first(x + k, n - k) * set1(inverse));
+    store_int8_first(q + k, rounded, n - k);
+    sum = sum + rounded;
+  }
+  return reduce_add(sum);
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,468 @@
+"""The API process' side of the engine: starts it, feeds it, follows its requests, restarts it when it dies.
+
+Owns the engine process and the line to it. Knows token ids only, no text and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import zmq
+import zmq.asyncio
+
+from quire.client.generation import Generation
+from quire.client.metrics import Metrics, RequestTimes
+from quire.config import EngineConfig
+from quire.engine.ipc import (
+    Abort,
+    Add,
+    Call,
+    Command,
+    Endpoint,
+    Event,
+    Failed,
+    Launch,
+    Loading,
+    News,
+    Ready,
+    Reply,
+    Stop,
+    Verb,
+    decode_event,
+    encode,
+    open_socket,
+)
+from quire.engine.log import LogFormat, LogLevel
+from quire.engine.process import pack_launch
+from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
+from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
+
+log = logging.getLogger("quire.client")
+
+MAX_FAILED_STARTS = 5
+_START_ERRORS: dict[str, type[QuireError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Bounds and times of the client. Seconds; None is no bound."""
+
+    maker: str = "quire.client.start"
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    health_timeout: float = 30.0
+    start_timeout: float = 600.0
+    restart_delay: float = 0.2
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """One request that the engine has: whose it is, which samples still run, and its times."""
+
+    generation: Generation
+    times: RequestTimes
+    samples: set[int]
+    queued: bool = True
+
+
+State = Literal["starting", "ready", "restarting", "stopped"]
+
+
+@dataclass(slots=True)
+class _Line:
+    """One engine process and the socket to it; replaced as a whole by a restart."""
+
+    endpoint: Endpoint
+    socket: zmq.asyncio.Socket
+    process: Process
+    failure: Failed | None = None
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.endpoint.close()
+
+
+@dataclass(slots=True)
+class Startup:
+    """Where the time of the last start went, in seconds by phase; `total` is the time that really passed."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    total: float = 0.0
+
+
+class AsyncEngine:
+    """An engine in another process. Use from one event loop.
+
+    Errors: OverloadedError where the queue is full or no engine runs just now; EngineError for requests that
+    an engine took along when it died; ConfigError and ModelError from `start`.
+    """
+
+    def __init__(self, config: EngineConfig, options: ClientOptions, metrics: Metrics) -> None:
+        self.config = config
+        self.options = options
+        self.metrics = metrics
+        self.startup = Startup()
+        self.state: State = "starting"
+        self.on_dead: Callable[[], None] | None = None
+        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self._line: _Line | None = None
+        self._live: dict[str, _Live] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._call_ids = itertools.count(1)
+        self._num_queued = 0
+        self._num_queued_tokens = 0
+        self._last_event = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- life of the engine ----------------------------------------------------------------------------
+
+    async def start(self) -> ModelCard:
+        """Start the engine process and wait until it is ready. Raises what kept it from starting."""
+        info = await self._launch()
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._heartbeat())]
+        return info
+
+    async def stop(self) -> None:
+        """End everything that runs, and the engine process."""
+        self.state = "stopped"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.end_all(EngineError("the server was stopped before this request was done: send it again"))
+        line, self._line = self._line, None
+        if line is not None:
+            await line.socket.send(encode(Stop()))
+            await self._reap(line, grace=2.0)
+        self._context.term()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process' id while there is one."""
+        return None if self._line is None else self._line.process.pid
+
+    @property
+    def healthy(self) -> bool:
+        """The engine takes requests and has made progress, or answered, within `health_timeout`."""
+        return self.state == "ready" and time.monotonic() - self._last_event < self.options.health_timeout
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are queued or running."""
+        return len(self._live)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that no step has worked on yet."""
+        return self._num_queued
+
+    async def _launch(self) -> ModelCard:
+        began = time.monotonic()
+        endpoint = Endpoint()
+        socket: Any = open_socket(self._context, endpoint.address, bind=True)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "quire.engine.process", stdin=PIPE, start_new_session=True
+            )
+        except OSError:
+            socket.close()
+            endpoint.close()
+            raise
+        line = _Line(endpoint, socket, process)
+        assert process.stdin is not None
+        options = self.options
+        launch = Launch(
+            endpoint.address,
+            options.maker,
+            self.config,
+            log_format=options.log_format,
+            log_level=options.log_level,
+        )
+        process.stdin.write(pack_launch(launch))
+        try:
+            info = await asyncio.wait_for(self._until_ready(line, began), options.start_timeout)
+        except BaseException as error:
+            await self._reap(line, grace=0.0)
+            if isinstance(error, asyncio.TimeoutError):
+                raise EngineError(f"the engine did not start within {options.start_timeout:g} s") from error
+            raise
+        self._line = line
+        self._last_event = time.monotonic()
+        self.state = "ready"
+        return info
+
+    async def _until_ready(self, line: _Line, began: float) -> ModelCard:
+        loading = began
+        died = asyncio.create_task(line.process.wait())
+        try:
+            while True:
+                frame = asyncio.ensure_future(line.socket.recv())
+                await asyncio.wait({frame, died}, return_when=asyncio.FIRST_COMPLETED)
+                if not frame.done():
+                    frame.cancel()
+                    raise EngineError(f"the engine process ended while starting ({_status(line.process)})")
+                event = decode_event(frame.result())
+                if isinstance(event, Loading):
+                    loading = event.at
+                elif isinstance(event, Failed):
+                    raise _START_ERRORS.get(event.kind, EngineError)(event.message)
+                elif isinstance(event, Ready):
+                    self.metrics.stats = event.stats
+                    self.startup = _startup(began, loading, event.phases, time.monotonic())
+                    return event.info
+        finally:
+            died.cancel()
+
+    async def _reap(self, line: _Line, grace: float) -> None:
+        """Let the process end by itself for `grace` seconds, then kill it."""
+        try:
+            await asyncio.wait_for(line.process.wait(), grace)
+        except asyncio.TimeoutError:
+            if line.process.returncode is None:
+                line.process.kill()
+            await line.process.wait()
+        line.close()
+
+    async def _supervise(self) -> None:
+        """Follow the engine; when it dies, fail what it had and start another."""
+        while True:
+            line = self._line
+            assert line is not None
+            reader = asyncio.create_task(self._read(line))
+            try:
+                await line.process.wait()
+                await asyncio.wait({reader}, timeout=0.05)  # a last word may be on its way
+            finally:
+                reader.cancel()
+            why = line.failure.message if line.failure else _status(line.process)
+            log.error("the engine process is gone (%s): starting another", why)
+            self.state, self._line = "restarting", None
+            line.close()
+            self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
+            self.metrics.restarted()
+            if not await self._restart():
+                return
+
+    async def _restart(self) -> bool:
+        delay = self.options.restart_delay
+        for attempt in range(MAX_FAILED_STARTS):
+            try:
+                await self._launch()
+            except (QuireError, OSError) as error:
+                log.error("start %d of %d failed: %s", attempt + 1, MAX_FAILED_STARTS, error)
+                await asyncio.sleep(delay)
+                delay *= 2
+            else:
+                log.info("the engine is ready again")
+                return True
+        self.state = "stopped"
+        log.critical("the engine does not start any more: giving up")
+        if self.on_dead is not None:
+            self.on_dead()
+        return False
+
+    async def _heartbeat(self) -> None:
+        """Ask an engine that is silent whether it is there; its answer counts as progress."""
+        interval = min(1.0, self.options.health_timeout / 4)
+        asked: asyncio.Future[Reply] | None = None
+        while True:
+            await asyncio.sleep(interval)
+            silent = time.monotonic() - self._last_event >= interval
+            if self.state == "ready" and silent and (asked is None or asked.done()):
+                asked = self._ask("ping")
+                asked.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    # --- requests --------------------------------------------------------------------------------------
+
+    def submit(self, requests: list[Request]) -> Generation:
+        """Queue the requests of one call, all or none. Raises OverloadedError where they do not fit."""
+        self._admit(requests)
+        now = time.monotonic()
+        generation = Generation(self, requests, [RequestTimes(request, now) for request in requests])
+        for request, times in zip(requests, generation.times, strict=True):
+            self._live[request.id] = _Live(generation, times, set(range(request.sampling.n)))
+            self._num_queued += 1
+            self._num_queued_tokens += len(request.tokens)
+        self._send(Add(requests))
+        return generation
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta]:
+        """The news of one request until all its samples have ended. Leaving early aborts it."""
+        with self.submit([request]) as generation:
+            while deltas := await generation.take():
+                for delta in deltas:
+                    yield delta
+
+    def end_sample(self, request_id: str, index: int, reason: FinishReason) -> None:
+        """Stop one sample; what it had waiting is dropped. Samples that have ended are ignored."""
+        live = self._live.get(request_id)
+        if live is None or index not in live.samples:
+            return
+        self._send(Abort(request_id, index))
+        live.generation.sample_ended(request_id, index, discard=True)
+        self._sample_over(live, index, reason)
+
+    def forget(self, request_id: str, reason: FinishReason) -> None:
+        """Abort what still runs of a request, and take no more news of it."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        self._send(Abort(request_id))
+        for index in list(live.samples):
+            live.generation.sample_ended(request_id, index, discard=False)
+            self._sample_over(live, index, reason)
+
+    async def stats(self, timeout: float = 1.0) -> EngineStats:
+        """Fresh numbers, or where the engine is in a long step the last known ones."""
+        if self.state == "ready":
+            try:
+                await asyncio.wait_for(self._ask("stats"), timeout)
+            except (asyncio.TimeoutError, EngineError):
+                log.debug("the engine is busy or gone: its last stats are used")
+        return self.metrics.stats
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes that no running sequence holds."""
+        await self._answered("reset")
+
+    def _admit(self, requests: Iterable[Request]) -> None:
+        if self.state != "ready":
+            self.metrics.rejections["engine_down"] += 1
+            raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
+        options = self.options
+        reqs = sum(1 for _ in requests)
+        tokens = sum(len(request.tokens) for request in requests)
+        for name, limit, queued, more in (
+            ("max-num-queued-reqs", options.max_num_queued_reqs, self._num_queued, reqs),
+            ("max-num-queued-tokens", options.max_num_queued_tokens, self._num_queued_tokens, tokens),
+        ):
+            if limit is None or queued + more <= limit:
+                continue
+            if more > limit:
+                raise RequestError(
+                    f"one call may queue at most {limit} (--{name}), this one asks for {more}", "prompt"
+                )
+            self.metrics.rejections["queue_full"] += 1
+            raise OverloadedError(
+                f"the queue is full ({queued} of {limit}, --{name}): try again later", retry_after=1
+            )
+
+    # --- what the engine says --------------------------------------------------------------------------
+
+    async def _read(self, line: _Line) -> None:
+        while True:
+            self._hear(line, decode_event(await line.socket.recv()))
+
+    def _hear(self, line: _Line, event: Event) -> None:
+        self._last_event = time.monotonic()
+        if isinstance(event, News):
+            self._news(event, self._last_event)
+        elif isinstance(event, Reply):
+            if event.stats is not None:
+                self.metrics.stats = event.stats
+            future = self._calls.pop(event.id, None)
+            if future is not None and not future.done():
+                future.set_result(event)
+        elif isinstance(event, Failed):
+            line.failure = event
+
+    def _news(self, news: News, now: float) -> None:
+        if news.stats is not None:
+            self.metrics.stats = news.stats
+        for mark in news.scheduled:
+            live = self._live.get(mark.request_id)
+            if live is not None:
+                self.metrics.scheduled(live.times, mark.at)
+                self._dequeue(live)
+        known: list[tuple[RequestTimes, Delta]] = []
+        owners: list[Generation] = []
+        ended: list[tuple[_Live, Delta]] = []
+        for delta in news.deltas:
+            live = self._live.get(delta.request_id)
+            if live is None or delta.index not in live.samples:
+                continue  # ended by us meanwhile
+            known.append((live.times, delta))
+            owners.append(live.generation)
+            if delta.finish_reason is not None:
+                ended.append((live, delta))
+        self.metrics.step(known, now)
+        for generation, (_, delta) in zip(owners, known, strict=True):
+            generation.put(delta)
+        for live, delta in ended:
+            assert delta.finish_reason is not None
+            live.generation.sample_ended(delta.request_id, delta.index, discard=False)
+            self._sample_over(live, delta.index, delta.finish_reason)
+
+    def _sample_over(self, live: _Live, index: int, reason: FinishReason) -> None:
+        live.samples.discard(index)
+        if live.samples:
+            return
+        self._dequeue(live)
+        del self._live[live.times.request.id]
+        self.metrics.end(live.times, reason, time.monotonic())
+
+    def _dequeue(self, live: _Live) -> None:
+        if live.queued:
+            live.queued = False
+            self._num_queued -= 1
+            self._num_queued_tokens -= len(live.times.request.tokens)
+
+    def end_all(self, error: EngineError) -> None:
+        """End every request and call with `error`."""
+        for live in list(self._live.values()):
+            self._send(Abort(live.times.request.id))
+            for index in list(live.samples):
+                live.generation.sample_ended(live.times.request.id, index, discard=False)
+                self._sample_over(live, index, FinishReason.ERROR)
+            live.generation.fail(error)
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(error)
+
+    # --- the line --------------------------------------------------------------------------------------
+
+    def _send(self, command: Command) -> None:
+        if self._line is None:
+            return  # no engine has the request any more
+        sent = cast("asyncio.Future[Any]", self._line.socket.send(encode(command)))
+        if sent.done():
+            sent.result()
+
+    def _ask(self, verb: Verb) -> asyncio.Future[Reply]:
+        call = Call(next(self._call_ids), verb)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call.id] = future
+        self._send(call)
+        return future
+
+    async def _answered(self, verb: Verb) -> Reply:
+        if self.state != "ready":
+            raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
+        reply = await self._ask(verb)
+        if reply.error is not None:
+            raise EngineError(reply.error)
+        return reply
+
+
+def _startup(began: float, loading: float, phases: dict[str, float], now: float) -> Startup:
+    """All phases from the call to now; what no phase names is called "other", so that they add up."""
+    parts = {"starting the engine process": loading - began, **phases}
+    parts["other"] = (now - began) - sum(parts.values())
+    return Startup(parts, now - began)
+
+
+def _status(process: Process) -> str:
+    code = process.returncode
+    if code is None:
+        return "still running"
+    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

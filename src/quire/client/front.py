@@ -1,0 +1,246 @@
+"""From what a caller says to a Request: tokenizes, resolves defaults, and refuses what cannot run.
+
+Shared by `LLM` and the server, so both accept and refuse the same. Knows text; knows no scheduler and no arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from quire.client.outputs import OutputStream
+from quire.config import EngineConfig
+from quire.engine.process import Started
+from quire.errors import RequestError
+from quire.params import SamplingParams, StructuredOutputsParams
+from quire.text.tokenizer import Tokenizer
+from quire.types import SEED_MASK, ModelCard, Pooling, Request
+
+if TYPE_CHECKING:
+    from quire.text.chat import ChatTemplate
+
+
+class Front:
+    """Makes Requests and the OutputStreams that follow them. Stateless but for the source of unset seeds.
+
+    `compile_grammar` turns a constraint into `Request.grammar` where that may take the time; without, whoever
+    queues the request does so.
+    """
+
+    def __init__(
+        self,
+        info: ModelCard,
+        tokenizer: Tokenizer | None,
+        load_template: Callable[[], ChatTemplate] | None,
+        seed: int | None,
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._load_template = load_template
+        self.compile_grammar: Callable[[StructuredOutputsParams], str] | None = None
+        self._seeds = random.Random(seed)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, read when it is first asked for: only chats need it. ModelError where it is broken."""
+        return None if self._load_template is None else self._load_template()
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """The model's default sampling parameters, overridden by `given`."""
+        return SamplingParams(**{**self.info.defaults, **given})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._need_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """A conversation as the text that the model was trained on; options as in `ChatTemplate.render`."""
+        if self.template is None:
+            raise RequestError(
+                f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
+            )
+        return self.template.render(messages, **options)
+
+    def request(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+        add_special_tokens: bool = True,
+        clamp: bool = False,
+    ) -> Request:
+        """Check a prompt and its parameters against the model. Raises RequestError naming the field at fault.
+
+        A max_tokens that does not fit beside the prompt is refused, or with `clamp` cut to what fits.
+        """
+        if not self.info.generates:
+            raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
+        tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        self._check_tokens(tokens)
+        self._check_params(params)
+        longest = self.info.max_input_len
+        if longest is not None and len(tokens) > longest:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, and this engine takes at most {longest}: shorten the prompt "
+                "or build the engine with a larger --max-input-len",
+                "prompt",
+            )
+        room = self.info.max_model_len - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the model's maximum context length is "
+                f"{self.info.max_model_len} including at least one token of output: shorten the prompt "
+                "or raise --max-model-len",
+                "prompt",
+            )
+        if params.max_tokens is not None and params.max_tokens > room and not clamp:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, together more than "
+                f"the model's maximum context length of {self.info.max_model_len}: lower max_tokens to "
+                f"{room} or leave it out",
+                "max_tokens",
+            )
+        constraint, compile_grammar = params.structured_outputs, self.compile_grammar
+        choices = self._choices(params, room) if constraint is not None and constraint.select else ()
+        grammar = None
+        if constraint is not None and compile_grammar is not None and not choices:
+            grammar = compile_grammar(constraint)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed & SEED_MASK
+        return Request(
+            id=request_id,
+            tokens=tokens,
+            sampling=params,
+            seed=seed,
+            max_tokens=min(params.max_tokens or room, room),
+            eos_token_ids=() if params.ignore_eos else self.info.eos_token_ids,
+            bad_words_token_ids=self._bad_words(params),
+            adapter=adapter,
+            priority=priority,
+            salt=salt,
+            arrival=time.time(),
+            grammar=grammar,
+            choices=choices,
+        )
+
+    def pooled(
+        self, request_id: str, tokens: list[int], pooling: Pooling | None = None, priority: int = 0
+    ) -> Request:
+        """A request that ends with one vector; `pooling` None is the model's own way, or the last hidden state."""
+        self._check_tokens(tokens)
+        longest = min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
+        if len(tokens) > longest:
+            raise RequestError(
+                f"the text has {len(tokens)} tokens, and this model takes at most {longest}: shorten it, or set "
+                "truncate_prompt_tokens",
+                "prompt",
+            )
+        return Request(
+            id=request_id,
+            tokens=tokens,
+            sampling=SamplingParams(max_tokens=1),
+            seed=0,
+            max_tokens=1,
+            priority=priority,
+            arrival=time.time(),
+            pooling=pooling or self.info.pooling or "last",
+        )
+
+    def pair(self, first: str, second: str) -> list[int]:
+        """Two texts as a classifier reads them together, the second one's tokens in its segment."""
+        tokens, kinds = self._need_tokenizer().encode_pair(first, second)
+        size = self.info.segment_size
+        return [token + size * kind for token, kind in zip(tokens, kinds, strict=True)]
+
+    def truncated(self, tokens: list[int], limit: int | None) -> list[int]:
+        """At most `limit` tokens (-1: what the model takes): the last ones; of an encoder the first, and the end."""
+        if limit is None:
+            return tokens
+        keep = self.info.max_model_len if limit == -1 else limit
+        if keep < 1:
+            raise RequestError("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+        if len(tokens) <= keep:
+            return tokens
+        return tokens[-keep:] if self.info.generates else tokens[: keep - 1] + tokens[-1:]
+
+    def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
+        return OutputStream(request, prompt, self.tokenizer)
+
+    def _choices(self, params: SamplingParams, room: int) -> tuple[tuple[int, ...], ...]:
+        """The texts that a request selects among, as tokens that follow its prompt."""
+        constraint = params.structured_outputs
+        texts = constraint.choice if constraint is not None and constraint.choice is not None else ()
+        choices = tuple(tuple(self.encode(text, add_special_tokens=False)) for text in texts)
+        if params.n > 1:
+            raise RequestError(f"select has one answer, the likeliest: n must be 1, got {params.n}", "n")
+        if any(not 0 < len(choice) < room for choice in choices):
+            raise RequestError(
+                f"select: every choice must have at least one token and fit into the {room - 1} that are left "
+                "behind the prompt",
+                "structured_outputs",
+            )
+        return choices
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer: pass token ids", "prompt")
+        return self.tokenizer
+
+    def _check_tokens(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise RequestError("the prompt is empty: pass at least one token", "prompt")
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < self.info.vocab_size:
+                raise RequestError(
+                    f"token id {token!r} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
+                    "prompt",
+                )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        vocab = self.info.vocab_size
+        for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token >= vocab:
+                    raise RequestError(
+                        f"{name}: token id {token} is outside the vocabulary (0 to {vocab - 1})", name
+                    )
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name) or 0
+            if (vocab if wanted == -1 else wanted) > self.info.max_logprobs:
+                raise RequestError(
+                    f"{name} asks for {wanted if wanted != -1 else 'all'} entries a token, the most is "
+                    f"{self.info.max_logprobs} (--max-logprobs)",
+                    name,
+                )
+        if self.tokenizer is None and params.structured_outputs is not None:
+            raise RequestError("structured outputs need a tokenizer", "structured_outputs")
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            raise RequestError("stop strings and bad words need a tokenizer: use stop_token_ids", "stop")
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenized at the start of a text and after a space, as vLLM reads bad_words."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words or ():
+            for text in (word, " " + word.lstrip()):
+                tokens = tuple(self.encode(text, add_special_tokens=False))
+                if tokens:
+                    found[tokens] = None
+        return tuple(found)
+
+
+class Maker(Protocol):
+    """A module that makes the parts of an engine and of its front; tests put a scripted one in its place."""
+
+    def start_core(self, config: EngineConfig) -> Started: ...
+    def start_front(self, config: EngineConfig, info: ModelCard) -> Front: ...
+
+
+def load_maker(name: str) -> Maker:
+    """Import the maker of that module name."""
+    return cast(Maker, importlib.import_module(name))

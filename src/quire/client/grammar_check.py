@@ -1,0 +1,128 @@
+"""Has each constraint tried out in a process of its own, within time and memory, and remembers the answers.
+
+Knows no HTTP. Whatever a constraint does to that process, it ends in a RequestError for its request alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
+
+import msgspec
+
+from quire.client.grammar_worker import LENGTH, Setup, Verdict, frame
+from quire.config import EngineConfig
+from quire.errors import EngineError, OverloadedError, RequestError
+from quire.params import StructuredOutputsParams
+from quire.types import ModelCard
+
+log = logging.getLogger("quire.grammar")
+
+MAX_WAITING = 64
+MAX_REMEMBERED = 1024
+MAX_REMEMBERED_BYTES = 32 << 20
+START_TIMEOUT = 120.0
+
+
+class GrammarChecker:
+    """Use from one event loop. The process starts with the first constraint and is replaced when it is lost."""
+
+    def __init__(self, config: EngineConfig, maker: str) -> None:
+        self._config = config
+        self._maker = maker
+        self._process: Process | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._size = 0
+
+    async def check(self, params: StructuredOutputsParams, info: ModelCard) -> str:
+        """The constraint's grammar, for `Request.grammar`.
+
+        RequestError: malformed, not supported, or too much work. OverloadedError: too many wait to be tried out.
+        """
+        key = msgspec.msgpack.encode(params)
+        verdict = self._known.get(key)
+        if verdict is None:
+            if self._waiting >= MAX_WAITING:
+                raise OverloadedError("too many new constraints wait to be compiled: try again later", 1)
+            self._waiting += 1
+            try:
+                async with self._lock:
+                    verdict = self._known.get(key) or await self._ask(params, info)
+            finally:
+                self._waiting -= 1
+            self._remember(key, verdict)
+        if verdict.error is not None:
+            raise RequestError(verdict.error, "structured_outputs")
+        return verdict.text
+
+    def _remember(self, key: bytes, verdict: Verdict) -> None:
+        if key not in self._known:
+            self._known[key] = verdict
+            self._size += len(key) + len(verdict.text)
+        self._known.move_to_end(key)
+        while len(self._known) > MAX_REMEMBERED or self._size > MAX_REMEMBERED_BYTES:
+            old, gone = self._known.popitem(last=False)
+            self._size -= len(old) + len(gone.text)
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def _ask(self, params: StructuredOutputsParams, info: ModelCard) -> Verdict:
+        process = await self._started(info)
+        limit = self._config.grammar.grammar_timeout
+        try:
+            return await asyncio.wait_for(_exchange(process, frame(params)), limit)
+        except asyncio.TimeoutError:
+            why = f"takes more than {limit:g} s to compile (--grammar-timeout)"
+        except (asyncio.IncompleteReadError, ConnectionError):
+            why = f"takes more than {self._config.grammar.grammar_memory_mib} MiB to compile (--grammar-memory-mib)"
+        except BaseException:  # the caller is gone: so is the answer that would come next
+            await self.close()
+            raise
+        log.warning("a constraint %s: refused", why)
+        await self.close()
+        return Verdict(error=f"the constraint {why}: simplify it")
+
+    async def _started(self, info: ModelCard) -> Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "quire.client.grammar_worker",
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+        )
+        memory = self._config.grammar.grammar_memory_mib << 20
+        self._process = process
+        try:
+            setup = frame(Setup(self._maker, self._config, info, memory))
+            await asyncio.wait_for(_exchange(process, setup), START_TIMEOUT)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.TimeoutError) as error:
+            await self.close()
+            raise EngineError("the process that compiles grammars does not start: see the log") from error
+        except BaseException:
+            await self.close()
+            raise
+        return process
+
+
+async def _exchange(process: Process, data: bytes) -> Verdict:
+    """Send a frame and read the answer."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(data)
+    await process.stdin.drain()
+    (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Verdict)

@@ -1,0 +1,105 @@
+"""The process that tries constraints out before the engine sees them: it may be slow, grow, crash and be killed.
+
+Started as `python -m quire.client.grammar_worker`; frames go over standard input and output, each with its length.
+Knows the tokenizer and grammars; no engine, no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import sys
+from pathlib import Path
+
+import msgspec
+
+from quire.client.front import load_maker
+from quire.config import EngineConfig
+from quire.engine.vocabulary import vocabulary_of
+from quire.errors import EngineError, RequestError
+from quire.grammar.compiler import GrammarCompiler
+from quire.params import StructuredOutputsParams
+from quire.types import ModelCard
+
+if sys.platform != "win32":
+    import resource
+
+log = logging.getLogger("quire.grammar")
+
+LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, frozen=True, array_like=True):
+    """The first frame: where the tokenizer comes from, and how much memory may be added to it (bytes)."""
+
+    maker: str
+    config: EngineConfig
+    info: ModelCard
+    memory: int
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a constraint, and with an empty text to the setup: its grammar, or why there is none."""
+
+    text: str = ""
+    error: str | None = None
+
+
+def frame(message: Setup | StructuredOutputsParams | Verdict) -> bytes:
+    data = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def _read() -> bytes:
+    """The next frame's content; exits where there is none any more."""
+    head = sys.stdin.buffer.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise SystemExit(0)
+    return sys.stdin.buffer.read(LENGTH.unpack(head)[0])
+
+
+def _write(verdict: Verdict) -> None:
+    sys.stdout.buffer.write(frame(verdict))
+    sys.stdout.buffer.flush()
+
+
+def _limit_memory(more: int) -> None:
+    """From here on this process may take `more` bytes (Linux)."""
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        size = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def make_compiler(setup: Setup) -> GrammarCompiler:
+    tokenizer = load_maker(setup.maker).start_front(setup.config, setup.info).tokenizer
+    if tokenizer is None:
+        raise EngineError("structured outputs need a tokenizer")
+    info = setup.info
+    return GrammarCompiler(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+
+
+def main() -> int:
+    if sys.platform == "linux":
+        os.nice(10)
+    setup = msgspec.msgpack.decode(_read(), type=Setup)
+    compiler = make_compiler(setup)
+    compiler.prepare()  # now, so that the first constraint is not charged for it
+    _limit_memory(setup.memory)
+    _write(Verdict())
+    while True:
+        params = msgspec.msgpack.decode(_read(), type=StructuredOutputsParams)
+        try:
+            _write(Verdict(compiler.check(params)))
+        except RequestError as error:
+            _write(Verdict(error=str(error)))
+        except MemoryError:
+            raise  # as where the compiler itself runs out: the process ends
+        except Exception as error:
+            log.exception("a constraint broke its compiler")
+            _write(Verdict(error=f"the constraint cannot be read: {type(error).__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

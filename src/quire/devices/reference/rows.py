@@ -1,0 +1,121 @@
+"""The oracle's arithmetic on single rows, in plain numpy and float64. Knows no step and no cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.devices.protocol import Activation, Attention, FloatArray, Norm, Routing
+from quire.errors import EngineError
+
+Float64Array = NDArray[np.float64]
+
+
+def activate(kind: Activation, x: Float64Array) -> Float64Array:
+    """Element-wise activation of one row."""
+    if kind == "silu":
+        return np.asarray(x / (1.0 + np.exp(-np.maximum(x, -700.0))))
+    if kind == "relu":
+        return np.maximum(x, 0.0)
+    if kind == "gelu":
+        return 0.5 * x * (1.0 + np.array([math.erf(value) for value in (x / math.sqrt(2.0)).tolist()]))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    raise EngineError(f"the reference backend has no activation {kind!r}")
+
+
+def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
+    """activation(gate) * up of one row; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
+    if kind != "clamped_swiglu":
+        return activate(kind, x) * up
+    low = np.minimum(x, 7.0)
+    return np.asarray(low / (1.0 + np.exp(-1.702 * np.maximum(low, -400.0))) * (np.clip(up, -7.0, 7.0) + 1.0))
+
+
+def norm_heads(heads_NH: Float64Array, norm: Norm) -> Float64Array:
+    """Norm of queries or keys: one weight for all heads, one a head, or over all heads together."""
+    size, (count, head_dim) = norm.weight.size, heads_NH.shape
+    if norm.weight.ndim == 1 and size == count * head_dim:
+        return normalize(heads_NH.reshape(-1), norm).reshape(count, head_dim)
+    if norm.weight.ndim == 1:
+        return np.stack([normalize(head, norm) for head in heads_NH])
+    biases = [None] * count if norm.bias is None else list(norm.bias)
+    own = [Norm(norm.kind, w, b, norm.eps) for w, b in zip(norm.weight, biases, strict=True)]
+    return np.stack([normalize(head, n) for head, n in zip(heads_NH, own, strict=True)])
+
+
+def normalize(x: Float64Array, norm: Norm) -> Float64Array:
+    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm of one vector."""
+    if norm.kind == "layer":
+        x = x - np.mean(x)
+    y: Float64Array = x / np.sqrt(np.mean(x * x) + norm.eps) * norm.weight
+    return y if norm.bias is None else y + norm.bias
+
+
+def rotate(x_NH: Float64Array, angles: Float64Array) -> Float64Array:
+    """Rope on the first rotary_dim elements of each head; `angles` [rotary_dim]: cosines, then sines."""
+    half = len(angles) // 2
+    cos, sin = angles[:half], angles[half:]
+    first, second, rest = x_NH[:, :half], x_NH[:, half : 2 * half], x_NH[:, 2 * half :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=1)
+
+
+def first_seen(position: int, attention: Attention) -> int:
+    """The first position that a query at `position` sees."""
+    first = 0 if attention.window is None else max(0, position - attention.window + 1)
+    return first if attention.chunk is None else max(first, position // attention.chunk * attention.chunk)
+
+
+def attention_weights(
+    products_RS: Float64Array, attention: Attention, heads: slice, own: int
+) -> Float64Array:
+    """q . k of some heads with S positions, their own at index `own` -> the weights of those positions."""
+    scores = products_RS * attention.scale
+    if attention.cap is not None:
+        scores = attention.cap * np.tanh(scores / attention.cap)
+    if attention.slopes is not None:
+        scores = scores + attention.slopes[heads, None] * (np.arange(scores.shape[1]) - own)
+    if attention.sinks is not None:
+        scores = np.concatenate([scores, attention.sinks[heads, None]], axis=1)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return np.asarray(weights if attention.sinks is None else weights[:, :-1])
+
+
+def route_row(scores: Float64Array, routing: Routing, correction: FloatArray | None) -> Float64Array:
+    """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
+    weights = scores[: routing.num_experts]
+    if routing.scoring == "sigmoid":
+        weights = 1.0 / (1.0 + np.exp(-weights))
+    elif not routing.softmax_after:
+        weights = np.exp(weights - weights.max())
+        weights = weights / weights.sum()
+    ranks = weights if correction is None else weights + correction
+    if routing.num_groups > 1:
+        groups = ranks.reshape(routing.num_groups, -1)
+        best = np.sort(groups, axis=1)[:, -2 if routing.group_sum else -1 :].sum(axis=1)
+        kept = np.argsort(-best, kind="stable")[: routing.top_groups]
+        ranks = np.where(np.isin(np.arange(routing.num_groups), kept)[:, None], groups, -np.inf).reshape(-1)
+    ids = np.argsort(-ranks, kind="stable")[: routing.top_k]
+    weights = weights[ids]
+    if routing.softmax_after:
+        weights = np.exp(weights - weights.max())
+        weights = weights / weights.sum()
+    if routing.renormalize:
+        weights = weights / (weights.sum() + 1e-20)
+    weights = weights * routing.scale
+    if routing.shared:
+        own = 1.0 / (1.0 + np.exp(-scores[-1])) if routing.shared_gate else 1.0
+        ids, weights = np.append(ids, routing.num_experts), np.append(weights, own)
+    return np.concatenate([ids, weights])
+
+
+def by_row(function: Callable[[Float64Array], Float64Array], x: FloatArray, width: int) -> FloatArray:
+    """`function` of each row alone, in float64, rounded to float32: [rows, any] -> [rows, width]."""
+    out = np.empty((len(x), width), np.float32)
+    for i, row in enumerate(x):
+        out[i] = function(row.astype(np.float64))
+    return out

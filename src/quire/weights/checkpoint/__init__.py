@@ -1,0 +1,94 @@
+"""Finds the weights in a model directory and opens them as one `Checkpoint`, sharded or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelError
+from quire.weights.checkpoint.protocol import Array, Checkpoint
+from quire.weights.checkpoint.safetensors import SafetensorsFile
+from quire.weights.checkpoint.torch_pickle import TorchFile
+
+__all__ = ["Checkpoint", "ShardedCheckpoint", "open_checkpoint"]
+
+# In order of preference, as transformers looks for them.
+FORMATS: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
+    ("model.safetensors", SafetensorsFile),
+    ("pytorch_model.bin", TorchFile),
+)
+MAX_INDEX = 64 << 20  # bytes
+
+
+class ShardedCheckpoint:
+    """Several files as one. A name in two of them is an error."""
+
+    def __init__(self, shards: Sequence[Checkpoint]) -> None:
+        self._owner: dict[str, Checkpoint] = {}
+        for shard in shards:
+            for name in shard.names():
+                if name in self._owner:
+                    first = self._owner[name].path(name)
+                    raise ModelError(f"{shard.path(name)}: tensor {name} is also in {first.name}")
+                self._owner[name] = shard
+
+    def names(self) -> Iterable[str]:
+        return self._owner.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._owner[name].shape(name)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._owner[name].dtype(name)
+
+    def path(self, name: str) -> Path:
+        return self._owner[name].path(name)
+
+    def groups(self, name: str, outline: bool) -> Array | None:
+        return None  # no such form
+
+    def get(self, name: str) -> Array:
+        return self._owner[name].get(name)
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Open a model directory's weights; reads headers only. Raises ModelError, naming the file at fault."""
+    for name, opener in FORMATS:
+        single, index = directory / name, directory / f"{name}.index.json"
+        if single.exists():
+            return opener(single)
+        if index.exists():
+            return _open_shards(index, opener)
+    looked = ", ".join(f"{name}[.index.json]" for name, _ in FORMATS)
+    raise ModelError(f"{directory}: no weights found; looked for {looked}")
+
+
+def _open_shards(index: Path, opener: Callable[[Path], Checkpoint]) -> ShardedCheckpoint:
+    weight_map = _weight_map(index)
+    shards = {file: opener(index.parent / file) for file in sorted(set(weight_map.values()))}
+    for tensor, file in weight_map.items():
+        if tensor not in shards[file].names():
+            raise ModelError(
+                f"{index}: tensor {tensor} should be in {file} and is not; fetch the model again"
+            )
+    return ShardedCheckpoint(list(shards.values()))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """{tensor: file name}; files lie beside the index."""
+    try:
+        size = index.stat().st_size
+        content = json.loads(index.read_text("utf-8")) if size <= MAX_INDEX else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{index}: cannot be read as JSON: {error}") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: has no weight_map")
+    for file in weight_map.values():
+        if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\\" in file:
+            raise ModelError(f"{index}: weight_map must name files beside it, got {file!r}")
+    return weight_map

@@ -1,0 +1,203 @@
+"""The metadata of a GGUF file as the config.json that its model came with. Knows keys; families know the maths.
+
+A key of the architecture that nobody reads and that is not known to be harmless is refused, as in config.json.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelError
+from quire.weights.gguf.dequantize import PLAIN
+from quire.weights.gguf.parts import GGUFParts
+
+HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.causal", "pooling_type")
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "nextn_predict_layers": (0,),
+    "rope.scaling.type": ("none",),
+    "rope.scaling.factor": (0, 1),
+    "rope.scale_linear": (0, 1),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+}
+Config = dict[str, Any]
+
+
+class Keys:
+    """The keys of the file's own architecture, without its name before them; remembers which were read."""
+
+    def __init__(self, file: GGUFParts) -> None:
+        architecture = file.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise ModelError(f"{file.path}: general.architecture is missing; the file holds no model")
+        self.file, self.architecture = file, architecture
+        self._prefix = f"{architecture}."
+        self._unread = set(file.keys_under(self._prefix))
+
+    def get(self, name: str) -> Any:
+        """The value, None where absent. A float32 comes with the digits it was written with."""
+        key = self._prefix + name
+        self._unread.discard(key)
+        value = self.file.get(key)
+        if self.file.first.is_single(key):
+            return float(str(np.float32(value)))
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A number that may be given for each layer, if all are the same."""
+        value = self.get(name)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not 1 <= value < 1 << 31:
+            raise self.wrong(name, "an integer above 0, the same for all layers", value)
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name)
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.wrong(name, "a finite number", value)
+        return float(value)
+
+    def wrong(self, name: str, must: str, value: object) -> ModelError:
+        return ModelError(f"{self.file.path}: {self._prefix}{name} must be {must}, got {str(value)[:80]}")
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.file.tensors
+
+    def vector(self, tensor: str) -> list[float] | None:
+        """A small tensor of float32 as a list; None where the file has none."""
+        entry = self.file.tensors.get(tensor)
+        if entry is None:
+            return None
+        if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > 1 << 16:
+            raise ModelError(f"{self.file.path}: tensor {tensor} must be a vector of F32")
+        return [float(str(x)) for x in self.file.raw(tensor).view(PLAIN["F32"])]
+
+    def finish(self) -> None:
+        """Raise ModelError for keys that nobody read, unless harmless or at a neutral value."""
+        for key in sorted(self._unread):
+            name, value = key[len(self._prefix) :], self.file.get(key)
+            if name not in HARMLESS and value not in NEUTRAL.get(name, ()):
+                raise ModelError(
+                    f"{self.file.path}: {key} = {str(value)[:80]} is not understood and may change results"
+                )
+
+
+def common(keys: Keys) -> Config:
+    """What every model has. The embedding tells the size of the vocabulary, padding included."""
+    embedding = keys.file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{keys.file.path}: no tensor token_embd.weight: the file holds no whole model")
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    kv_heads = keys.get("attention.head_count_kv")
+    return {
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if kv_heads is None else keys.integer("attention.head_count_kv"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "tie_word_embeddings": not keys.has("output.weight"),
+    }
+
+
+def llama_like(keys: Keys) -> Config:
+    """Llama's shape: RMS norms, a gated MLP, rotary embedding."""
+    config = common(keys) | head_dim(keys)
+    return config | {
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        **rope(keys, config["head_dim"]),
+    }
+
+
+def head_dim(keys: Keys) -> Config:
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    size = keys.integer("attention.key_length", max(1, hidden // heads))
+    if keys.integer("attention.value_length", size) != size:
+        raise keys.wrong("attention.value_length", f"{size}, as the keys", keys.get("attention.value_length"))
+    return {"head_dim": size}
+
+
+def rope(keys: Keys, size: int, theta: float = 10000.0) -> Config:
+    """`size` is the head's; fewer rotated dimensions are a partial rotary factor."""
+    rotated = keys.integer("rope.dimension_count", size)
+    config: Config = {
+        "rope_theta": keys.number("rope.freq_base", theta),
+        "rope_scaling": _scaling(keys, size),
+    }
+    if config["rope_scaling"] is None:
+        config["rope_scaling"] = _llama3(keys, rotated, config["rope_theta"])
+    if rotated != size:
+        config["partial_rotary_factor"] = rotated / size
+    return config
+
+
+def _scaling(keys: Keys, size: int) -> Config | None:
+    kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor")
+    linear = keys.get("rope.scale_linear")
+    long, short = keys.vector("rope_factors_long.weight"), keys.vector("rope_factors_short.weight")
+    original, attention = (
+        keys.get("rope.scaling.original_context_length"),
+        keys.get("rope.scaling.attn_factor"),
+    )
+    if long is not None or short is not None:
+        scaling: Config = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        if original is not None:
+            scaling["original_max_position_embeddings"] = original
+            scaling["factor"] = keys.integer("context_length") / original
+        return scaling | ({} if attention is None else {"attention_factor": attention})
+    if kind in (None, "none", "longrope"):
+        return {"rope_type": "linear", "factor": linear} if linear not in (None, 0, 1) else None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise keys.wrong("rope.scaling.type", "none, linear, yarn or longrope", kind)
+    scaling = {"rope_type": "yarn", "factor": factor}
+    optional = {"original_max_position_embeddings": original, "attention_factor": attention}
+    for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        optional[name] = keys.get(f"rope.scaling.{key}")
+    return scaling | {name: value for name, value in optional.items() if value is not None}
+
+
+def _llama3(keys: Keys, size: int, theta: float) -> Config | None:
+    """Llama 3.1's bands, found again from the factors that the converter made of them (rope_freqs.weight).
+
+    Factors that are not of that form are given as they are.
+    """
+    factors = keys.vector("rope_freqs.weight")
+    if factors is None or all(factor == 1 for factor in factors):
+        return None
+    low, high, original, factor = 1.0, 4.0, 8192, max(factors)
+    waves = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    smooth = np.clip((original / waves - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if len(expected) == len(factors) and np.allclose(expected, factors, rtol=1e-5):
+        return {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }
+    return {
+        "rope_type": "longrope",
+        "long_factor": factors,
+        "short_factor": factors,
+        "original_max_position_embeddings": keys.integer("context_length"),
+        "attention_factor": 1.0,
+    }
+
+
+def has_bias(keys: Keys, module: str) -> bool:
+    return keys.has(f"blk.0.{module}.bias")

@@ -1,0 +1,211 @@
+"""Blocks of every GGUF type to float32, in numpy. Knows no file; a block is what ggml's block_* structs hold.
+
+Each decoder takes uint8 [B, bytes of a block] and returns float32 [B, elements of a block]. The order of operations is
+ggml's (d * scale first, then the quantum, then the minimum), so that results are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.devices.protocol import GROUPS_OF_INT4
+from quire.weights.gguf.kinds import Kind
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Decoder = Callable[[Bytes], Floats]
+
+PIECE = 1 << 18  # elements decoded at a time, so that what lies between stays in cache
+PLAIN: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# Steps of IQ4_NL and IQ4_XS, spaced as weights are.
+NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+# Twice the values of FP4 E2M1: the scale is halved in exchange.
+DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+def dequantize(kind: Kind, raw: Bytes) -> Floats:
+    """All elements of uint8 [n blocks' bytes], in order. Types that numpy has (F32, F16, BF16) are only converted."""
+    if kind.name in PLAIN:
+        return np.asarray(raw.view(PLAIN[kind.name]), np.float32)
+    blocks = raw.reshape(-1, kind.nbytes)
+    out = np.empty((len(blocks), kind.block), np.float32)
+    decode, step = DECODERS[kind.name], PIECE // kind.block
+    with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite: so are its values
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = decode(blocks[start : start + step])
+    return out.reshape(-1)
+
+
+def grouped(kind: Kind, raw: Bytes) -> NDArray[Any] | None:
+    """Blocks as groups of 32 that int4 weights can take as they are (`GROUPS_OF_INT4`); None for other types."""
+    blocks = raw.reshape(-1, kind.nbytes)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.name == "Q4_0":
+            return _groups(_half(blocks, 0), _nibbles(blocks[:, 2:], 16))
+        if kind.name == "Q4_1":
+            return _groups(_half(blocks, 0), _nibbles(blocks[:, 4:], 16), -_half(blocks, 2))
+        if kind.name == "Q4_K":
+            scales, minima = _six_bits(blocks[:, 4:16])
+            quanta = _nibbles(blocks[:, 16:], 32)
+            return _groups(_half(blocks, 0) * scales, quanta, _half(blocks, 2) * minima)
+    return None
+
+
+def _groups(scales: Floats, quanta: Bytes, offsets: Floats | None = None) -> NDArray[Any]:
+    """scales, offsets [B, G] and quanta [B, 32 G] -> [B G]."""
+    out = np.empty(scales.size, GROUPS_OF_INT4[offsets is not None])
+    out["scale"], out["quanta"] = scales.reshape(-1), quanta.reshape(-1, 32)
+    if offsets is not None:
+        out["offset"] = offsets.reshape(-1)
+    return out
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at byte `at` of each block: [B, 1]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: Bytes, run: int) -> Bytes:
+    """[B, n] -> [B, 2 n]: of each `run` bytes first the low halves, then the high halves."""
+    pairs = packed.reshape(len(packed), -1, 1, run) >> np.array([[0], [4]], np.uint8)
+    return (pairs & np.uint8(15)).reshape(len(packed), -1)
+
+
+def _crumbs(packed: Bytes) -> Bytes:
+    """[B, n] -> [B, 4 n] of two bits: of each 32 bytes the lowest pairs, then the next."""
+    parts = packed.reshape(len(packed), -1, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+    return (parts & np.uint8(3)).reshape(len(packed), -1)
+
+
+def _planes(packed: Bytes) -> Bytes:
+    """[B, 32] -> [B, 256] of one bit: bit 0 of all bytes, then bit 1."""
+    bits = packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]
+    return (bits & np.uint8(1)).reshape(len(packed), -1)
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """Four bytes, little-endian: bit i belongs to element i; given as 16 or 0."""
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32) * _half(blocks, 0)
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:], 16).astype(np.float32) - np.float32(8))
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:], 16).astype(np.float32) + _half(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    quanta = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6])
+    return _half(blocks, 0) * (quanta.astype(np.float32) - np.float32(16))
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    quanta = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
+    return _half(blocks, 0) * quanta.astype(np.float32) + _half(blocks, 2)
+
+
+def _by_group(scales: Floats, quanta: NDArray[Any], minima: Floats | None = None) -> Floats:
+    """scales [B, G] times quanta [B, G n], less minima [B, G]."""
+    values = scales[..., None] * quanta.reshape(*scales.shape, -1).astype(np.float32)
+    if minima is not None:
+        values -= minima[..., None]
+    return np.asarray(values.reshape(len(scales), -1), np.float32)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    """scales[16] of two nibbles (scale, minimum), quanta[64], d, dmin."""
+    scales = blocks[:, :16]
+    d = _half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
+    m = _half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
+    return _by_group(d, _crumbs(blocks[:, 16:80]), m)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """high bits[32], quanta[64], 16 scales of six bits in 12 bytes, d. A high bit that is absent takes 4 away."""
+    low = _nibbles(blocks[:, 96:104], 8)
+    tops = blocks[:, 104:108]
+    high = (tops[:, None, :] >> np.array([[0], [2], [4], [6]], np.uint8)) & np.uint8(3)
+    scales = (low | (high.reshape(-1, 16) << np.uint8(4))).astype(np.float32) - np.float32(32)
+    missing = (_planes(blocks[:, :32]) ^ np.uint8(1)) << np.uint8(2)
+    quanta = _crumbs(blocks[:, 32:96]).astype(np.int8) - missing.astype(np.int8)
+    return _by_group(_half(blocks, 108) * scales, quanta)
+
+
+def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
+    """12 bytes of Q4_K and Q5_K -> 8 scales and 8 minima: the last four of each are split in two places."""
+    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    high = np.uint8(0x30)
+    scales = [first & np.uint8(63), (rest & np.uint8(15)) | ((first >> np.uint8(2)) & high)]
+    minima = [second & np.uint8(63), (rest >> np.uint8(4)) | ((second >> np.uint8(2)) & high)]
+    return np.hstack(scales).astype(np.float32), np.hstack(minima).astype(np.float32)
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    """d, dmin, scales[12], quanta[128]."""
+    scales, minima = _six_bits(blocks[:, 4:16])
+    return _by_group(_half(blocks, 0) * scales, _nibbles(blocks[:, 16:], 32), _half(blocks, 2) * minima)
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    """d, dmin, scales[12], high bits[32], quanta[128]."""
+    scales, minima = _six_bits(blocks[:, 4:16])
+    quanta = _nibbles(blocks[:, 48:], 32) | (_planes(blocks[:, 16:48]) << np.uint8(4))
+    return _by_group(_half(blocks, 0) * scales, quanta, _half(blocks, 2) * minima)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    """low nibbles[128], high pairs[64], int8 scales[16], d."""
+    quanta = _nibbles(blocks[:, :128], 64) | (_crumbs(blocks[:, 128:192]) << np.uint8(4))
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
+    return _by_group(_half(blocks, 208) * scales, quanta.astype(np.int8) - np.int8(32))
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * NONLINEAR[_nibbles(blocks[:, 2:], 16)]
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    """d, high pairs of 8 scales in 2 bytes, low nibbles of them in 4, quanta[128]."""
+    low = np.stack([blocks[:, 4:8] & np.uint8(15), blocks[:, 4:8] >> np.uint8(4)], axis=-1).reshape(-1, 8)
+    tops = np.ascontiguousarray(blocks[:, 2:4]).view("<u2")
+    high = ((tops >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)).astype(np.uint8)
+    scales = (low | (high << np.uint8(4))).astype(np.float32) - np.float32(32)
+    return _by_group(_half(blocks, 0) * scales, NONLINEAR[_nibbles(blocks[:, 8:], 16)])
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    """One exponent, 16 bytes of two elements (OCP Microscaling Formats 1.0, in ggml's order)."""
+    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return scale * DOUBLED_FP4[_nibbles(blocks[:, 1:], 16)]
+
+
+DECODERS: Mapping[str, Decoder] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}

@@ -1,0 +1,69 @@
+"""A model as its files give it: config, generation defaults and tensors, out of a directory or a GGUF file.
+
+The one place that tells the two apart; knows no family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelError
+from quire.text.tokenizer import Tokenizer
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.gguf import is_gguf, read_gguf
+from quire.weights.gguf.container import GGUFFile
+from quire.weights.gguf.tokenizer import read_tokenizer
+
+MAX_JSON = 16 << 20  # bytes of a config file
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`config` and `generation` are config.json and generation_config.json or what stands for them.
+
+    `where` names the config in messages; `tensors` opens the weights.
+    """
+
+    path: Path
+    where: str
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    tensors: Callable[[], Checkpoint]
+
+
+def open_source(path: Path) -> Source:
+    """Open a directory or a GGUF file; reads headers only. Raises ModelError."""
+    if is_gguf(path):
+        config, generation, tensors = read_gguf(path)
+        return Source(path, str(path), config, generation, lambda: tensors)
+    config_path, generation_path = path / "config.json", path / "generation_config.json"
+    if not config_path.exists():
+        raise ModelError(
+            f"{path}: no config.json; give the directory of a Hugging Face model, or a GGUF file"
+        )
+    config = read_json(config_path)
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    return Source(path, str(config_path), config, generation, lambda: open_checkpoint(path))
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model directory or a GGUF file. Raises ModelError."""
+    return read_tokenizer(GGUFFile(path)) if is_gguf(path) else Tokenizer.load(path)
+
+
+def read_json(path: Path, of: type = dict) -> Any:
+    """A JSON object (or what `of` says) from a file, or ModelError naming it."""
+    try:
+        size = path.stat().st_size
+        value = json.loads(path.read_text("utf-8")) if size <= MAX_JSON else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, of):
+        raise ModelError(
+            f"{path}: not a JSON {'object' if of is dict else of.__name__} of at most {MAX_JSON} bytes"
+        )
+    return value

@@ -1,0 +1,121 @@
+"""The counts that dashboards rely on, the ones vLLM's own test asserts first."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.client.metrics import Histogram, Metrics, RequestTimes, buckets_125
+from quire.config import CacheConfig
+from quire.params import SamplingParams
+from quire.types import Delta, EngineStats, FinishReason, Request, Usage
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Sums over labels, by sample name."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.text().decode()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def run(metrics: Metrics, num_requests: int, num_prompt: int, num_output: int, n: int = 1) -> None:
+    """Requests one after another, one token a step."""
+    now = 0.0
+    for i in range(num_requests):
+        params = SamplingParams(max_tokens=num_output, n=n)
+        request = Request(id=str(i), tokens=[1] * num_prompt, sampling=params, seed=0, max_tokens=num_output)
+        times = RequestTimes(request, now)
+        for _ in range(n):
+            metrics.scheduled(times, now + 0.01)
+        for step in range(num_output):
+            now += 0.1
+            news = [(times, Delta(request.id, k, [5], Usage(num_prompt, 2, step + 1))) for k in range(n)]
+            metrics.step(news, now)
+        metrics.end(times, FinishReason.LENGTH, now)
+
+
+def test_counts_of_ten_requests_of_ten_tokens() -> None:
+    metrics = Metrics("m", prefix="vllm")
+    run(metrics, 10, 7, 10)
+    found = samples(metrics)
+    assert found["vllm:inter_token_latency_seconds_count"] == 90
+    assert found["vllm:iteration_tokens_total_count"] == 100
+    assert found["vllm:iteration_tokens_total_sum"] == 10 * (7 + 10)
+    assert found["vllm:prompt_tokens_total"] == 70
+    assert found["vllm:prompt_tokens_cached_total"] == 20
+    assert found["vllm:generation_tokens_total"] == 100
+    assert found["vllm:request_success_total"] == 10
+    for name in (
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_inference_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_params_n",
+        "request_num_preemptions",
+        "request_time_per_output_token_seconds",
+    ):
+        assert found[f"vllm:{name}_count"] == 10, name
+    assert found["vllm:request_prompt_tokens_sum"] == 70
+    assert found["vllm:request_generation_tokens_sum"] == 100
+    assert found["vllm:request_params_max_tokens_sum"] == 100
+    assert found["vllm:request_num_preemptions_sum"] == 0
+
+
+def test_labels_are_the_model_and_the_engine() -> None:
+    metrics = Metrics("")
+    metrics.stats = EngineStats(num_blocks=10)
+    metrics.name_model("some/model", CacheConfig(block_size=32), max_model_len=64)
+    text = metrics.text().decode()
+    assert 'quire:num_requests_running{engine="0",model_name="some/model"} 0.0' in text
+    assert 'finished_reason="length"' in text
+    assert 'kv_cache_size_tokens="320"' in text
+    assert 'kv_cache_max_concurrency="5.00"' in text
+
+
+def test_parallel_samples_count_once_as_a_request_and_each_in_gaps() -> None:
+    metrics = Metrics("m")
+    run(metrics, 2, 4, 5, n=3)
+    found = samples(metrics)
+    assert found["quire:inter_token_latency_seconds_count"] == 2 * 3 * 4
+    assert found["quire:time_to_first_token_seconds_count"] == 2
+    assert found["quire:request_params_n_sum"] == 6
+    assert found["quire:request_num_preemptions_sum"] == 0
+
+
+def test_a_second_slot_is_a_preemption() -> None:
+    request = Request(id="a", tokens=[1], sampling=SamplingParams(), seed=0, max_tokens=4)
+    metrics, times = Metrics("m"), RequestTimes(request, 1.0)
+    metrics.scheduled(times, 2.0)
+    metrics.scheduled(times, 5.0)
+    assert times.num_preemptions == 1
+    assert times.scheduled == 2.0
+
+
+def test_counters_never_fall_when_the_engine_starts_again() -> None:
+    metrics = Metrics("m")
+    metrics.stats = EngineStats(prefix_hits=5, prefix_queries=9, num_preemptions=2, num_running=3)
+    metrics.restarted()
+    found = samples(metrics)
+    assert found["quire:prefix_cache_hits_total"] == 5
+    assert found["quire:num_requests_running"] == 0
+    metrics.stats = EngineStats(prefix_hits=1)
+    found = samples(metrics)
+    assert found["quire:prefix_cache_hits_total"] == 6
+    assert found["quire:num_preemptions_total"] == 2
+    assert found["quire:engine_restarts_total"] == 1
+
+
+def test_histogram_bounds_are_inclusive() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 99):
+        histogram.observe(value)
+    assert histogram.rows() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert histogram.total == 104
+
+
+def test_buckets_reach_the_model_length_and_no_further() -> None:
+    assert buckets_125(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert buckets_125(0) == (1,)

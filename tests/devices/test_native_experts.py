@@ -1,0 +1,179 @@
+"""Mixtures of experts, latent attention and the small operations of other families: native equals the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.devices.protocol import (
+    Activation,
+    Attention,
+    Backend,
+    Expert,
+    FloatDtype,
+    Graph,
+    KVSpec,
+    Limits,
+    Norm,
+    Rope,
+    Routing,
+)
+from quire.devices.reference.ops import ReferenceBackend
+from tests.devices.native_cases import ISAS, apply_rows, native, normal, rounds_activations, rows_step
+
+REFERENCE = ReferenceBackend()
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> Routing:
+    groups, size = draw(st.sampled_from([(1, 1), (1, 7), (1, 40), (4, 3), (8, 2)]))
+    kept = draw(st.integers(1, groups))
+    after = draw(st.booleans())
+    shared = draw(st.booleans())
+    return Routing(
+        num_experts=groups * size,
+        top_k=draw(st.integers(1, min(kept * size, 8))),
+        scoring="softmax" if after else draw(st.sampled_from(["softmax", "sigmoid"])),
+        softmax_after=after,
+        renormalize=draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, 2.5])),
+        num_groups=groups,
+        top_groups=kept,
+        group_sum=draw(st.booleans()),
+        shared=shared,
+        shared_gate=shared and draw(st.booleans()),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(routings(), st.booleans(), st.integers(1, 300), st.integers(0, 1000))
+def test_routes_equal_the_reference(routing: Routing, corrected: bool, rows: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = 2 * normal(rng, rows, routing.num_experts + routing.shared_gate)
+    correction = 0.2 * normal(rng, routing.num_experts) if corrected else None
+    chosen = routing.top_k + routing.shared
+    ours, theirs = (
+        apply_rows(backend, scores, lambda ops, x: ops.route(x, routing, correction), 2 * chosen)
+        for backend in (native(), REFERENCE)
+    )
+    np.testing.assert_array_equal(ours[:, :chosen], theirs[:, :chosen])
+    np.testing.assert_allclose(ours[:, chosen:], theirs[:, chosen:], rtol=1e-5, atol=1e-7)
+
+
+def mixture(
+    backend: Backend,
+    dtype: FloatDtype,
+    activation: Activation,
+    biases: bool,
+    width: int = 40,
+    inner: int = 24,
+) -> Any:
+    """Router and experts as one operation on rows of `width`; the last expert, shared, is of another size."""
+    rng = np.random.default_rng(5)
+    routing = Routing(6, 3, renormalize=True, shared=True, shared_gate=True)
+
+    def weight(rows: int, columns: int) -> Any:
+        return normal(rng, rows, columns) / np.float32(np.sqrt(columns))
+
+    def expert(size: int) -> Expert:
+        up = backend.gated_matrix(weight(size, width), weight(size, width), dtype)
+        bias = (normal(rng, 2 * size), normal(rng, width)) if biases else (None, None)
+        return Expert(up, bias[0], backend.matrix([weight(width, size)], dtype), bias[1])
+
+    router = backend.matrix([3 * weight(7, width)], "float32")
+    experts = [expert(inner) for _ in range(6)] + [expert(inner + 9)]
+
+    def op(ops: Any, x: Any) -> Any:
+        return ops.experts(x, ops.route(ops.linear(x, router), routing), experts, activation)
+
+    return op
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("activation", "biases"), [("silu", False), ("clamped_swiglu", True)])
+def test_experts_equal_the_reference(
+    isa: str, dtype: FloatDtype, activation: Activation, biases: bool
+) -> None:
+    x = normal(np.random.default_rng(1), 50, 40)
+    ours, theirs = (
+        apply_rows(backend, x, mixture(backend, dtype, activation, biases), 40)
+        for backend in (native(isa), REFERENCE)
+    )
+    rounded = dtype == "bfloat16" and rounds_activations(isa)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-2 if rounded else 2e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(ISAS), st.sampled_from(["float32", "bfloat16"]), st.integers(2, 130), st.data())
+def test_a_token_alone_has_the_bits_it_has_in_any_company(
+    isa: str, dtype: FloatDtype, rows: int, data: st.DataObject
+) -> None:
+    x = normal(np.random.default_rng(rows), rows, 40)
+    whole = apply_rows(native(isa), x, mixture(native(isa), dtype, "silu", True), 40)
+    some = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=5))
+    other = native(isa, data.draw(st.sampled_from([1, 3])))
+    np.testing.assert_array_equal(
+        apply_rows(other, x[some], mixture(other, dtype, "silu", True), 40), whole[some]
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_small_operations_equal_the_reference(isa: str) -> None:
+    rng = np.random.default_rng(3)
+    x, table = normal(rng, 33, 40), normal(rng, 40, 40)
+    heads = [normal(rng, 6, 10) for _ in range(4)]
+
+    def run(backend: Backend) -> list[Any]:
+        positions = backend.matrix([table], "float32")
+        weights = [backend.matrix([head], "float32") for head in heads]
+        return [
+            apply_rows(backend, x, lambda ops, v: ops.add(v, ops.embed_positions(positions, 2), 0.3), 40),
+            apply_rows(backend, x, lambda ops, v: ops.scale(v, 1.7, 2.5), 40),
+            apply_rows(backend, x, lambda ops, v: ops.scale(v, 0.3), 40),
+            apply_rows(backend, x, lambda ops, v: ops.head_linear(v, weights), 24),
+        ]
+
+    for ours, theirs in zip(run(native(isa)), run(REFERENCE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
+
+
+def latent(backend: Backend, rows: int, kv_dtype: FloatDtype) -> Any:
+    """Latent attention over one step of `rows` tokens: [rows, N value_dim]."""
+    heads, rank, rotary = 3, 20, 6
+    rng = np.random.default_rng(9)
+    x = backend.matrix([normal(rng, rows, 16)], "float32")
+    widths = (rank + rotary, heads * rank, heads * rotary)
+    kv, q, turned = (backend.matrix([0.4 * normal(rng, width, 16)], "float32") for width in widths)
+    head = backend.matrix([np.ones((rows, heads * rank), np.float32)], "float32")
+    norm = Norm("rms", 1 + 0.1 * normal(rng, rank), None, 1e-6)
+    rope = Rope((50.0 ** -(np.arange(3) / 3)).astype(np.float32))
+
+    def hidden(ops: Any) -> Any:
+        row = ops.embed(x)
+        kept = ops.store_latent(
+            ops.linear(row, kv),
+            ops.linear(row, q),
+            ops.linear(row, turned),
+            0,
+            ops.rope_angles(rope),
+            norm,
+        )
+        return ops.select_rows(ops.attention(kept, 0, heads, Attention(0.2)))
+
+    graph = Graph(hidden, lambda ops, h: ops.linear(h, head), rows, heads * rank)
+    spec = KVSpec(1, 1, rank + rotary, kv_dtype, value_dim=rank)
+    executable = backend.compile(graph, backend.kv_cache(spec, rows, 1), Limits(rows, 1, rows))
+    executable.run(rows_step(rows))
+    return executable.hidden().copy()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+def test_latent_attention_equals_the_reference(isa: str, kv_dtype: FloatDtype) -> None:
+    ours, theirs = latent(native(isa), 70, kv_dtype), latent(REFERENCE, 70, kv_dtype)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 if kv_dtype == "float32" else 1e-2)

@@ -1,0 +1,248 @@
+"""Whole models out of GGUF files: the same tokens as from the checkpoint that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.build import build_engine
+from quire.config import EngineConfig
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import Quantized
+from quire.devices.reference.ops import ReferenceBackend
+from quire.engine.start import find_source
+from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.model.engine_dir import Limits
+from quire.model.load import inspect_model
+from quire.weights.gguf.dequantize import dequantize, grouped
+from quire.weights.gguf.kinds import KINDS
+from quire.weights.source import open_source, open_tokenizer
+from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
+from tests.tiny import BOS, CONFIG, EOS, write_checkpoint
+
+Made = Callable[..., tuple[str, str]]
+TEXTS = ["Once upon a time the cat", "on the <|user|> mat 123", "naïve ☃ text, the end"]
+OPTIONS: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": 64,
+    "max_model_len": 96,
+    "threads": 1,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """(directory of the checkpoint, GGUF file), made once for each set of arguments."""
+    known: dict[str, tuple[str, str]] = {}
+
+    def make(family: str = "llama", kind: str = "F32", **config: Any) -> tuple[str, str]:
+        key = repr((family, kind, sorted(config.items())))
+        if key not in known:
+            folder = tmp_path_factory.mktemp("gguf")
+            dtype = "bfloat16" if kind == "BF16" else "float32"
+            directory = write_checkpoint(folder / "model", family, dtype, **config)
+            known[key] = str(directory), str(write_gguf(directory, folder / "model.gguf", family, kind))
+        return known[key]
+
+    return make
+
+
+def run(model: str, **options: Any) -> list[Any]:
+    outputs = LLM(model, **{**OPTIONS, **options}).generate(TEXTS, GREEDY, use_tqdm=False)
+    return [
+        (output.prompt_token_ids, output.outputs[0].token_ids, output.outputs[0].cumulative_logprob)
+        for output in outputs
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_tokens_and_logprobs_equal_those_of_the_checkpoint(family: str, kind: str, made: Made) -> None:
+    directory, file = made(family, kind)
+    assert run(file) == run(directory)
+
+
+def test_a_tied_head_and_float16(made: Made, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", "qwen2", tie_word_embeddings=True)
+    file = write_gguf(directory, tmp_path / "model.gguf", "qwen2", "F16")
+    halved = _rounded(directory, tmp_path / "halved", np.float16)
+    assert run(str(file)) == run(str(halved))
+
+
+def _rounded(source: Path, target: Path, kind: Any) -> Path:
+    """The checkpoint with its matrices rounded to another type."""
+    target.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (target / name).write_bytes((source / name).read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    save_file(
+        {n: t.astype(kind) if t.ndim > 1 else t for n, t in tensors.items()}, target / "model.safetensors"
+    )
+    return target
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    directory = write_checkpoint(tmp_path / "model", "llama", **sizes)
+    file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
+    tensors = open_source(file).tensors()
+    save_file({name: tensors.get(name) for name in tensors.names()}, directory / "model.safetensors")
+    # float32 asks for values; left to itself, the engine keeps int4 groups as they are and sums them by group.
+    wanted = run(str(directory))
+    assert run(str(file), dtype="float32") == wanted
+    for ours, theirs in zip(run(str(file)), wanted, strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2] == pytest.approx(theirs[2], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("backend", [NativeBackend(2), ReferenceBackend()], ids=lambda b: type(b).__name__)
+def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: Any) -> None:
+    """What a weight that was packed without a float copy stands for is what the gguf package decodes."""
+    known = next(k for k in KINDS.values() if k.name == kind)
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (40, 512 // known.block, known.nbytes), np.uint8)
+    raw[..., 1] &= 0x3F  # no infinite scales
+    raw[..., 3] &= 0x3F
+    values = dequantize(known, raw.reshape(-1)).reshape(40, 512)
+    groups = grouped(known, raw.reshape(-1))
+    assert groups is not None
+    groups = groups.reshape(40, -1)
+    dtype = Quantized(4, 32, symmetric=kind == "Q4_0", int8_rows=False, scales="float32")
+    np.testing.assert_array_equal(backend.matrix([groups[:7], groups[7:]], dtype).dequantize(), values)
+    gated = backend.gated_matrix(groups[:20], groups[20:], dtype)
+    np.testing.assert_array_equal(gated.dequantize(), values)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    directory = write_checkpoint(tmp_path / "model", "llama", **sizes)
+    file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
+    for options in ({}, {"quantization": "int4wo"}, {"quantization": "int4"}):
+        config = EngineConfig.from_options(model=str(file), **options)
+        backend = NativeBackend(2)
+        planned, real = (
+            find_source(config.model)[1](b, r) for b, r in ((backend.outline(), False), (backend, True))
+        )
+        assert planned.weight_bytes == real.weight_bytes
+        weights = real.weights  # type: ignore[attr-defined]
+        kept = [weights.embedding, *(layer.mlp.down for layer in weights.layers)]
+        formats = {matrix.packed.format for matrix in kept}
+        assert formats == {("int4", 32, kind == "Q4_1", False, options.get("quantization") == "int4", False)}
+
+
+def test_everything_comes_from_the_file(made: Made) -> None:
+    directory, file = made()
+    ours, theirs = open_tokenizer(Path(file)), open_tokenizer(Path(directory))
+    assert [ours.encode(text) for text in TEXTS] == [theirs.encode(text) for text in TEXTS]
+    assert ours.chat_template == theirs.chat_template
+    assert ours.eos_token_ids[0] == theirs.eos_token_id == EOS
+    assert ours.special_tokens == theirs.special_tokens
+    info = inspect_model(file)
+    assert info.spec == inspect_model(directory).spec
+    assert info.eos_token_ids[0] == EOS
+    (answer,) = LLM(file, **OPTIONS).chat([{"role": "user", "content": "the cat"}], GREEDY, use_tqdm=False)
+    (expected,) = LLM(directory, **OPTIONS).chat(
+        [{"role": "user", "content": "the cat"}], GREEDY, use_tqdm=False
+    )
+    assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_sampling_defaults_come_from_the_file(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    extra = {"general.sampling.temp": 0.25, "general.sampling.top_k": 7}
+    llm = LLM(str(write_gguf(directory, tmp_path / "m.gguf", extra=extra)), **OPTIONS)
+    assert (llm.default_params().temperature, llm.default_params().top_k) == (0.25, 7)
+
+
+def test_parts_are_one_model(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    write_gguf(directory, tmp_path / "m.gguf", split=10)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 2
+    assert run(str(parts[0])) == run(str(directory))
+    with pytest.raises(ModelError, match="give the first one"):
+        inspect_model(parts[1])
+    parts[1].unlink()
+    with pytest.raises(ModelError, match="cannot be read"):
+        inspect_model(parts[0])
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"llama.attention.clamp_kqv": 3.0}, "clamp_kqv = 3.0 is not understood"),
+        ({"llama.rope.scaling.type": "spiral"}, "rope.scaling.type must be"),
+        ({"llama.expert_count": 4, "llama.expert_used_count": 2}, "MixtralForCausalLM|missing"),
+    ],
+)
+def test_what_would_change_the_maths_is_refused(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = write_gguf(write_checkpoint(tmp_path / "model"), tmp_path / "m.gguf", extra=extra)
+    with pytest.raises(ModelError, match=message):
+        inspect_model(file)
+
+
+def test_unknown_architectures_and_transformers_are_refused_by_name(tmp_path: Path, made: Made) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv6")
+    add_config(writer, CONFIG)
+    write_gguf(directory, tmp_path / "other.gguf")
+    add_tokenizer(writer, directory)
+    finish(writer)
+    with pytest.raises(UnknownArchitectureError, match="architecture rwkv6 is not supported"):
+        LLM(str(tmp_path / "m.gguf"), **OPTIONS)
+    with pytest.raises(ConfigError, match="--model-impl transformers needs a directory"):
+        LLM(made()[1], model_impl="transformers", **OPTIONS)
+
+
+def test_llama3_ropes_are_found_again(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    directory = write_checkpoint(tmp_path / "model", rope_scaling=scaling, rope_theta=500000.0)
+    frequencies = 500000.0 ** (-np.arange(0, 16, 2) / 16)
+    factors = []
+    for frequency in frequencies:  # as the converter writes them
+        wave = 2 * np.pi / frequency
+        smooth = (8192 / wave - 1) / 3
+        factors.append(1 if wave < 8192 / 4 else 8 if wave > 8192 else 1 / ((1 - smooth) / 8 + smooth))
+    file = tmp_path / "m.gguf"
+    write_gguf(directory, file, tensors={"rope_freqs.weight": np.array(factors, np.float32)})
+    assert open_source(file).config["rope_scaling"] == scaling
+    assert inspect_model(file).spec == inspect_model(directory).spec
+    assert run(str(file)) == run(str(directory))
+
+
+def test_a_directory_with_one_file_is_that_file(made: Made, tmp_path: Path) -> None:
+    _, file = made()
+    (tmp_path / "only.gguf").symlink_to(file)
+    assert inspect_model(tmp_path).directory == tmp_path / "only.gguf"
+    (tmp_path / "second.gguf").symlink_to(file)
+    with pytest.raises(ModelError, match=r"only\.gguf, second\.gguf; name the file"):
+        inspect_model(tmp_path)
+
+
+def test_an_engine_built_of_a_file_gives_its_tokens(made: Made, tmp_path: Path) -> None:
+    extra = {"tokenizer.ggml.add_bos_token": True}
+    file = write_gguf(Path(made()[0]), tmp_path / "m.gguf", extra=extra)
+    build_engine(EngineConfig.from_options(model=str(file)), tmp_path / "engine", Limits())
+    assert run(str(tmp_path / "engine")) == run(str(file))
+    ours, theirs = open_tokenizer(tmp_path / "engine"), open_tokenizer(file)
+    assert ours.encode("the cat") == theirs.encode("the cat")
+    assert ours.encode("x")[0] == BOS
+    assert ours.chat_template == theirs.chat_template
+    assert ours.eos_token_ids == theirs.eos_token_ids

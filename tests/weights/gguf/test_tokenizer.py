@@ -1,0 +1,120 @@
+"""Tokenizers out of GGUF files: llama.cpp's own vectors on real vocabularies, and files that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from quire.errors import ModelError
+from quire.weights.gguf.container import GGUFFile
+from quire.weights.gguf.splits import SPLITTINGS
+from quire.weights.gguf.tokenizer import read_ends, read_tokenizer
+from tests.gguf_files import finish
+
+VOCABULARIES = ["deepseek-coder", "falcon", "gpt-2", "llama-spm", "mpt", "phi-3", "refact", "starcoder"]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_tokens_are_llama_cpps(name: str, data: Path) -> None:
+    path = data / "tok-ggml-vocab" / f"ggml-vocab-{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    tokenizer = read_tokenizer(GGUFFile(path))
+    with open(f"{path}.inp", encoding="utf-8", newline="") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    rows = Path(f"{path}.out").read_text().splitlines()
+    cases = list(zip(texts, rows, strict=False))
+    assert len(cases) > 40
+    for text, row in cases:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        assert tokens == [int(token) for token in row.split()], text
+        if (
+            name != "deepseek-coder"
+        ):  # its added tokens are characters that stand for bytes, as in the original
+            assert tokenizer.decode(tokens) == text
+
+
+@pytest.mark.parametrize("name", sorted(SPLITTINGS))
+def test_every_splitting_keeps_the_text(name: str, tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(write(tmp_path, {"pre": name}))
+    text = "It's naïve: 12345 café!!\n\n  Ünder_score ÀB  the\tend. 你好 "
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def write(tmp_path: Path, changes: dict[str, Any]) -> GGUFFile:
+    """A file with a tokenizer of bytes and nothing else; None leaves a key out."""
+    alphabet = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
+    values: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [*alphabet, "th", "<s>", "<|im_end|>", "word"],
+        "token_type": [1] * 257 + [3, 3, 4],
+        "merges": ["t h"],
+        "bos_token_id": 257,
+        "eos_token_id": 258,
+    } | changes
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in values.items():
+        name = key if key.startswith("tokenizer.") else f"tokenizer.ggml.{key}"
+        if value is None:
+            continue
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+    finish(writer)
+    return GGUFFile(path)
+
+
+def test_flags_and_templates(tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(write(tmp_path, {"add_bos_token": True, "add_eos_token": True}))
+    inside = tokenizer.encode("th word", add_special_tokens=False)
+    assert inside[0] == 256  # the merge
+    assert inside[-1] == 259  # user-defined: whole
+    assert tokenizer.encode("th word") == [257, *inside, 258]
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+    assert tokenizer.chat_template is None
+    file = write(tmp_path, {"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B"})
+    assert read_tokenizer(file).chat_template == {"default": "A", "tool_use": "B"}
+    assert read_tokenizer(write(tmp_path, {})).encode("th") == [256]
+
+
+def test_all_ends_of_a_turn_are_found(tmp_path: Path) -> None:
+    assert read_ends(write(tmp_path, {"eos_token_id": 257})) == (257, 258)
+    assert read_ends(write(tmp_path, {"eot_token_id": 5})) == (258, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, "'bert' is not read"),
+        ({"model": None}, "None is not read"),
+        ({"pre": "unheard-of"}, "'unheard-of' is not known"),
+        ({"tokens": None}, "tokens is missing"),
+        ({"tokens": "text"}, "tokens is missing or not a list"),
+        ({"tokens": [1, 2]}, "does not hold a str"),
+        ({"token_type": [1]}, "token_type does not hold"),
+        ({"token_type": [1.5] * 260}, "token_type does not hold"),
+        ({"merges": None}, "merges is missing"),
+        ({"merges": ["th"]}, "two tokens each"),
+        ({"merges": ["q unknown"]}, "do not fit together"),
+        ({"bos_token_id": 260}, "not one of the 260 tokens"),
+        ({"eos_token_id": "x"}, "not one of the 260 tokens"),
+        ({"add_bos_token": 1}, "must be true or false"),
+        ({"tokenizer.chat_template": 3}, "must be text"),
+        ({"model": "llama"}, "scores must hold a number"),
+        ({"model": "llama", "scores": [float("nan")] * 260}, "scores must hold a number"),
+        ({"model": "llama", "scores": [0.0] * 260, "precompiled_charsmap": [1, 2]}, "by a table"),
+        ({"model": "llama", "scores": [0.0] * 260, "remove_extra_whitespaces": True}, "normalizes spaces"),
+        ({"tokens": ["a"] * 260, "token_type": [1] * 260}, "is there twice"),
+    ],
+)
+def test_tokenizers_that_would_be_wrong_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_tokenizer(write(tmp_path, changes))
