@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import ISAS, apply_rows, gated, linear, native, normal
 
 from quire.devices.cpu.backend import NativeMatrix
 from quire.errors import ModelError
+from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal
 
 COMPACT = "bfloat16_12"
 
