@@ -86,7 +86,7 @@ nb::list logprobs(Sampler& sampler, const Logits& logits, const Vector<int32_t>&
 }
 
 void bind_params(nb::module_& m) {
-  nb::class_<SlotParams>(m, "SlotParams", "How a slot is sampled; see quire.runtime.logits.SlotSampling.")
+  nb::class_<SlotParams>(m, "SlotParams", "How a slot is sampled; see quire.devices.sampling.SlotSampling.")
       .def(nb::init<>())
       .def_rw("seed", &SlotParams::seed)
       .def_rw("greedy", &SlotParams::greedy)
@@ -112,7 +112,7 @@ void bind_params(nb::module_& m) {
 
 void bind_sampler(nb::module_& m) {
   bind_params(m);
-  nb::class_<Sampler>(m, "Sampler", "Draws tokens by slot; see quire.runtime.sampler.NativeSampler.")
+  nb::class_<Sampler>(m, "Sampler", "Draws tokens by slot; see quire.devices.cpu.sampler.NativeSampler.")
       .def(
           "__init__",
           [](Sampler* self, ThreadPool& pool, const std::string& isa, int vocab_size) {

@@ -104,7 +104,7 @@ bool Sampler::edits(const Slot& slot, const uint32_t* mask) const {
          (int64_t(p.output.size()) < p.min_tokens && !p.stop_ids.empty());
 }
 
-// The order of runtime/logits.py's STAGES.
+// The order of devices/reference/logits.py's STAGES.
 void Sampler::apply_stages(float* x, const Slot& slot, const uint32_t* mask) const {
   const SlotParams& p = slot.params;
   if (!p.allowed.empty()) {

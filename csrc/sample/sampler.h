@@ -1,6 +1,6 @@
 // Sampling by slot: penalties, masks, truncation, draws and log-probabilities of many rows at once. Knows no Python.
 //
-// runtime/logits.py and runtime/sampler.py define what is computed; this repeats them bit for bit. A row's result
+// devices/reference/logits.py and sampler.py define what is computed; this repeats them bit for bit. A row's result
 // depends on that row and its slot alone.
 #pragma once
 

@@ -30,7 +30,7 @@ inline bool all_at_most(const V (&x)[N], V bound) {
   return lane_bits(less(bound, top)) == 0;
 }
 
-// `exp_portable` of runtime/logits.py: no fused multiply-add. t <= 1, -inf included.
+// `exp_portable` of devices/reference/logits.py: no fused multiply-add. t <= 1, -inf included.
 template <int N>
 inline void exp_portable(V (&t)[N]) {
   constexpr float polynomial[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,

@@ -1,6 +1,6 @@
 // The noise of sampling and the portable exp and log beneath it. Knows no row and no slot.
 //
-// One IEEE operation at a time (contraction is off), in the order of runtime/logits.py and runtime/sampler.py, so the
+// One IEEE operation at a time (contraction is off), in the order of devices/reference/logits.py and sampler.py, so the
 // bits are those of the numpy oracle in every instruction set.
 #pragma once
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend, _cgroup_cores, usable_threads
+from quire.devices.host import HostLogits
 from quire.devices.protocol import (
     Attention,
     Backend,
@@ -117,7 +118,7 @@ def three_steps(backend: Backend, dtype: FloatDtype, kv_dtype: KVDtype, poison: 
             free = sorted(set(range(24)) - set(table[0].tolist()) - set(table[1].tolist()))[0]
             cache.copy_blocks([(int(table[0, 0]), free)])
             table[0, 0] = free
-        results.append(executable.run(step(rng, lengths, table, rows)).copy())
+        results.append(executable.run(step(rng, lengths, table, rows)).numpy().copy())
         results.append(executable.hidden().copy())
     return results
 
@@ -154,7 +155,7 @@ def test_rows_that_nobody_reads_change_no_logits(parallel: bool, data: st.DataOb
         after = [(1, 5 + n) for n in lengths]
         for sequences, read in ((before, []), (prompts, rows), (after, list(range(len(after))))):
             executable._plan.poison()
-            results.append(executable.run(step(rng, sequences, table, read)).copy())
+            results.append(executable.run(step(rng, sequences, table, read)).numpy().copy())
         return results
 
     got, want = steps(rows), steps(list(range(total)))
@@ -435,17 +436,17 @@ def changed(array: Any, index: Any, value: int) -> Any:
 )
 def test_a_bad_step_is_refused_and_the_next_runs(field: str, change: Any, message: str) -> None:
     executable, inputs = ready()
-    before = executable.run(inputs).copy()
+    before = executable.run(inputs).numpy().copy()
     with pytest.raises(EngineError, match=message):
         executable.run(replace(inputs, **{field: change(getattr(inputs, field))}))
-    assert executable.run(inputs).tobytes() == before.tobytes()
+    assert executable.run(inputs).numpy().tobytes() == before.tobytes()
 
 
 def test_a_block_that_a_sequence_does_not_use_may_be_anything() -> None:
     executable, inputs = ready()
-    before = executable.run(inputs).copy()
+    before = executable.run(inputs).numpy().copy()
     table = changed(inputs.block_table_SM, (0, 3), -1)
-    assert executable.run(replace(inputs, block_table_SM=table)).tobytes() == before.tobytes()
+    assert executable.run(replace(inputs, block_table_SM=table)).numpy().tobytes() == before.tobytes()
 
 
 @pytest.mark.parametrize("limits", [Limits(5, 3, 2), Limits(16, 1, 2)])
@@ -459,13 +460,13 @@ def test_logits_beyond_the_first_rows_come_from_the_last_run() -> None:
     executable, inputs = ready(Limits(16, 3, 2))
     rows = int32(3, 0, 5, 1, 4)
     whole, _ = ready(Limits(16, 3, 8))
-    want = whole.run(replace(inputs, logit_rows_L=rows)).copy()
-    first = executable.run(replace(inputs, logit_rows_L=rows))
+    want = whole.run(replace(inputs, logit_rows_L=rows)).numpy().copy()
+    first = executable.run(replace(inputs, logit_rows_L=rows)).numpy()
     assert first.shape == (2, V)
     assert first.tobytes() == want[:2].tobytes()
-    assert executable.logits(2, 4).tobytes() == want[2:4].tobytes()
-    assert executable.logits(4, 5).tobytes() == want[4:].tobytes()
-    assert executable.logits(3, 3).shape == (0, V)
+    assert executable.logits(2, 4).numpy().tobytes() == want[2:4].tobytes()
+    assert executable.logits(4, 5).numpy().tobytes() == want[4:].tobytes()
+    assert executable.logits(3, 3).numpy().shape == (0, V)
     assert executable.hidden().shape == (5, D)
     for start, stop in ((-1, 1), (4, 6), (3, 2), (0, 3)):
         with pytest.raises(EngineError, match="logit rows"):
@@ -500,10 +501,9 @@ def test_the_best_of_each_row_is_known(
     for start in range(0, rows, at_once):
         stop = min(rows, start + at_once)
         logits = executable.logits(start, stop) if start else logits
-        want = [int(row.argmax()) if (row < np.inf).all() else -1 for row in logits]
-        best = executable.best()
-        assert best is not None
-        assert best.tolist() == want
+        want = [int(row.argmax()) if (row < np.inf).all() else -1 for row in logits.numpy()]
+        assert logits.best is not None
+        assert logits.best.tolist() == want
 
 
 def test_the_best_of_changed_logits_is_not_known() -> None:
@@ -516,13 +516,14 @@ def test_the_best_of_changed_logits_is_not_known() -> None:
         8,
     )
     executable = backend.compile(graph, backend.kv_cache(KV, 8, 1), Limits(8, 1, 8))
-    executable.run(rows_step(8))
-    assert executable.best() is None
+    logits = executable.run(rows_step(8))
+    assert isinstance(logits, HostLogits)
+    assert logits.best is None
 
 
 def test_a_step_without_logits_still_writes_its_keys() -> None:
     executable, inputs = ready()
-    want = executable.run(inputs).copy()
+    want = executable.run(inputs).numpy().copy()
     other, _ = ready()
     table = inputs.block_table_SM
     for start, stop in ((0, 3), (3, 5)):
@@ -540,7 +541,7 @@ def test_a_step_without_logits_still_writes_its_keys() -> None:
                 int32(),
             )
         )
-    got = other.run(step(np.random.default_rng(2), [(5, 9), (1, 3)], table, [5, 0, 2]))
+    got = other.run(step(np.random.default_rng(2), [(5, 9), (1, 3)], table, [5, 0, 2])).numpy()
     assert got.tobytes() == want.tobytes()
 
 
@@ -558,7 +559,7 @@ def test_workspace_is_known_before_it_is_taken() -> None:
 
 def test_views_outlive_the_executable() -> None:
     executable, inputs = ready()
-    logits = executable.run(inputs)
+    logits = executable.run(inputs).numpy()
     values = logits.copy()
     del executable
     assert logits.tobytes() == values.tobytes()
@@ -567,13 +568,13 @@ def test_views_outlive_the_executable() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", Quantized(8), Quantized(4, 32)])
 def test_callers_take_turns_on_one_pool(dtype: WeightType) -> None:
     runs = [ready(dtype=dtype) for _ in range(4)]
-    want = [executable.run(inputs).copy() for executable, inputs in runs]
+    want = [executable.run(inputs).numpy().copy() for executable, inputs in runs]
     failures: list[int] = []
 
     def repeat(index: int) -> None:
         executable, inputs = runs[index]
         for _ in range(200):
-            if executable.run(inputs).tobytes() != want[index].tobytes():
+            if executable.run(inputs).numpy().tobytes() != want[index].tobytes():
                 failures.append(index)
 
     threads = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]

@@ -211,7 +211,7 @@ def test_batched_chunked_and_alone_are_bit_equal(lengths: list[int], block: int,
     graph, limits = little_graph(), Limits(64, 8, 64)
     whole = step([(n, n) for n in lengths], block)
     blocks = whole.block_table_SM.size
-    batched = BACKEND.compile(graph, BACKEND.kv_cache(SPEC, blocks, block), limits).run(whole).copy()
+    batched = BACKEND.compile(graph, BACKEND.kv_cache(SPEC, blocks, block), limits).run(whole).numpy().copy()
     for b in range(len(lengths)):
         start, stop = whole.cu_q_B1[b], whole.cu_q_B1[b + 1]
         alone = BACKEND.compile(graph, BACKEND.kv_cache(SPEC, blocks, block), limits)
@@ -228,21 +228,21 @@ def test_batched_chunked_and_alone_are_bit_equal(lengths: list[int], block: int,
                     np.arange(end - at, dtype=np.int32),
                 )
             )
-            np.testing.assert_array_equal(logits, batched[at:end])
+            np.testing.assert_array_equal(logits.numpy(), batched[at:end])
 
 
 def test_logits_come_in_pieces_where_rows_exceed_the_limit() -> None:
     graph, inputs = little_graph(), step([(5, 5)], 8, rows=[4, 0, 2])
-    whole = BACKEND.compile(graph, BACKEND.kv_cache(SPEC, 1, 8), Limits(8, 1, 3)).run(inputs).copy()
+    whole = BACKEND.compile(graph, BACKEND.kv_cache(SPEC, 1, 8), Limits(8, 1, 3)).run(inputs).numpy().copy()
     pieces = BACKEND.compile(graph, BACKEND.kv_cache(SPEC, 1, 8), Limits(8, 1, 2))
     first = pieces.run(inputs)
-    np.testing.assert_array_equal(first, whole[:2])
-    np.testing.assert_array_equal(pieces.logits(2, 3), whole[2:])
+    np.testing.assert_array_equal(first.numpy(), whole[:2])
+    np.testing.assert_array_equal(pieces.logits(2, 3).numpy(), whole[2:])
     assert pieces.hidden().shape == (3, 12)
     with pytest.raises(EngineError, match="limit is 2"):
         pieces.logits(0, 3)
     none = replace(inputs, logit_rows_L=np.empty(0, np.int32))
-    assert pieces.run(none).shape == (0, 11)
+    assert pieces.run(none).numpy().shape == (0, 11)
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,9 @@ class Head:
     def run(self, greedy: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Logits, NaN where nothing was written, and the best."""
         self.executable._plan.poison()
-        logits = self.executable.run(replace(self.step, greedy=greedy)).copy()
-        best = self.executable.best()
-        assert best is not None
-        return logits, best.copy()
+        logits = self.executable.run(replace(self.step, greedy=greedy))
+        assert logits.best is not None
+        return logits.values.copy(), logits.best.copy()
 
     def check(self) -> int:
         """The best is that of all logits, and its logit is there. Returns how many rows were screened."""
@@ -110,8 +109,7 @@ def test_rows_that_are_computed_piece_by_piece() -> None:
     head = Head(native(), x, w, at_once=3)
     found = head.run(True)[1].tolist()
     for start, stop in ((3, 6), (6, 7)):
-        head.executable.logits(start, stop)
-        best = head.executable.best()
+        best = head.executable.logits(start, stop).best
         assert best is not None
         found += best.tolist()
     assert found == wanted.tolist()

@@ -11,10 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
-from quire.devices.protocol import FloatArray, ModelInput
+from quire.devices.protocol import Logits, ModelInput
+from quire.devices.sampling import Sampler, Samples, SlotSampling, takes_largest
 from quire.runtime.inputs import InputBuilder, LogitRows
-from quire.runtime.logits import takes_largest
-from quire.runtime.sampler import Sampler, Samples, SlotSampling
 from quire.types import ScheduledBatch, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.tiny import OTHERS
@@ -94,14 +93,14 @@ class Recorder:
     def extend(self, slot: int, tokens: list[int]) -> None:
         self.inner.extend(slot, tokens)
 
-    def sample(self, logits_LV: FloatArray, slots_L: Any, positions_L: Any, *more: Any) -> Samples:
-        for row, slot, position in zip(logits_LV, slots_L.tolist(), positions_L.tolist(), strict=True):
+    def sample(self, logits: Logits, slots_L: Any, positions_L: Any, *more: Any) -> Samples:
+        for row, slot, position in zip(logits.numpy(), slots_L.tolist(), positions_L.tolist(), strict=True):
             data = row.tobytes()
             assert self.rows.setdefault((self.seeds[slot], position), data) == data
-        return self.inner.sample(logits_LV, slots_L, positions_L, *more)
+        return self.inner.sample(logits, slots_L, positions_L, *more)
 
-    def logprobs(self, logits_LV: FloatArray, targets_L: Any, num_top: int) -> list[TokenLogprobs]:
-        return self.inner.logprobs(logits_LV, targets_L, num_top)
+    def logprobs(self, logits: Logits, targets_L: Any, num_top: int) -> list[TokenLogprobs]:
+        return self.inner.logprobs(logits, targets_L, num_top)
 
 
 @dataclass

@@ -342,7 +342,7 @@ class Session:
             block_table_SM=self.table,
             logit_rows_L=np.arange(count, dtype=np.int32),
         )
-        return self.executable.run(inputs).copy()
+        return self.executable.run(inputs).numpy().copy()
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         logits = self.feed(prompt)

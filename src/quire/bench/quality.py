@@ -75,7 +75,7 @@ def compare(base: Executable, own: Executable, tokens: Array, window: int) -> Di
     base_nll = own_nll = 0.0
     divergences, agreed = [], 0
     for step, targets in _windows(tokens, window):
-        p, q = _log_softmax(base.run(step)), _log_softmax(own.run(step))
+        p, q = _log_softmax(base.run(step).numpy()), _log_softmax(own.run(step).numpy())
         rows = np.arange(len(targets))
         base_nll -= float(p[rows, targets].sum())
         own_nll -= float(q[rows, targets].sum())

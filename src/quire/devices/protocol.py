@@ -194,8 +194,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     is row slots[b] of `block_table`. Token at position p lives in block table[p // block_size], offset
     p % block_size. `logit_rows` are indices into the T tokens.
 
-    `greedy`: the largest of each row's logits is all that is asked for, so that where `Executable.best` knows it the
-    others may be anything.
+    `greedy`: only the largest of each row's logits is needed. A backend that finds it may leave the others undefined.
     """
 
     tokens_T: IntArray
@@ -295,25 +294,34 @@ class Ops(Protocol[T]):
         """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
 
 
+class Logits(Protocol):
+    """Rows of logits [L, V] where the device holds them; only the sampler of the same backend reads them.
+
+    They are valid until the executable's next `run` or `logits`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice | Sequence[int]) -> Logits:
+        """Some of the rows."""
+
+    def numpy(self) -> FloatArray:
+        """A host array [L, V] of them, perhaps a view: for tools and tests, since a step samples on the device."""
+
+
 class Executable(Protocol):
     """A forward pass ready to run, bound to one KV cache."""
 
-    def run(self, inputs: ModelInput) -> FloatArray:
-        """Compute the step and write its KV. Returns logits [min(L, max_logit_rows), V] of the first rows.
+    def run(self, inputs: ModelInput) -> Logits:
+        """Compute the step and write its KV. Returns the first min(L, max_logit_rows) rows; L may be 0."""
 
-        The result is a view that the next `run` or `logits` overwrites. L may be 0.
-        """
-
-    def logits(self, start: int, stop: int) -> FloatArray:
-        """Logits of logit rows start..stop-1 of the last run, for L above max_logit_rows (a view, as in `run`)."""
+    def logits(self, start: int, stop: int) -> Logits:
+        """Logits of logit rows start..stop-1 of the last run, for L above max_logit_rows."""
 
     def hidden(self) -> FloatArray:
-        """Final hidden states [L, D] of the last run (after the last norm, before the head); a view."""
+        """A host array [L, D]: final hidden states of the last run (after the last norm, before the head).
 
-    def best(self) -> IntArray | None:
-        """Of each row that `run` or `logits` gave last, the lowest id among the largest logits, or -1: not known.
-
-        A view; None where no row's is known.
+        It may be a view, valid until the next `run`.
         """
 
 

@@ -16,8 +16,11 @@ from typing import Any, Literal
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
 from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.sampler import ReferenceSampler
+from quire.devices.sampling import Sampler
 from quire.engine.core import EngineCore
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
@@ -29,7 +32,6 @@ from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
 from quire.runtime.runner import Runner
-from quire.runtime.sampler import NativeSampler, ReferenceSampler, Sampler
 from quire.sched.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard

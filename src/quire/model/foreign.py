@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from quire.devices.host import HostLogits
 from quire.devices.protocol import (
     Backend,
     FloatArray,
@@ -321,7 +322,7 @@ class ForeignModel:
         alone = [self._model(input_ids=torch.tensor([p]), use_cache=False).logits[0].float() for p in prompts]
         self._model.set_attn_implementation(self._paged.name)
         wanted = torch.cat(alone).numpy()
-        off = float(np.abs(found - wanted).max()) / max(1.0, float(np.abs(wanted).max()) / 10)
+        off = float(np.abs(found.numpy() - wanted).max()) / max(1.0, float(np.abs(wanted).max()) / 10)
         if not off <= TOLERANCE[self.info.dtype]:
             raise ModelError(
                 f"{self.info.directory}: {spec.architecture} gives other logits over a paged cache than by itself (by "
@@ -341,12 +342,12 @@ class ForeignExecutable:
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output[0][0]
 
-    def run(self, inputs: ModelInput) -> FloatArray:
+    def run(self, inputs: ModelInput) -> HostLogits:
         self._inputs = inputs
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     @torch.inference_mode()
-    def logits(self, start: int, stop: int) -> FloatArray:
+    def logits(self, start: int, stop: int) -> HostLogits:
         """Rows beyond the first come from another pass over the same step, which writes the same keys and values."""
         assert self._inputs is not None
         inputs = self._inputs
@@ -359,13 +360,10 @@ class ForeignExecutable:
             logits_to_keep=rows if len(rows) else 1,
         )
         logits: FloatArray = output.logits[0, : len(rows)].float().numpy()
-        return np.ascontiguousarray(logits)
+        return HostLogits(np.ascontiguousarray(logits))
 
     def hidden(self) -> FloatArray:
         assert self._inputs is not None
         rows = torch.from_numpy(self._inputs.logit_rows_L.astype(np.int64))
         hidden: FloatArray = self._hidden[rows].float().numpy()
         return hidden
-
-    def best(self) -> None:
-        return None

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.host import activate, normalize
 from quire.devices.protocol import Activation, Norm
-from quire.devices.reference.rows import activate, normalize
 from quire.errors import ModelError
 from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
 from quire.types import Pooling

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.devices.protocol import IntArray, ModelInput
-from quire.runtime.logits import takes_largest
+from quire.devices.sampling import takes_largest
 from quire.types import Request, ScheduledBatch, ScheduledSeq
 
 

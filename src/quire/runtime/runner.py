@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Executable, FloatArray, IntArray, KVCache
+from quire.devices.protocol import Executable, FloatArray, KVCache, Logits
+from quire.devices.sampling import Sampler, SlotSampling, TokenMask
 from quire.errors import EngineError
 from quire.model.pooling import PoolingHead
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder, LogitRows
-from quire.runtime.logits import TokenMask
-from quire.runtime.sampler import Sampler, SlotSampling
 from quire.types import NewSeq, ScheduledBatch, StepOutput
 
 
@@ -37,17 +36,6 @@ class Pool:
         mean_D = self.mean()
         vector: list[float] = (mean_D / max(float(np.sqrt((mean_D * mean_D).sum())), 1e-12)).tolist()
         return vector
-
-
-@dataclass(slots=True)
-class Logits:
-    """Rows of logits, with the best token of each where it is known (Executable.best)."""
-
-    values: FloatArray
-    best: IntArray | None
-
-    def __getitem__(self, rows: slice | list[int]) -> Logits:
-        return Logits(self.values[rows], None if self.best is None else self.best[rows])
 
 
 class Runner:
@@ -96,15 +84,14 @@ class Runner:
         output = StepOutput(batch.step, {})
         if not batch.seqs:
             return output
-        values = self._executable.run(inputs)
+        logits = self._executable.run(inputs)
         total = len(inputs.logit_rows_L)
         for start in range(0, total, self._max_logit_rows):
             stop = min(start + self._max_logit_rows, total)
             if start:
-                values = self._executable.logits(start, stop)
-            logits = Logits(values, self._executable.best())
+                logits = self._executable.logits(start, stop)
             self._sample(logits, rows, start, stop, output)
-            self._score_prompt(values, rows, start, stop, output)
+            self._score_prompt(logits, rows, start, stop, output)
         if rows.pooled:
             self._pool(rows, output)
         return output
@@ -153,7 +140,7 @@ class Runner:
         masks: TokenMask | None = None,
     ) -> None:
         samples = self._sampler.sample(
-            logits.values, np.array(slots, np.int32), np.array(positions, np.int64), None, masks, logits.best
+            logits, np.array(slots, np.int32), np.array(positions, np.int64), None, masks
         )
         output.tokens.update(zip(slots, samples.tokens.reshape(-1, 1).tolist(), strict=True))
         for row, error in samples.errors.items():
@@ -191,7 +178,7 @@ class Runner:
                 output.ended.add(slot)
 
     def _score_prompt(
-        self, logits: FloatArray, rows: LogitRows, start: int, stop: int, output: StepOutput
+        self, logits: Logits, rows: LogitRows, start: int, stop: int, output: StepOutput
     ) -> None:
         for slot, first, targets in rows.prompt:
             low, high = max(first, start), min(first + len(targets), stop)

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from quire import _native
+from quire.devices.host import HostLogits
 from quire.devices.protocol import (
     GROUPS_OF_INT4,
     Activation,
@@ -340,9 +341,8 @@ class NativeExecutable:
         self._logits: FloatArray = plan.logits_view()
         self._hidden: FloatArray = plan.hidden_view()
         self._best: IntArray | None = plan.best_view()
-        self._num_rows = 0
 
-    def run(self, inputs: ModelInput) -> FloatArray:
+    def run(self, inputs: ModelInput) -> HostLogits:
         with _engine_errors:
             self._plan.run(
                 inputs.tokens_T,
@@ -354,20 +354,18 @@ class NativeExecutable:
                 inputs.logit_rows_L,
                 inputs.greedy,
             )
-        self._num_rows = min(len(inputs.logit_rows_L), self._limits.max_logit_rows)
-        return self._logits[: self._num_rows]
+        return self._rows(min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
-    def logits(self, start: int, stop: int) -> FloatArray:
+    def logits(self, start: int, stop: int) -> HostLogits:
         with _engine_errors:
             self._plan.head(start, stop)
-        self._num_rows = stop - start
-        return self._logits[: self._num_rows]
+        return self._rows(stop - start)
 
     def hidden(self) -> FloatArray:
         return self._hidden[: self._plan.num_logit_rows]
 
-    def best(self) -> IntArray | None:
-        return None if self._best is None else self._best[: self._num_rows]
+    def _rows(self, count: int) -> HostLogits:
+        return HostLogits(self._logits[:count], None if self._best is None else self._best[:count])
 
 
 class NativeBackend:

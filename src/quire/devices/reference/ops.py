@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import astuple
 
+from quire.devices.host import Float64Array, HostLogits, activate, normalize
 from quire.devices.protocol import (
     Activation,
     Array,
@@ -36,14 +37,11 @@ from quire.devices.protocol import (
     WeightType,
 )
 from quire.devices.reference.rows import (
-    Float64Array,
-    activate,
     attention_weights,
     by_row,
     first_seen,
     gate,
     norm_heads,
-    normalize,
     rotate,
     route_row,
 )
@@ -307,13 +305,13 @@ class ReferenceExecutable:
         self._hidden = np.empty((0, graph.hidden_size), np.float32)
         self._ops: ReferenceOps | None = None
 
-    def run(self, inputs: ModelInput) -> FloatArray:
+    def run(self, inputs: ModelInput) -> HostLogits:
         check_input(inputs, self._kv, self._limits, self._graph.vocab_size)
         self._ops = ReferenceOps(inputs, self._kv)
         self._hidden = self._graph.hidden(self._ops)
         return self.logits(0, min(len(self._hidden), self._limits.max_logit_rows))
 
-    def logits(self, start: int, stop: int) -> FloatArray:
+    def logits(self, start: int, stop: int) -> HostLogits:
         if self._ops is None or not 0 <= start <= stop <= len(self._hidden):
             raise EngineError(
                 f"logit rows {start}..{stop} are not of the last run ({len(self._hidden)} rows)"
@@ -326,13 +324,10 @@ class ReferenceExecutable:
         view = self._logits[: stop - start]
         if stop > start:
             view[:] = self._graph.head(self._ops, self._hidden[start:stop])
-        return view
+        return HostLogits(view)
 
     def hidden(self) -> FloatArray:
         return self._hidden
-
-    def best(self) -> None:
-        return None
 
 
 @dataclass(slots=True)

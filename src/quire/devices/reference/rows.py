@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quire.devices.host import Float64Array, activate, normalize
 from quire.devices.protocol import Activation, Attention, FloatArray, Norm, Routing
-from quire.errors import EngineError
-
-Float64Array = NDArray[np.float64]
-
-
-def activate(kind: Activation, x: Float64Array) -> Float64Array:
-    """Element-wise activation of one row."""
-    if kind == "silu":
-        return np.asarray(x / (1.0 + np.exp(-np.maximum(x, -700.0))))
-    if kind == "relu":
-        return np.maximum(x, 0.0)
-    if kind == "gelu":
-        return 0.5 * x * (1.0 + np.array([math.erf(value) for value in (x / math.sqrt(2.0)).tolist()]))
-    if kind == "gelu_tanh":
-        return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-    raise EngineError(f"the reference backend has no activation {kind!r}")
 
 
 def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
@@ -45,14 +28,6 @@ def norm_heads(heads_NH: Float64Array, norm: Norm) -> Float64Array:
     biases = [None] * count if norm.bias is None else list(norm.bias)
     own = [Norm(norm.kind, w, b, norm.eps) for w, b in zip(norm.weight, biases, strict=True)]
     return np.stack([normalize(head, n) for head, n in zip(heads_NH, own, strict=True)])
-
-
-def normalize(x: Float64Array, norm: Norm) -> Float64Array:
-    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm of one vector."""
-    if norm.kind == "layer":
-        x = x - np.mean(x)
-    y: Float64Array = x / np.sqrt(np.mean(x * x) + norm.eps) * norm.weight
-    return y if norm.bias is None else y + norm.bias
 
 
 def rotate(x_NH: Float64Array, angles: Float64Array) -> Float64Array:

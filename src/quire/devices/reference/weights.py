@@ -11,8 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from quire.devices.host import Float64Array
 from quire.devices.protocol import GROUPS_OF_INT4, Array, FloatArray, FloatDtype, Quantized, WeightType
-from quire.devices.reference.rows import Float64Array
 
 DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 LEAST = np.float32(1e-30)  # magnitudes below it are held as zero: their reciprocal is not a number

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import _native
+from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.host import HostLogits
+from quire.devices.reference.sampler import ReferenceSampler
+from quire.devices.sampling import Sampler, Samples, SlotSampling
 from quire.errors import EngineError
 from quire.params import SamplingParams
-from quire.runtime.sampler import NativeSampler, ReferenceSampler, Sampler, Samples, SlotSampling
 
 ISAS = _native.available_isas()
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2, 3)}
@@ -81,11 +84,18 @@ def same(a: Samples, b: Samples) -> None:
         np.testing.assert_allclose([x.logprob, *x.top], [y.logprob, *y.top], rtol=1e-6, atol=2e-6)
 
 
-def step(sampler: Sampler, states: list[SlotSampling], logits: np.ndarray, **more: np.ndarray) -> Samples:
+def step(
+    sampler: Sampler,
+    states: list[SlotSampling],
+    logits: np.ndarray,
+    best_L: np.ndarray | None = None,
+    **more: np.ndarray,
+) -> Samples:
     for slot, state in enumerate(states):
         sampler.set(slot, copy(state))
     positions = np.array([state.position for state in states], dtype=np.int64)
-    return sampler.sample(logits, np.arange(len(states), dtype=np.int32), positions, **more)
+    rows = HostLogits(logits, best_L)
+    return sampler.sample(rows, np.arange(len(states), dtype=np.int32), positions, **more)
 
 
 @settings(max_examples=80, deadline=None)
@@ -171,7 +181,7 @@ def test_drafts_change_no_token(make: object) -> None:
     plain = make(vocab)  # type: ignore[operator]
     plain.set(0, copy(state))
     tokens = [
-        int(plain.sample(logits[i : i + 1], np.zeros(1, np.int32), np.array([2 + i])).tokens[0])
+        int(plain.sample(HostLogits(logits[i : i + 1]), np.zeros(1, np.int32), np.array([2 + i])).tokens[0])
         for i in range(length)
     ]
     for wrong in (0, 4, length - 1):
@@ -180,11 +190,13 @@ def test_drafts_change_no_token(make: object) -> None:
         sampler = make(vocab)  # type: ignore[operator]
         sampler.set(0, copy(state))
         positions = np.arange(2, 2 + length)
-        drawn = sampler.sample(logits, np.zeros(length, np.int32), positions, drafts).tokens.tolist()
+        drawn = sampler.sample(
+            HostLogits(logits), np.zeros(length, np.int32), positions, drafts
+        ).tokens.tolist()
         assert drawn == tokens[: wrong + 1] + [-1] * (length - wrong - 1)
         if wrong + 1 < length:
             at = wrong + 1
-            later = sampler.sample(logits[at : at + 1], np.zeros(1, np.int32), np.array([2 + at]))
+            later = sampler.sample(HostLogits(logits[at : at + 1]), np.zeros(1, np.int32), np.array([2 + at]))
             assert later.tokens[0] == tokens[at]
 
 
@@ -206,14 +218,14 @@ def test_a_bad_row_fails_alone(make: object) -> None:
     assert samples.tokens[1:4].tolist() == [-1, -1, -1]
     expected = step(make(vocab), states, good)  # type: ignore[operator]
     assert [samples.tokens[i] for i in (0, 4)] == [expected.tokens[i] for i in (0, 4)]
-    scores = sampler.logprobs(logits, np.zeros(5, np.int32), 2)
+    scores = sampler.logprobs(HostLogits(logits), np.zeros(5, np.int32), 2)
     assert [bool(np.isnan(s.logprob)) for s in scores] == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize("make", [ReferenceSampler, lambda v: NativeSampler(v, POOLS[2])])
 def test_misuse_is_refused(make: object) -> None:
     sampler = make(10)  # type: ignore[operator]
-    row, slot, at = np.zeros((1, 10), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int64)
+    row, slot, at = HostLogits(np.zeros((1, 10), np.float32)), np.zeros(1, np.int32), np.zeros(1, np.int64)
     with pytest.raises(EngineError, match="never set"):
         sampler.sample(row, slot, at)
     for state in (
@@ -229,13 +241,14 @@ def test_misuse_is_refused(make: object) -> None:
     sampler.set(0, SlotSampling(0, SamplingParams()))
     sampler.set(1, SlotSampling(0, SamplingParams()))
     for bad in (
-        (row[:, :9].copy(), slot, at),
-        (row.astype(np.float64), slot, at),
-        (np.zeros((10, 1), np.float32).T.repeat(2, axis=1)[:, ::2], slot, at),
+        (HostLogits(row.values[:, :9].copy()), slot, at),
+        (HostLogits(row.values.astype(np.float64)), slot, at),
+        (HostLogits(np.zeros((10, 1), np.float32).T.repeat(2, axis=1)[:, ::2]), slot, at),
         (row, np.zeros(2, np.int32), at),
         (row, slot, at + 1),
-        (np.zeros((2, 10), np.float32), np.zeros(2, np.int32), np.arange(2)),
-        (row, slot, at, None, None, np.zeros(2, np.int32)),
+        (HostLogits(np.zeros((2, 10), np.float32)), np.zeros(2, np.int32), np.arange(2)),
+        (HostLogits(row.values, np.zeros(2, np.int32)), slot, at),
+        (row.values, slot, at),
     ):
         with pytest.raises(EngineError):
             sampler.sample(*bad)
@@ -245,7 +258,7 @@ def test_misuse_is_refused(make: object) -> None:
         sampler.logprobs(row, np.array([10], np.int32), 0)
     with pytest.raises(EngineError, match="adjacent"):
         sampler.sample(
-            np.zeros((3, 10), np.float32),
+            HostLogits(np.zeros((3, 10), np.float32)),
             np.array([0, 1, 0], np.int32),
             np.zeros(3, np.int64),
             np.zeros(3, np.int32),
@@ -264,8 +277,8 @@ def test_prompt_logprobs(isa: str, vocab: int) -> None:
     logits = logits_of(rng, 5, vocab, "normal")
     targets = rng.integers(0, vocab, 5).astype(np.int32)
     for num_top in (0, 1, 10, -1):
-        native = NativeSampler(vocab, POOLS[3], isa).logprobs(logits, targets, num_top)
-        reference = ReferenceSampler(vocab).logprobs(logits, targets, num_top)
+        native = NativeSampler(vocab, POOLS[3], isa).logprobs(HostLogits(logits), targets, num_top)
+        reference = ReferenceSampler(vocab).logprobs(HostLogits(logits), targets, num_top)
         for x, y in zip(native, reference, strict=True):
             assert (x.token, x.rank, x.top_ids) == (y.token, y.rank, y.top_ids)
             np.testing.assert_allclose([x.logprob, *x.top], [y.logprob, *y.top], rtol=1e-6, atol=2e-6)
@@ -274,5 +287,5 @@ def test_prompt_logprobs(isa: str, vocab: int) -> None:
 def test_log_probabilities_have_the_same_bits_in_every_isa() -> None:
     logits = logits_of(np.random.default_rng(1), 4, 5001, "normal")
     targets = np.arange(4, dtype=np.int32)
-    results = [NativeSampler(5001, POOLS[2], isa).logprobs(logits, targets, 7) for isa in ISAS]
+    results = [NativeSampler(5001, POOLS[2], isa).logprobs(HostLogits(logits), targets, 7) for isa in ISAS]
     assert all(result == results[0] for result in results)

@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.devices.reference.logits import STAGES, exp_portable, log_softmax, truncate, weights
+from quire.devices.sampling import SlotSampling, takes_largest
 from quire.params import SamplingParams
-from quire.runtime.logits import (
-    STAGES,
-    SlotSampling,
-    exp_portable,
-    log_softmax,
-    takes_largest,
-    truncate,
-    weights,
-)
 
 
 def after_stages(logits: list[float], slot: SlotSampling, mask: list[int] | None = None) -> list[float]:

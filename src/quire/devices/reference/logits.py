@@ -7,22 +7,17 @@ library exp).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.sampling import SlotSampling, TokenMask, lowest_scaled
 from quire.params import SamplingParams
 
 Row = NDArray[np.float32]
 BoolRow = NDArray[np.bool_]
-TokenMask = NDArray[np.uint32]
-
-GREEDY_BELOW = 1e-5
-"""A temperature under this is greedy: 1 / temperature would leave float32's useful range."""
 
 WEIGHT_BITS = 34
 EXP_FLOOR = np.float32(-80.0)
@@ -40,29 +35,6 @@ _EXP_POLYNOMIAL = tuple(
         5.0000001201e-1,
     )
 )
-
-
-@dataclass(slots=True)
-class SlotSampling:
-    """How one sequence is sampled, and the tokens it holds so far. Token ids must be below the vocabulary
-    size.
-
-    `stop_ids` (end-of-sequence and stop tokens) are masked until `params.min_tokens` tokens are drawn.
-    `bad_words` are token sequences that may not complete within the output. The sampler that owns the slot
-    appends to `output_tokens`.
-    """
-
-    seed: int
-    params: SamplingParams
-    prompt_tokens: list[int] = field(default_factory=list)
-    output_tokens: list[int] = field(default_factory=list)
-    stop_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def position(self) -> int:
-        """Index in the sequence of the next token to draw."""
-        return len(self.prompt_tokens) + len(self.output_tokens)
 
 
 def allowed_tokens(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> None:
@@ -134,25 +106,6 @@ STAGES: tuple[Stage, ...] = (
 """In order, as vLLM applies them: a bias adds and a penalty scales, so the two do not commute."""
 
 
-def is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < GREEDY_BELOW
-
-
-def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether a draw is the largest of the model's logits, and nothing else of them is asked for."""
-    return (
-        is_greedy(params)
-        and params.logprobs is None
-        and params.allowed_token_ids is None
-        and not bad_words
-        and params.min_tokens == 0
-        and not params.logit_bias
-        and params.repetition_penalty == 1.0
-        and params.frequency_penalty == 0.0
-        and params.presence_penalty == 0.0
-    )
-
-
 def scaled(logits_V: Row, temperature: float) -> Row:
     """(logits - max) / temperature in float32: at most 0, -inf where forbidden."""
     with np.errstate(over="ignore"):
@@ -183,14 +136,6 @@ def weights(t_V: Row) -> NDArray[np.int64]:
     """
     bits = min(WEIGHT_BITS, 53 - (t_V.size - 1).bit_length())
     return np.rint(exp_portable(t_V).astype(np.float64) * 2.0**bits).astype(np.int64)
-
-
-def lowest_scaled(params: SamplingParams) -> np.float32:
-    """Least scaled logit that min_p keeps: tokens at least min_p times as likely as the likeliest (Nguyen et
-    al. 2024).
-    """
-    lowest = np.float32(np.finfo(np.float32).min)
-    return max(lowest, np.float32(math.log(params.min_p))) if params.min_p > 0.0 else lowest
 
 
 def best_first(logits_V: Row, kept_V: BoolRow) -> NDArray[np.intp]:

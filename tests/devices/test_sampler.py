@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 
 from quire import _native
+from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.host import HostLogits
+from quire.devices.reference.logits import truncate
+from quire.devices.reference.sampler import ReferenceSampler, gumbel, log_portable, philox
+from quire.devices.sampling import Sampler, SlotSampling
 from quire.params import SamplingParams
-from quire.runtime.logits import truncate
-from quire.runtime.sampler import (
-    NativeSampler,
-    ReferenceSampler,
-    Sampler,
-    SlotSampling,
-    gumbel,
-    log_portable,
-    philox,
-)
 
 POOL = _native.ThreadPool(2)
 Make = Callable[[int], Sampler]
@@ -34,7 +29,7 @@ def draws(
     sampler = make(len(logits))
     for slot in range(count):
         sampler.set(slot, SlotSampling(first_seed + slot, params))
-    rows = np.tile(logits, (count, 1))
+    rows = HostLogits(np.tile(logits, (count, 1)))
     return sampler.sample(rows, np.arange(count, dtype=np.int32), np.zeros(count, np.int64)).tokens
 
 
@@ -88,7 +83,7 @@ def test_positions_and_seeds_are_independent(make: Make) -> None:
     """Pairs drawn at neighbouring positions, or with neighbouring seeds, are uniform over all pairs."""
     vocab, count = 4, 1000 if make is ReferenceSampler else 16_000
     sampler = make(vocab)
-    row = np.zeros((count, vocab), np.float32)
+    row = HostLogits(np.zeros((count, vocab), np.float32))
     slots, at = np.arange(count, dtype=np.int32), np.zeros(count, np.int64)
     for slot in range(count):
         sampler.set(slot, SlotSampling(slot, SamplingParams()))
@@ -113,7 +108,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     for make in SAMPLERS:
         sampler = make(3)
         sampler.set(4, SlotSampling(0, params))
-        samples = sampler.sample(logits[None], np.array([4], np.int32), np.zeros(1, np.int64))
+        samples = sampler.sample(HostLogits(logits[None]), np.array([4], np.int32), np.zeros(1, np.int64))
         entry = samples.logprobs[0]
         assert (entry.token, entry.rank, entry.top_ids) == (0, 3, [2, 1])
         np.testing.assert_allclose(np.exp([entry.logprob, *entry.top]), [1 / 8, 5 / 8, 2 / 8], rtol=1e-6)

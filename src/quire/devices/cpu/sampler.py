@@ -1,0 +1,101 @@
+"""The native sampler: C++ on the thread pool, without the GIL (csrc/sample).
+
+Draws the same tokens as the reference sampler, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire import _native
+from quire.devices.host import check_targets, host_logits
+from quire.devices.protocol import IntArray, Logits
+from quire.devices.sampling import (
+    BAD_LOGITS,
+    NOTHING_ALLOWED,
+    Samples,
+    SlotSampling,
+    TokenMask,
+    check_token_ids,
+    is_greedy,
+    lowest_scaled,
+)
+from quire.errors import EngineError
+from quire.types import TokenLogprobs
+
+
+class NativeSampler:
+    """The same draws, bit for bit, in one call of C++ without the GIL on the thread pool.
+
+    `pool` is a `quire._native.ThreadPool`; `isa` a name from `quire._native.available_isas()` or "auto".
+    """
+
+    def __init__(self, vocab_size: int, pool: Any, isa: str = "auto") -> None:
+        self.vocab_size = vocab_size
+        self._native = _native.Sampler(pool, isa, vocab_size)
+
+    def set(self, slot: int, state: SlotSampling) -> None:
+        check_token_ids(state, self.vocab_size)
+        params, native = state.params, _native.SlotParams()
+        native.seed = state.seed
+        native.greedy = is_greedy(params)
+        native.temperature = params.temperature
+        native.top_k = min(params.top_k, self.vocab_size)
+        native.top_p = params.top_p
+        native.low_scaled = float(lowest_scaled(params))
+        native.repetition_penalty = params.repetition_penalty
+        native.frequency_penalty = params.frequency_penalty
+        native.presence_penalty = params.presence_penalty
+        native.min_tokens = params.min_tokens
+        native.wants_logprobs = params.logprobs is not None
+        native.num_top = (
+            self.vocab_size if params.logprobs == -1 else min(params.logprobs or 0, self.vocab_size)
+        )
+        native.prompt, native.output = state.prompt_tokens, state.output_tokens
+        native.stop_ids = state.stop_ids
+        native.bad_words = state.bad_words
+        native.bias = list((params.logit_bias or {}).items())
+        native.allowed = params.allowed_token_ids or ()
+        self._native.set(slot, native)
+
+    def clear(self, slot: int) -> None:
+        self._native.clear(slot)
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        try:
+            self._native.extend(slot, tokens)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+
+    def sample(
+        self,
+        logits: Logits,
+        slots_L: IntArray,
+        positions_L: NDArray[np.int64],
+        drafts_L: IntArray | None = None,
+        masks_LW: TokenMask | None = None,
+    ) -> Samples:
+        own = host_logits(logits, self.vocab_size)
+        try:  # the native side checks shapes, slots and positions, and converts arrays of another type or order
+            drawn = self._native.sample(own.values, slots_L, positions_L, drafts_L, masks_LW, own.best)
+        except (ValueError, TypeError) as error:
+            raise EngineError(str(error)) from error
+        tokens_L, faults, logprobs = drawn
+        samples = Samples(tokens_L)
+        for row, finite in faults:
+            samples.errors[row] = NOTHING_ALLOWED if finite else BAD_LOGITS
+        for row, entry in logprobs:
+            samples.logprobs[row] = TokenLogprobs(*entry)
+        return samples
+
+    def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
+        own = host_logits(logits, self.vocab_size)
+        check_targets(own, targets_L)
+        num_top = self.vocab_size if num_top < 0 else min(num_top, self.vocab_size)
+        if len(own) == 0:
+            return []
+        entries = self._native.logprobs(own.values, np.ascontiguousarray(targets_L, dtype=np.int32), num_top)
+        return [TokenLogprobs(*entry) for entry in entries]

@@ -1,0 +1,113 @@
+"""Values in host memory, for backends that compute there and for code that reads results back.
+
+Shape letters: L rows, V vocabulary, W = ceil(V / 32) words of a token mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.devices.protocol import Activation, FloatArray, IntArray, Logits, Norm
+from quire.devices.sampling import NOT_DRAWN, TokenMask
+from quire.errors import EngineError
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class HostLogits:
+    """`Logits` in host memory: float32 [L, V], often a view of the executable's buffer.
+
+    `best` [L] has the lowest id among each row's largest logits, or -1 if it is not known; None: no row's is known.
+    """
+
+    values: FloatArray
+    best: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice | Sequence[int]) -> HostLogits:
+        return HostLogits(self.values[rows], None if self.best is None else self.best[rows])
+
+    def numpy(self) -> FloatArray:
+        return self.values
+
+
+def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
+    """`logits` as a sampler on the host needs them. EngineError: another backend's, or of another shape."""
+    if not isinstance(logits, HostLogits):
+        raise EngineError(f"a sampler on the host got logits of {type(logits).__name__}")
+    values = logits.values
+    if values.dtype != np.float32 or values.ndim != 2 or values.shape[1] != vocab_size:
+        raise EngineError(
+            f"logits must be float32 [rows, {vocab_size}], got {values.dtype} {list(values.shape)}"
+        )
+    if values.size and values.strides[1] != values.itemsize and vocab_size > 1:
+        raise EngineError("the logits of a row must be contiguous")
+    return logits
+
+
+def check_rows(
+    logits: HostLogits,
+    slots_L: IntArray,
+    positions_L: NDArray[np.int64],
+    drafts_L: IntArray | None,
+    masks_LW: TokenMask | None,
+) -> IntArray:
+    """Raise EngineError if the shapes disagree. Returns the drafts, or NOT_DRAWN for each row if there are none."""
+    rows, vocab_size = logits.values.shape
+    for name, array in (
+        ("slots", slots_L),
+        ("positions", positions_L),
+        ("drafts", drafts_L),
+        ("best", logits.best),
+    ):
+        if array is not None and array.shape != (rows,):
+            raise EngineError(f"{name} must have one entry for each of {rows} rows, got {list(array.shape)}")
+    words = (vocab_size + 31) // 32
+    if masks_LW is not None and masks_LW.shape != (rows, words):
+        raise EngineError(f"token masks must be [{rows}, {words}], got {list(masks_LW.shape)}")
+    starts = slots_L[np.flatnonzero(np.diff(slots_L, prepend=slots_L[:1] - 1))] if rows else slots_L
+    if len(np.unique(starts)) != len(starts):
+        raise EngineError("rows of one slot must be adjacent")
+    if drafts_L is not None:
+        return drafts_L
+    if len(starts) != rows:
+        raise EngineError("several rows of one slot need drafts")
+    return np.full(rows, NOT_DRAWN, dtype=np.int32)
+
+
+def check_targets(logits: HostLogits, targets_L: IntArray) -> None:
+    """Raise EngineError unless there is one target per row, within the vocabulary."""
+    rows, vocab_size = logits.values.shape
+    if targets_L.shape != (rows,):
+        raise EngineError(f"targets must have one entry for each of {rows} rows")
+    if targets_L.size and not 0 <= int(targets_L.min()) <= int(targets_L.max()) < vocab_size:
+        raise EngineError(f"targets must be token ids below {vocab_size}")
+
+
+def activate(kind: Activation, x: Float64Array) -> Float64Array:
+    """Element-wise activation of one row."""
+    if kind == "silu":
+        return np.asarray(x / (1.0 + np.exp(-np.maximum(x, -700.0))))
+    if kind == "relu":
+        return np.maximum(x, 0.0)
+    if kind == "gelu":
+        return 0.5 * x * (1.0 + np.array([math.erf(value) for value in (x / math.sqrt(2.0)).tolist()]))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    raise EngineError(f"there is no activation {kind!r} on the host")
+
+
+def normalize(x: Float64Array, norm: Norm) -> Float64Array:
+    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm of one vector."""
+    if norm.kind == "layer":
+        x = x - np.mean(x)
+    y: Float64Array = x / np.sqrt(np.mean(x * x) + norm.eps) * norm.weight
+    return y if norm.bias is None else y + norm.bias

@@ -1,0 +1,151 @@
+"""What a backend's sampler offers: state per slot, and tokens drawn from logits that stay on the device.
+
+Knows slots, token ids and sampling parameters; knows no model, scheduler or text.
+
+Sampling is Gumbel-max (Gumbel 1954): the token with the largest logit / temperature + noise, with noise that is a pure
+function of (seed, position, token). So a token depends on its own row and slot alone, and a speculative draft is
+accepted exactly when it equals the token that would be drawn anyway.
+
+Shape letters: L rows, V vocabulary, W = ceil(V / 32) words of a token mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.devices.protocol import IntArray, Logits
+from quire.errors import EngineError
+from quire.params import SamplingParams
+from quire.types import TokenLogprobs
+
+TokenMask = NDArray[np.uint32]
+
+NOT_DRAWN = -1
+BAD_LOGITS = "the model's logits hold NaN or +inf"
+NOTHING_ALLOWED = (
+    "every token is forbidden: allowed_token_ids, bad_words, min_tokens, logit_bias and masks leave none"
+)
+GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy: 1 / temperature would leave float32's useful range."""
+
+
+@dataclass(slots=True)
+class SlotSampling:
+    """How to sample one sequence, and its tokens so far. Token ids must be below the vocabulary size.
+
+    `stop_ids` (end-of-sequence and stop tokens) are masked until `params.min_tokens` tokens are drawn.
+    `bad_words` are token sequences that may not complete within the output. The sampler that owns the slot
+    appends to `output_tokens`.
+    """
+
+    seed: int
+    params: SamplingParams
+    prompt_tokens: list[int] = field(default_factory=list)
+    output_tokens: list[int] = field(default_factory=list)
+    stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Index in the sequence of the next token to draw."""
+        return len(self.prompt_tokens) + len(self.output_tokens)
+
+
+@dataclass(slots=True)
+class Samples:
+    """The tokens drawn by one call, on the host.
+
+    `tokens` [L] is NOT_DRAWN if the row failed, or follows a rejected draft or a failed row. `logprobs` has an entry
+    for each drawn row whose slot asks for them. `errors` maps a failed row to the reason.
+    """
+
+    tokens: IntArray
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler(Protocol):
+    """State per slot, and draws for many rows at once. Reads only its own backend's `Logits`."""
+
+    def set(self, slot: int, state: SlotSampling) -> None:
+        """Start or replace a slot; the sampler owns `state` from now on. EngineError: a bad token id."""
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot. Unknown slots are ignored."""
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        """Append tokens that were not drawn to a slot's output. EngineError: a bad token id or slot."""
+
+    def sample(
+        self,
+        logits: Logits,
+        slots_L: IntArray,
+        positions_L: NDArray[np.int64],
+        drafts_L: IntArray | None = None,
+        masks_LW: TokenMask | None = None,
+    ) -> Samples:
+        """Draw one token per row of `logits` and append it to its slot's output. Does not change the logits.
+
+        `positions_L` is the index in the sequence of each drawn token. Rows of one slot are adjacent, at consecutive
+        positions; `drafts_L[i]` is the token that row i + 1 of the slot was computed with. That row is drawn only if
+        row i drew this token, so the output is the same with and without drafts. `masks_LW` has one bit per token
+        (token % 32 of word token // 32); 0 forbids it. EngineError: another backend's logits, or a wrong shape, slot
+        or position.
+        """
+
+    def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
+        """Log-probability of each row's target, with the `num_top` best tokens (-1: all), on the host.
+
+        A row with NaN or +inf gets logprob NaN, rank 0 and no best tokens.
+        """
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW
+
+
+def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether a draw needs only the largest of the model's logits."""
+    return (
+        is_greedy(params)
+        and params.logprobs is None
+        and params.allowed_token_ids is None
+        and not bad_words
+        and params.min_tokens == 0
+        and not params.logit_bias
+        and params.repetition_penalty == 1.0
+        and params.frequency_penalty == 0.0
+        and params.presence_penalty == 0.0
+    )
+
+
+def lowest_scaled(params: SamplingParams) -> np.float32:
+    """The least scaled logit that min_p keeps: tokens at least min_p times as likely as the likeliest (Nguyen et
+    al. 2024).
+    """
+    lowest = np.float32(np.finfo(np.float32).min)
+    return max(lowest, np.float32(math.log(params.min_p))) if params.min_p > 0.0 else lowest
+
+
+def check_token_ids(state: SlotSampling, vocab_size: int) -> None:
+    """Raise EngineError if `state` has a token id outside the vocabulary."""
+    params = state.params
+    groups: dict[str, Sequence[int]] = {
+        "prompt": state.prompt_tokens,
+        "output": state.output_tokens,
+        "stop_ids": state.stop_ids,
+        "bad_words": [token for word in state.bad_words for token in word],
+        "logit_bias": list(params.logit_bias or ()),
+        "allowed_token_ids": list(params.allowed_token_ids or ()),
+    }
+    for name, tokens in groups.items():
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            raise EngineError(f"{name} has token ids outside the vocabulary of {vocab_size}")
+    if not all(state.bad_words):
+        raise EngineError("bad_words has an empty token sequence")
