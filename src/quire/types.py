@@ -14,6 +14,9 @@ SEED_MASK = (1 << 64) - 1
 
 Pooling = Literal["mean", "last", "cls"]
 
+UNSEEN = -1
+"""Stands for a token that an earlier, unfinished step samples for the same slot (ScheduledSeq.tokens)."""
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One prompt and how to continue it. Crosses the process border; the engine core never sees text.
@@ -105,6 +108,7 @@ class NewSeq:
 class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence computes in a step: `tokens` (then `draft`) at positions start, start+1, ...
 
+    `tokens` may end in UNSEEN, once for each token of the slot's last sample; the executor fills them in.
     `new_blocks` extends the slot's block table. `wants_logits`: the chunk reaches the end, so sample.
     """
 

@@ -109,8 +109,8 @@ class WholeLogits:
 
     inner: InputBuilder
 
-    def build(self, batch: ScheduledBatch) -> tuple[ModelInput, LogitRows]:
-        inputs, rows = self.inner.build(batch)
+    def build(self, batch: ScheduledBatch, *more: Any) -> tuple[ModelInput, LogitRows]:
+        inputs, rows = self.inner.build(batch, *more)
         return replace(inputs, greedy=False), rows
 
 

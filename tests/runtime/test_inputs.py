@@ -22,7 +22,7 @@ def new(slot: int, params: dict[str, Any], **more: Any) -> NewSeq:
 def is_greedy(builder: InputBuilder, *news: NewSeq, freed: tuple[int, ...] = ()) -> bool:
     """Whether a step of the news, each a prompt, and of nobody else asks for the largest logits alone."""
     seqs = [ScheduledSeq(n.slot, 0, n.tokens, [], [n.slot], True) for n in news]
-    return builder.build(ScheduledBatch(0, list(news), seqs, list(freed), []))[0].greedy
+    return builder.build(ScheduledBatch(0, list(news), seqs, list(freed), []), {})[0].greedy
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.devices.protocol import IntArray, ModelInput
 from quire.devices.sampling import takes_largest
-from quire.types import Request, ScheduledBatch, ScheduledSeq
+from quire.errors import EngineError
+from quire.types import UNSEEN, Request, ScheduledBatch, ScheduledSeq
 
 
 @dataclass(slots=True)
@@ -28,6 +30,23 @@ class LogitRows:
     num_free: int = 0
 
 
+def filled(seq: ScheduledSeq, sampled: Mapping[int, tuple[int, ...]], failed: Container[int]) -> list[int]:
+    """The tokens of `seq` with UNSEEN replaced by the slot's last sample. EngineError if their numbers differ.
+
+    A slot that failed gets token 0: its result is dropped.
+    """
+    known = [token for token in seq.tokens if token != UNSEEN]
+    count = len(seq.tokens) - len(known)
+    if seq.slot in failed:
+        return known + [0] * count
+    last = sampled.get(seq.slot, ())
+    if len(last) != count or seq.tokens[: len(known)] != known:
+        raise EngineError(
+            f"slot {seq.slot} has {count} unseen tokens at its end, and {len(last)} were sampled"
+        )
+    return [*known, *last]
+
+
 class InputBuilder:
     """Keeps a block table per slot and builds each step's arrays from the batch's delta."""
 
@@ -42,7 +61,10 @@ class InputBuilder:
     def block_table(self) -> IntArray:
         return self._table_SM
 
-    def build(self, batch: ScheduledBatch) -> tuple[ModelInput, LogitRows]:
+    def build(
+        self, batch: ScheduledBatch, sampled: Mapping[int, tuple[int, ...]], failed: Container[int] = ()
+    ) -> tuple[ModelInput, LogitRows]:
+        """`sampled` holds each slot's last sample, which replaces UNSEEN. No logits are read of `failed` slots."""
         for slot in batch.freed:
             self._num_blocks[slot] = 0
             self._special.pop(slot, None)
@@ -66,14 +88,16 @@ class InputBuilder:
             if seq.new_blocks:
                 self._extend(seq)
             slot, start = seq.slot, seq.start
-            tokens += seq.tokens
+            if seq.draft:
+                raise EngineError("drafts cannot be verified yet")
+            tokens += seq.tokens if seq.tokens[-1] != UNSEEN else filled(seq, sampled, failed)
             count = len(tokens)
             end = start + count - cu_q[-1]
             positions += range(start, end)
             slots.append(slot)
             kv_len.append(end)
             cu_q.append(count)
-            if not seq.wants_logits or (special and self._is_pooled(slot)):
+            if not seq.wants_logits or (special and self._is_pooled(slot)) or (failed and slot in failed):
                 continue
             if slot in constrained:
                 last.append((count - 1, slot, end))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,10 +66,26 @@ class Runner:
         self._head = head
         self._prompt_top: dict[int, int] = {}
         self._pools: dict[int, Pool] = {}
+        self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
+        self._failed: dict[int, str] = {}
+        self._thread = ThreadPoolExecutor(1, "quire-step")
+
+    def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
+        """Compute `batch` on the runner's own thread, after those submitted before. The future holds exceptions."""
+        return self._thread.submit(self.execute, batch)
+
+    def shutdown(self) -> None:
+        """End the thread once all submitted batches are computed. Safe to call more than once."""
+        self._thread.shutdown()
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """Apply the batch's delta, compute it, and sample where it reaches the end of a sequence."""
+        """Apply the batch's delta, compute it, and sample where it reaches the end of a sequence.
+
+        Not while submitted batches are unfinished.
+        """
         for slot in batch.freed:
+            self._sampled.pop(slot, None)
+            self._failed.pop(slot, None)
             self._sampler.clear(slot)
             self._prompt_top.pop(slot, None)
             self._pools.pop(slot, None)
@@ -78,7 +95,7 @@ class Runner:
             self._set_up(new)
         if self._constraints is not None:
             self._constraints.begin()
-        inputs, rows = self._inputs.build(batch)
+        inputs, rows = self._inputs.build(batch, self._sampled, self._failed)
         if batch.copies:
             self._kv.copy_blocks(batch.copies)
         output = StepOutput(batch.step, {})
@@ -94,6 +111,12 @@ class Runner:
             self._score_prompt(logits, rows, start, stop, output)
         if rows.pooled:
             self._pool(rows, output)
+        for slot, tokens in output.tokens.items():
+            self._sampled[slot] = tuple(tokens)  # the output's own list belongs to its reader
+        if self._failed:
+            output.errors.update({s.slot: self._failed[s.slot] for s in batch.seqs if s.slot in self._failed})
+        if output.errors:
+            self._failed.update(output.errors)
         return output
 
     def _set_up(self, new: NewSeq) -> None:
