@@ -6,18 +6,22 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import quire
+from quire.devices.registry import Isa
 
 ROOT = Path(quire.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},
-    {"params", "types", "config", "radix"},
-    {"sched", "devices", "text", "grammar"},
+    {"params", "types", "radix"},
+    {"devices"},
+    {"config"},
+    {"sched", "text", "grammar"},
     {"weights"},
     {"model"},
     {"spec_decode"},
@@ -31,6 +35,9 @@ LEVELS = [
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts of one level that may know each other, one way.
 ALLOWED = {("config", "errors"), ("types", "params"), ("commands", "bench")}
+# The only modules of devices/ that other parts import: no backend is named outside.
+DEVICE_NEUTRAL = {"protocol", "registry", "sampling", "host"}
+ISAS = set(get_args(Isa)) - {"auto"}
 # Optional extras and name-on-demand imports, in one place each.
 INNER_IMPORTS: set[str] = set()
 
@@ -39,14 +46,20 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(tree: ast.AST) -> set[str]:
+def imported_modules(tree: ast.AST) -> set[str]:
+    """Every module that is imported, and every name imported from one."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name.split(".")[1] for name in names if name.startswith("quire.")}
+    return names
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The parts of quire that are imported."""
+    return {name.split(".")[1] for name in imported_modules(tree) if name.startswith("quire.")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -58,6 +71,19 @@ def test_imports_go_one_way(path: Path) -> None:
         assert other in LEVEL, f"{path}: {other} has no place in the import order"
         below = LEVEL[other] < LEVEL[part] or (part, other) in ALLOWED
         assert below, f"{path}: {part} must not import {other}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if part_of(p) != "devices"], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_only_devices_knows_a_backend(path: Path) -> None:
+    for module in imported_modules(ast.parse(path.read_text())):
+        if module.startswith("quire.devices."):
+            assert module.split(".")[2] in DEVICE_NEUTRAL, f"{path} imports {module}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert node.value not in ISAS, f"{path}:{node.lineno} names {node.value}"
+            assert not node.value.startswith("quire.devices."), f"{path}:{node.lineno} names {node.value}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

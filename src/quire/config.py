@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
+from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -15,8 +16,6 @@ Quantization = Literal["auto", "int8", "int8wo", "int4", "int4wo"]
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 ModelImpl = Literal["auto", "quire", "transformers"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"]
-Backend = Literal["auto", "native", "reference"]
 
 
 def option(
@@ -128,7 +127,7 @@ class SchedulerConfig:
 class DeviceConfig:
     """The hardware and how it is used."""
 
-    backend: Backend = option("auto", "native (C++ kernels) or reference (numpy, slow, the oracle).")
+    backend: BackendName = option("auto", "native (C++ kernels) or reference (numpy, slow, the oracle).")
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024
     )

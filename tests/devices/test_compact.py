@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.devices.cpu.backend import NativeMatrix
+from quire.devices.cpu.pack import NativeMatrix
 from quire.errors import ModelError
 from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal
 

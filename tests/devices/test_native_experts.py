@@ -22,7 +22,7 @@ from quire.devices.protocol import (
     Rope,
     Routing,
 )
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from tests.devices.native_cases import ISAS, apply_rows, native, normal, rounds_activations, rows_step
 
 REFERENCE = ReferenceBackend()

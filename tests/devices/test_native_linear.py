@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.devices.protocol import Activation, FloatDtype
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError
 from tests.devices.native_cases import (
     ISAS,

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from quire import _native
-from quire.devices.cpu.backend import NativeBackend, _cgroup_cores, usable_threads
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.cpu.machine import cgroup_cores, usable_threads
 from quire.devices.host import HostLogits
 from quire.devices.protocol import (
+    Arithmetic,
     Attention,
     Backend,
     FloatDtype,
@@ -29,7 +31,7 @@ from quire.devices.protocol import (
     Rope,
     WeightType,
 )
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError
 from tests.devices.native_cases import ISAS, KV, apply_rows, int32, linear, native, normal, rows_step
 
@@ -641,18 +643,31 @@ def test_the_backend_names_what_it_runs_on() -> None:
         NativeBackend(0)
 
 
+def test_free_memory_is_what_the_machine_has() -> None:
+    assert 0 < native().free_memory() < 1 << 50
+
+
+@pytest.mark.parametrize("arithmetic", ["fp32", "bf16", "int8"])
+def test_limits_are_measured(arithmetic: Arithmetic) -> None:
+    limits = native().measure_limits(arithmetic)
+    assert limits.arithmetic == arithmetic
+    assert limits.threads == 2
+    assert 0.1 < limits.read_gbs < 1e4
+    assert limits.peak_gflops >= 0
+
+
 def test_a_control_group_quota_bounds_the_threads(tmp_path: Any) -> None:
-    assert _cgroup_cores(tmp_path) > 1000
+    assert cgroup_cores(tmp_path) > 1000
     for text, cores in (("150000 100000", 2), ("max 100000", 1 << 20), ("50000 100000", 1), ("?", 1 << 20)):
         (tmp_path / "cpu.max").write_text(text)
-        assert _cgroup_cores(tmp_path) == cores
+        assert cgroup_cores(tmp_path) == cores
     (tmp_path / "cpu.max").unlink()
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("300000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert _cgroup_cores(tmp_path) == 3
+    assert cgroup_cores(tmp_path) == 3
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    assert _cgroup_cores(tmp_path) > 1000
+    assert cgroup_cores(tmp_path) > 1000
 
 
 def test_probes_give_plausible_limits() -> None:

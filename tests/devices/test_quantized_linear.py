@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.devices.protocol import Quantized
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal
 
 TYPES = [

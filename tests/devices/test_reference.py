@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from quire.devices.protocol import Attention, Graph, KVSpec, Limits, ModelInput, Norm, Rope
-from quire.devices.reference.ops import ReferenceBackend, ReferenceKVCache, ReferenceOps
+from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.reference.cache import ReferenceKVCache
+from quire.devices.reference.ops import ReferenceOps
 from quire.errors import EngineError
 
 BACKEND = ReferenceBackend()

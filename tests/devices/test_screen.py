@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from quire.devices.cpu.backend import NativeBackend, NativeExecutable
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.cpu.run import NativeExecutable
 from quire.devices.protocol import Graph, Limits, Quantized, WeightType
 from tests.devices.native_cases import ISAS, KV, native, normal, rows_step, to_bf16
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
-from quire.devices.protocol import Logits, ModelInput
-from quire.devices.sampling import Sampler, Samples, SlotSampling, takes_largest
+from quire.devices.protocol import ModelInput
+from quire.devices.sampling import Logits, Sampler, Samples, SlotSampling, takes_largest
 from quire.runtime.inputs import InputBuilder, LogitRows
 from quire.types import ScheduledBatch, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts

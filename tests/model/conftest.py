@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.devices.protocol import Backend
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from quire.devices.cpu.backend import NativeBackend
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError
 from quire.model.load import inspect_model, load_model
 from tests.model.tiny_models import Session, make_model
@@ -195,7 +195,8 @@ def test_unknown_dtype_is_refused(directory: Path) -> None:
 
 def test_loading_a_directory_imports_no_torch_and_no_http_client(directory: Path) -> None:
     code = (
-        "import sys; from quire.model.load import load_model; from quire.devices.reference.ops import ReferenceBackend;"
+        "import sys; from quire.model.load import load_model;"
+        "from quire.devices.reference.backend import ReferenceBackend;"
         f"load_model({str(directory)!r}, ReferenceBackend());"
         "bad = {'torch', 'transformers', 'httpx', 'requests', 'huggingface_hub.hf_api'} & set(sys.modules);"
         "sys.exit(str(bad) if bad else 0)"

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.devices.protocol import Backend
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from quire.model.load import inspect_model, load_model
 from tests.model.tiny_models import VARIANTS, Session, make_model, save_torch, torch_logits
 

@@ -7,9 +7,11 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from quire.bench.report import Limits, Report, measure_limits
+from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
+from quire.devices.protocol import MachineLimits
+from quire.engine.start import make_backend
 from quire.llm import LLM
 from quire.params import SamplingParams
 
@@ -32,7 +34,7 @@ class LatencyOptions:
 def run(config: EngineConfig, options: LatencyOptions) -> None:
     llm = LLM.from_config(config)
     rng = random.Random(1)
-    limits = measure_limits(llm.threads, llm.report.arithmetic)
+    limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
 
     def once() -> tuple[float, float]:
         """Seconds until all sequences have their first token, and from then to the end."""
@@ -55,7 +57,9 @@ def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:
     return {"prompt_token_ids": [rng.randrange(llm.vocab_size) for _ in range(length)]}
 
 
-def _report(llm: LLM, options: LatencyOptions, runs: list[tuple[float, float]], limits: Limits) -> Report:
+def _report(
+    llm: LLM, options: LatencyOptions, runs: list[tuple[float, float]], limits: MachineLimits
+) -> Report:
     prefill, total = [p for p, _ in runs], [p + d for p, d in runs]
     first = statistics.median(prefill)
     step = statistics.median(d for _, d in runs) / (options.output_len - 1)

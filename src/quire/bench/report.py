@@ -9,25 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from quire import _native
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the machine can do, measured: reading memory (GB/s) and multiplying (GFLOP/s) with `threads`."""
-
-    read_gbs: float
-    peak_gflops: float
-    peak_kind: str
-    threads: int
-
-
-def measure_limits(threads: int, kind: str) -> Limits:
-    """Probe for well under a second; the peak is of products of `kind`: fp32, bf16 or int8."""
-    read = _native.measure_read_bandwidth(512 << 20, threads) / 1e9
-    isa = "avx512_bf16" if kind == "bf16" else "auto"  # which need not be one that has them
-    return Limits(read, _native.measure_peak(kind, threads, isa) / 1e9, kind, threads)
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.report import Report, measure_limits
+from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
+from quire.engine.start import make_backend
 from quire.errors import ConfigError
 from quire.llm import LLM
 from quire.params import SamplingParams
@@ -43,7 +44,7 @@ Job = tuple[list[int], int]
 
 def run(config: EngineConfig, options: ThroughputOptions) -> None:
     llm = LLM.from_config(config)
-    limits = measure_limits(llm.threads, llm.report.arithmetic)
+    limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
     rng = random.Random(config.seed)
     llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # touch the weights once
     seconds, jobs = [], []

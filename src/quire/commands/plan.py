@@ -15,11 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from quire.bench.report import Limits, measure_limits
 from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
-from quire.devices.cpu.backend import NativeBackend
-from quire.engine.start import Plan, plan_engine, quantized_weights
+from quire.config import DeviceConfig, EngineConfig, check_options, option
+from quire.devices.protocol import MachineLimits
+from quire.engine.start import Plan, make_backend, plan_engine, quantized_weights
 from quire.errors import ConfigError
 from quire.model.load import outline_config
 from quire.runtime.memory import GIB
@@ -45,7 +44,7 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
         tables = _config_tables(figures, options.config)
     else:
         plan = plan_engine(config)
-        figures = describe(plan, measure_limits(plan.backend.threads, plan.arithmetic), options)
+        figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options)
         tables = _tables(figures, plan)
     if options.json:
         print(json.dumps(figures, indent=1))
@@ -62,7 +61,7 @@ def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
     """What a config.json tells: sizes in bytes, positions. ModelError names the field that is not understood."""
     if config.model.model:
         raise ConfigError(f"--config takes the place of a model; leave {config.model.model} out")
-    outline = NativeBackend(1).outline()
+    outline = make_backend(DeviceConfig(threads=1)).outline()
     model = outline_config(path, outline, config.model.dtype, quantized_weights(config.model))
     kv_dtype = config.cache.kv_cache_dtype
     kv_spec = model.spec.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)
@@ -97,7 +96,7 @@ def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[
     }
 
 
-def describe(plan: Plan, limits: Limits, options: PlanOptions) -> dict[str, Any]:
+def describe(plan: Plan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
     """All figures by name: bytes, tokens, sequences, and bounds in tokens per second."""
     memory, model = plan.memory, plan.model
     kv_bytes = plan.kv_spec.bytes_per_token

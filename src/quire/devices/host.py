@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Activation, FloatArray, IntArray, Logits, Norm
-from quire.devices.sampling import NOT_DRAWN, TokenMask
+from quire.devices.protocol import Activation, FloatArray, IntArray, Norm
+from quire.devices.sampling import NOT_DRAWN, Logits, TokenMask
 from quire.errors import EngineError
 
 Float64Array = NDArray[np.float64]

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.sampling import Logits, Sampler
+
 Array = NDArray[Any]
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
@@ -25,6 +27,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 FloatDtype = Literal["float32", "bfloat16"]
 KVDtype = Literal["float32", "bfloat16", "int8"]
+Arithmetic = Literal["fp32", "bf16", "int8"]
 
 
 class Quantized(msgspec.Struct, frozen=True):
@@ -294,21 +297,6 @@ class Ops(Protocol[T]):
         """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
 
 
-class Logits(Protocol):
-    """Rows of logits [L, V] where the device holds them; only the sampler of the same backend reads them.
-
-    They are valid until the executable's next `run` or `logits`.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice | Sequence[int]) -> Logits:
-        """Some of the rows."""
-
-    def numpy(self) -> FloatArray:
-        """A host array [L, V] of them, perhaps a view: for tools and tests, since a step samples on the device."""
-
-
 class Executable(Protocol):
     """A forward pass ready to run, bound to one KV cache."""
 
@@ -334,15 +322,32 @@ class Graph(msgspec.Struct, frozen=True):
     hidden_size: int
 
 
+class MachineLimits(msgspec.Struct, frozen=True):
+    """Measured limits of a device: reading memory in GB/s, and products of one arithmetic in GFLOP/s."""
+
+    read_gbs: float
+    peak_gflops: float
+    arithmetic: Arithmetic
+    threads: int
+
+
 class Backend(Protocol):
-    """One kind of hardware: makes weights, caches and executables, and states what it can do."""
+    """One kind of hardware: makes weights, caches, executables and samplers, and says what it can do."""
 
     @property
     def name(self) -> str:
-        """For logs and plans, for example 'native avx512, 2 threads'."""
+        """For logs and reports, for example 'native avx512, 2 threads'."""
 
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """Host threads that it computes with."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what exported weights depend on. Weights of another fingerprint must not be restored."""
+
+    def outline(self) -> Backend:
+        """The same backend for planning: its weights have shapes but no values, and its executables cannot run."""
 
     def matrix(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
         """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`.
@@ -352,24 +357,32 @@ class Backend(Protocol):
         """
 
     def head(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
-        """As `matrix`, with what helps to find the largest output of a product soon: for the weight of logits."""
+        """Like `matrix`, for the weight that gives logits: may add what speeds up finding the largest output."""
 
     def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names what exported weights depend on: another fingerprint's must not be restored."""
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         """A description (plain values) and the packed bytes [nbytes] uint8 as they lie in memory."""
 
     def restore(self, about: dict[str, Any], data: Array) -> Matrix:
-        """The matrix of `export`, in place in `data`, 64-byte aligned. ModelError where the two disagree."""
+        """The matrix that `export` described, in place in `data`, 64-byte aligned. ModelError if they disagree."""
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> Executable: ...
 
+    def sampler(self, vocab_size: int) -> Sampler:
+        """A sampler of the logits that this backend's executables return."""
+
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """Memory that `compile` will take, logits included, known before anything is allocated."""
+
+    def free_memory(self) -> int:
+        """Bytes that weights, KV cache and workspace can still take."""
+
+    def arithmetic(self, weight: WeightType) -> Arithmetic:
+        """What products with such a weight are computed in."""
+
+    def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
+        """Measure the device now, in well under a second."""

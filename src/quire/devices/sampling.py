@@ -1,4 +1,4 @@
-"""What a backend's sampler offers: state per slot, and tokens drawn from logits that stay on the device.
+"""The sampler of a backend: state per slot, and tokens drawn from logits that stay on the device.
 
 Knows slots, token ids and sampling parameters; knows no model, scheduler or text.
 
@@ -19,11 +19,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import IntArray, Logits
 from quire.errors import EngineError
 from quire.params import SamplingParams
 from quire.types import TokenLogprobs
 
+IntArray = NDArray[np.int32]
 TokenMask = NDArray[np.uint32]
 
 NOT_DRAWN = -1
@@ -68,6 +68,21 @@ class Samples:
     tokens: IntArray
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+
+
+class Logits(Protocol):
+    """Rows of logits [L, V] where the device holds them; only the sampler of the same backend reads them.
+
+    They are valid until the executable's next `run` or `logits`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice | Sequence[int]) -> Logits:
+        """Some of the rows."""
+
+    def numpy(self) -> NDArray[np.float32]:
+        """A host array [L, V], perhaps a view: for tools and tests, since a step samples on the device."""
 
 
 class Sampler(Protocol):

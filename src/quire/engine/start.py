@@ -12,15 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
-from quire.devices.cpu.backend import NativeBackend
-from quire.devices.cpu.sampler import NativeSampler
-from quire.devices.protocol import Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
-from quire.devices.reference.ops import ReferenceBackend
-from quire.devices.reference.sampler import ReferenceSampler
-from quire.devices.sampling import Sampler
+from quire.devices import registry
+from quire.devices.protocol import Arithmetic, Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
 from quire.engine.core import EngineCore
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
@@ -30,7 +26,7 @@ from quire.model import load
 from quire.model.spec import ArchSpec
 from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
-from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, available_memory, plan_memory
+from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
 from quire.sched.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
@@ -47,9 +43,6 @@ SHIPPED_MODEL = "quire-stories"
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 # What generation_config.json may set; everything else in it concerns searches that Quire does not do.
 DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-Arithmetic = Literal["fp32", "bf16", "int8"]
 
 
 @dataclass(slots=True)
@@ -106,16 +99,8 @@ def model_directory(config: ModelConfig) -> Path:
     return shipped
 
 
-def make_backend(device: DeviceConfig) -> NativeBackend | ReferenceBackend:
-    if device.backend == "reference":
-        return ReferenceBackend()
-    return NativeBackend(device.threads, device.isa)
-
-
-def make_sampler(backend: NativeBackend | ReferenceBackend, vocab_size: int) -> Sampler:
-    if isinstance(backend, NativeBackend):
-        return NativeSampler(vocab_size, backend.pool, backend.isa)
-    return ReferenceSampler(vocab_size)
+def make_backend(device: DeviceConfig) -> Backend:
+    return registry.make_backend(device.backend, device.threads, device.isa)
 
 
 def quantized_weights(config: ModelConfig) -> Scheme | None:
@@ -170,7 +155,7 @@ class Plan:
     """An engine before it is loaded: everything that decides its size."""
 
     name: str
-    backend: NativeBackend | ReferenceBackend
+    backend: Backend
     model: load.ModelInfo
     load: Loader
     kv_spec: KVSpec
@@ -186,12 +171,9 @@ class Plan:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What most products are made of."""
+        """What most products are computed in."""
         scheme = self.model.quantized
-        if scheme is not None:
-            return "int8" if scheme.linear.int8_rows else "fp32"
-        isa = self.backend.isa if isinstance(self.backend, NativeBackend) else ""
-        return "bf16" if self.model.dtype == "bfloat16" and isa == "avx512_bf16" else "fp32"
+        return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
 
 
 def plan_engine(config: EngineConfig) -> Plan:
@@ -200,8 +182,8 @@ def plan_engine(config: EngineConfig) -> Plan:
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if _is_encoder(model) else config
     backend = make_backend(config.device)
-    outline = backend.outline() if isinstance(backend, NativeBackend) else backend
-    available = available_memory()
+    outline = backend.outline()
+    available = backend.free_memory()
     kv_spec = model.spec.kv_spec(_kv_dtype(config, model.dtype))
     max_num_seqs = min(
         config.scheduler.max_num_seqs,
@@ -248,7 +230,7 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         kv = model.kv_cache(backend, plan.kv_spec, memory.num_blocks, memory.block_size)
         executable = model.compile(backend, kv, plan.limits)
         inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
-        sampler = make_sampler(backend, spec.vocab_size)
+        sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
         constraints = Constraints(spec.vocab_size, grammars, config.grammar.enable_jump_forward)
         runner = Runner(

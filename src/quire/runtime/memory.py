@@ -1,10 +1,8 @@
-"""How much memory there is and how much of it the KV cache gets, decided before anything is allocated."""
+"""How much of the free memory the KV cache gets, decided before anything is allocated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from quire.config import CacheConfig
 from quire.errors import ConfigError
@@ -35,46 +33,6 @@ class MemoryPlan:
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_size
-
-
-def available_memory() -> int:
-    """Bytes that this process can still take: the machine's free memory, or less where a cgroup limits it."""
-    free = _meminfo_available()
-    for limit, used in _cgroup_memory():
-        free = min(free, max(0, limit - used))
-    return free
-
-
-def _meminfo_available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except FileNotFoundError:
-        pass  # not Linux: no way to ask without a dependency
-    return 8 * GIB
-
-
-def _cgroup_memory() -> Iterator[tuple[int, int]]:
-    """(limit, use) of the memory cgroups, versions 2 and 1, that bound this process; reclaimable cache is not use."""
-    for limit_file, used_file, stat_key in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    ):
-        try:
-            limit = Path(limit_file).read_text().strip()
-            used = int(Path(used_file).read_text())
-            stat = dict(
-                line.split() for line in (Path(used_file).parent / "memory.stat").read_text().splitlines()
-            )
-        except (FileNotFoundError, PermissionError, NotADirectoryError):
-            continue
-        if limit != "max" and int(limit) < 1 << 60:
-            yield int(limit), used - int(stat.get(stat_key, 0))
 
 
 @dataclass(frozen=True, slots=True)

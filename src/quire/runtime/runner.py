@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Executable, FloatArray, KVCache, Logits
-from quire.devices.sampling import Sampler, SlotSampling, TokenMask
+from quire.devices.protocol import Executable, FloatArray, KVCache
+from quire.devices.sampling import Logits, Sampler, SlotSampling, TokenMask
 from quire.errors import EngineError
 from quire.model.pooling import PoolingHead
 from quire.runtime.constraints import Constraints

@@ -16,7 +16,7 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Quantized
-from quire.devices.reference.ops import ReferenceBackend
+from quire.devices.reference.backend import ReferenceBackend
 from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.engine_dir import Limits

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.devices.host import check_targets, host_logits
-from quire.devices.protocol import IntArray, Logits
+from quire.devices.protocol import IntArray
 from quire.devices.sampling import (
     BAD_LOGITS,
     NOTHING_ALLOWED,
+    Logits,
     Samples,
     SlotSampling,
     TokenMask,

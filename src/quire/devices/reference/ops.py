@@ -13,29 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from msgspec.structs import astuple
 
-from quire.devices.host import Float64Array, HostLogits, activate, normalize
+from quire.devices.host import Float64Array, activate, normalize
 from quire.devices.protocol import (
     Activation,
     Array,
     Attention,
     Expert,
     FloatArray,
-    Graph,
-    KVCache,
-    KVSpec,
-    Limits,
     Matrix,
     ModelInput,
     Norm,
     Rope,
     Routing,
-    WeightType,
 )
+from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.rows import (
     attention_weights,
     by_row,
@@ -45,57 +39,11 @@ from quire.devices.reference.rows import (
     rotate,
     route_row,
 )
-from quire.devices.reference.weights import DTYPES, ReferenceMatrix, round_int8
-from quire.errors import EngineError
-
-
-class ReferenceKVCache:
-    """Keys and values [layers, num_blocks, block_size, G, H], NaN until written: a stray read shows."""
-
-    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
-        shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        kept = np.float32 if spec.dtype == "int8" else DTYPES[spec.dtype]
-        self.keys = np.full(shape, np.nan, kept)
-        if spec.value_dim is None:
-            self.values = np.full(shape, np.nan, kept)
-        else:
-            self.values = self.keys[..., : spec.value_dim]
-        self._spec = spec
-
-    @property
-    def spec(self) -> KVSpec:
-        return self._spec
-
-    @property
-    def num_blocks(self) -> int:
-        return int(self.keys.shape[1])
-
-    @property
-    def block_size(self) -> int:
-        return int(self.keys.shape[2])
-
-    def rounded(self, heads: Array) -> FloatArray:
-        """Keys or values [heads, H] as the cache keeps them, before its own type's rounding."""
-        values: FloatArray = heads.astype(np.float32)
-        return round_int8(values) if self._spec.dtype == "int8" else values
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for source, destination in copies:
-            self.keys[:, destination] = self.keys[:, source]
-            if self._spec.value_dim is None:
-                self.values[:, destination] = self.values[:, source]
-
-
-def _own(weight: Matrix) -> ReferenceMatrix:
-    if not isinstance(weight, ReferenceMatrix):
-        raise EngineError(
-            f"the reference backend got a weight of {type(weight).__name__}; load the model with it"
-        )
-    return weight
+from quire.devices.reference.weights import own_matrix
 
 
 def _values(weight: Matrix) -> Float64Array:
-    return _own(weight).values
+    return own_matrix(weight).values
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +78,7 @@ class ReferenceOps:
         activation: Activation | None = None,
         residual: FloatArray | None = None,
     ) -> FloatArray:
-        own = _own(weight)
+        own = own_matrix(weight)
         out = np.empty((len(x), len(own.values)), np.float32)
         for i, row in enumerate(x):
             y = own.values @ own.seen(row)
@@ -144,7 +92,7 @@ class ReferenceOps:
     def gated_linear(
         self, x: FloatArray, weight: Matrix, activation: Activation, bias: FloatArray | None = None
     ) -> FloatArray:
-        own = _own(weight)
+        own = own_matrix(weight)
         half = len(own.values) // 2
         out = np.empty((len(x), half), np.float32)
         for i, row in enumerate(x):
@@ -265,190 +213,3 @@ class ReferenceOps:
         return self.inputs.block_table_SM[
             slots_T, self.inputs.positions_T // size
         ], self.inputs.positions_T % size
-
-
-def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
-    """Raise EngineError where a step breaks a promise of ModelInput or exceeds the limits."""
-    total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
-    *arrays, _ = astuple(inputs)
-    if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
-        raise EngineError("every array of a step must be C-contiguous int32")
-    if total > limits.max_tokens or batch > limits.max_seqs:
-        raise EngineError(f"step of {total} tokens and {batch} sequences is over its limits {limits}")
-    if len(inputs.cu_q_B1) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
-        raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
-    if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
-        raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token a sequence")
-    for b in range(batch):
-        start, stop, length = inputs.cu_q_B1[b], inputs.cu_q_B1[b + 1], inputs.kv_len_B[b]
-        if not np.array_equal(inputs.positions_T[start:stop], np.arange(length - (stop - start), length)):
-            raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
-        used = inputs.block_table_SM[inputs.slots_B[b], : -(-length // kv.block_size)]
-        if length > inputs.block_table_SM.shape[1] * kv.block_size or np.any(
-            (used < 0) | (used >= kv.num_blocks)
-        ):
-            raise EngineError(f"the block table of sequence {b} does not cover its {length} tokens")
-    for name, values, bound in (
-        ("token id", inputs.tokens_T, vocab_size),
-        ("logit row", inputs.logit_rows_L, total),
-    ):
-        if np.any((values < 0) | (values >= bound)):
-            raise EngineError(f"a {name} is outside 0..{bound - 1}")
-
-
-class ReferenceExecutable:
-    """Runs the graph's functions anew each step. Logits live in one buffer, overwritten as promised."""
-
-    def __init__(self, graph: Graph, kv: ReferenceKVCache, limits: Limits) -> None:
-        self._graph, self._kv, self._limits = graph, kv, limits
-        self._logits = np.full((limits.max_logit_rows, graph.vocab_size), np.nan, np.float32)
-        self._hidden = np.empty((0, graph.hidden_size), np.float32)
-        self._ops: ReferenceOps | None = None
-
-    def run(self, inputs: ModelInput) -> HostLogits:
-        check_input(inputs, self._kv, self._limits, self._graph.vocab_size)
-        self._ops = ReferenceOps(inputs, self._kv)
-        self._hidden = self._graph.hidden(self._ops)
-        return self.logits(0, min(len(self._hidden), self._limits.max_logit_rows))
-
-    def logits(self, start: int, stop: int) -> HostLogits:
-        if self._ops is None or not 0 <= start <= stop <= len(self._hidden):
-            raise EngineError(
-                f"logit rows {start}..{stop} are not of the last run ({len(self._hidden)} rows)"
-            )
-        if stop - start > self._limits.max_logit_rows:
-            raise EngineError(
-                f"{stop - start} logit rows at once; the limit is {self._limits.max_logit_rows}"
-            )
-        self._logits.fill(np.nan)
-        view = self._logits[: stop - start]
-        if stop > start:
-            view[:] = self._graph.head(self._ops, self._hidden[start:stop])
-        return HostLogits(view)
-
-    def hidden(self) -> FloatArray:
-        return self._hidden
-
-
-@dataclass(slots=True)
-class _Widths:
-    """`Ops` whose tensors are only their widths: finds the widest activation of a graph."""
-
-    kv_spec: KVSpec
-    widest: int = 0
-
-    def _see(self, width: int) -> int:
-        self.widest = max(self.widest, width)
-        return width
-
-    def embed(self, table: Matrix, scale: float = 1.0) -> int:
-        return self._see(table.shape[1])
-
-    def embed_positions(self, table: Matrix, offset: int) -> int:
-        return self._see(table.shape[1])
-
-    def add(self, x: int, other: int, scale: float = 1.0) -> int:
-        return self._see(x)
-
-    def scale(self, x: int, scale: float, cap: float | None = None) -> int:
-        return self._see(x)
-
-    def norm(self, x: int, norm: Norm) -> int:
-        return self._see(x)
-
-    def linear(
-        self,
-        x: int,
-        weight: Matrix,
-        bias: FloatArray | None = None,
-        activation: Activation | None = None,
-        residual: int | None = None,
-    ) -> int:
-        return self._see(weight.shape[0])
-
-    def gated_linear(
-        self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
-    ) -> int:
-        return self._see(weight.shape[0] // 2)
-
-    def rope_angles(self, rope: Rope) -> int:
-        return self._see(2 * len(rope.inv_freq))
-
-    def store_kv(
-        self,
-        qkv: int,
-        layer: int,
-        num_heads: int,
-        angles: int | None,
-        q_norm: Norm | None,
-        k_norm: Norm | None,
-    ) -> int:
-        return self._see(num_heads * self.kv_spec.head_dim)
-
-    def store_latent(self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm) -> int:
-        return self._see(q_latent + q_rope)
-
-    def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
-        return self._see(len(weights) * weights[0].shape[0])
-
-    def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
-        return self._see(2 * (routing.top_k + routing.shared))
-
-    def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
-        self._see(max(expert.up.shape[0] for expert in experts))
-        return self._see(x)
-
-    def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
-        return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.head_dim))
-
-    def select_rows(self, x: int) -> int:
-        return self._see(x)
-
-
-class ReferenceBackend:
-    """numpy on any machine."""
-
-    @property
-    def name(self) -> str:
-        return "reference (numpy, float64 sums)"
-
-    @property
-    def threads(self) -> int:
-        return 1
-
-    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> ReferenceMatrix:
-        return ReferenceMatrix(parts, dtype)
-
-    head = matrix
-
-    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> ReferenceMatrix:
-        return ReferenceMatrix([gate, up], dtype)
-
-    @property
-    def fingerprint(self) -> str:
-        return "reference"
-
-    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
-        values = matrix.dequantize()
-        about = {"rows": len(values), "layout": "float32", "int8_rows": _own(matrix).int8_rows}
-        return about, values.reshape(-1).view(np.uint8)
-
-    def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
-        matrix = ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
-        matrix.int8_rows = bool(about["int8_rows"])
-        return matrix
-
-    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:
-        return ReferenceKVCache(spec, num_blocks, block_size)
-
-    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> ReferenceExecutable:
-        if not isinstance(kv, ReferenceKVCache):
-            raise EngineError(f"the reference backend got a KV cache of {type(kv).__name__}")
-        return ReferenceExecutable(graph, kv, limits)
-
-    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """Logits and four of the widest activation, which is about what numpy holds at once."""
-        widths = _Widths(kv_spec)
-        graph.hidden(widths)
-        logits = 4 * limits.max_logit_rows * graph.vocab_size
-        return logits + 4 * 4 * limits.max_tokens * widths.widest

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.devices.host import Float64Array, check_rows, check_targets, host_logits
-from quire.devices.protocol import IntArray, Logits
+from quire.devices.protocol import IntArray
 from quire.devices.reference.logits import (
     STAGES,
     BoolRow,
@@ -24,6 +24,7 @@ from quire.devices.sampling import (
     BAD_LOGITS,
     NOT_DRAWN,
     NOTHING_ALLOWED,
+    Logits,
     Samples,
     SlotSampling,
     TokenMask,

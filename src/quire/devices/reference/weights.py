@@ -12,7 +12,16 @@ import ml_dtypes
 import numpy as np
 
 from quire.devices.host import Float64Array
-from quire.devices.protocol import GROUPS_OF_INT4, Array, FloatArray, FloatDtype, Quantized, WeightType
+from quire.devices.protocol import (
+    GROUPS_OF_INT4,
+    Array,
+    FloatArray,
+    FloatDtype,
+    Matrix,
+    Quantized,
+    WeightType,
+)
+from quire.errors import EngineError
 
 DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 LEAST = np.float32(1e-30)  # magnitudes below it are held as zero: their reciprocal is not a number
@@ -49,6 +58,14 @@ class ReferenceMatrix:
     def seen(self, row: FloatArray) -> Float64Array:
         """One row of activations [K] as products with this weight see it."""
         return (round_int8(row[None])[0] if self.int8_rows else row).astype(np.float64)
+
+
+def own_matrix(weight: Matrix) -> ReferenceMatrix:
+    if not isinstance(weight, ReferenceMatrix):
+        raise EngineError(
+            f"the reference backend got a weight of {type(weight).__name__}; load the model with it"
+        )
+    return weight
 
 
 def _values_of(groups_OG: Array) -> FloatArray:

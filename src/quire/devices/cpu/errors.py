@@ -1,0 +1,23 @@
+"""The native module raises plain Python exceptions; callers expect Quire's."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from quire.errors import EngineError
+
+
+class _NativeErrors:
+    """A context that turns the native module's exceptions into EngineError."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (ValueError, IndexError, TypeError)):
+            raise EngineError(str(error)) from error
+
+
+native_errors = _NativeErrors()

@@ -1,0 +1,146 @@
+"""Records the decoder's operations as a native plan (csrc/plan/plan.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quire import _native
+from quire.devices.cpu.pack import packed_of
+from quire.devices.protocol import (
+    Activation,
+    Attention,
+    Expert,
+    FloatArray,
+    Matrix,
+    Norm,
+    Rope,
+    Routing,
+)
+from quire.errors import EngineError
+
+NONE = -1  # no tensor
+
+
+def float_array(values: FloatArray | None) -> FloatArray | None:
+    return None if values is None else np.ascontiguousarray(values, np.float32)
+
+
+def norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float, bool] | None:
+    if norm is None:
+        return None
+    weight, bias = float_array(norm.weight.reshape(-1)), norm.bias
+    assert weight is not None
+    bias = None if bias is None else float_array(bias.reshape(-1))
+    return norm.kind == "rms", weight, bias, float(norm.eps), norm.weight.ndim == 2
+
+
+class Recorder:
+    """`Ops` whose tensors are numbers of buffers in a native plan: each call appends one op."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+
+    def embed(self, table: Matrix, scale: float = 1.0) -> int:
+        return int(self._plan.embed(packed_of(table), scale))
+
+    def embed_positions(self, table: Matrix, offset: int) -> int:
+        return int(self._plan.embed_positions(packed_of(table), offset))
+
+    def add(self, x: int, other: int, scale: float = 1.0) -> int:
+        return int(self._plan.add(x, other, scale))
+
+    def scale(self, x: int, scale: float, cap: float | None = None) -> int:
+        return int(self._plan.scale(x, scale, cap or 0.0))
+
+    def norm(self, x: int, norm: Norm) -> int:
+        return int(self._plan.norm(x, norm_tuple(norm)))
+
+    def linear(
+        self,
+        x: int,
+        weight: Matrix,
+        bias: FloatArray | None = None,
+        activation: Activation | None = None,
+        residual: int | None = None,
+    ) -> int:
+        packed = packed_of(weight)
+        if packed.gated:
+            raise EngineError("a gated weight is for gated_linear")
+        added = NONE if residual is None else residual
+        return int(self._plan.linear(x, packed, float_array(bias), activation or "", added))
+
+    def gated_linear(
+        self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+    ) -> int:
+        packed = packed_of(weight)
+        if not packed.gated:
+            raise EngineError("gated_linear needs a weight made by gated_matrix")
+        return int(self._plan.linear(x, packed, float_array(bias), activation, NONE))
+
+    def rope_angles(self, rope: Rope) -> int:
+        return int(self._plan.rope(np.ascontiguousarray(rope.inv_freq, np.float32), rope.scale))
+
+    def store_kv(
+        self,
+        qkv: int,
+        layer: int,
+        num_heads: int,
+        angles: int | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+    ) -> int:
+        rotation = NONE if angles is None else angles
+        norms = norm_tuple(q_norm), norm_tuple(k_norm)
+        return int(self._plan.store_kv(qkv, layer, num_heads, rotation, *norms))
+
+    def store_latent(self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm) -> int:
+        return int(self._plan.store_latent(kv, q_latent, q_rope, layer, angles, norm_tuple(norm)))
+
+    def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
+        return int(self._plan.head_linear(x, [packed_of(weight) for weight in weights]))
+
+    def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
+        params = _native.Routing(
+            routing.num_experts,
+            routing.top_k,
+            routing.scoring == "sigmoid",
+            routing.softmax_after,
+            routing.renormalize,
+            routing.scale,
+            routing.num_groups,
+            routing.top_groups,
+            routing.group_sum,
+            float_array(correction),
+            routing.shared,
+            routing.shared_gate,
+        )
+        return int(self._plan.route(scores, params))
+
+    def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
+        weights = [
+            (packed_of(e.up), float_array(e.up_bias), packed_of(e.down), float_array(e.down_bias))
+            for e in experts
+        ]
+        return int(self._plan.experts(x, routes, weights, activation))
+
+    def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
+        return int(
+            self._plan.attention(
+                q,
+                layer,
+                num_heads,
+                attention.scale,
+                attention.window or 0,
+                attention.chunk or 0,
+                attention.ahead,
+                attention.cap or 0.0,
+                float_array(attention.slopes),
+                float_array(attention.sinks),
+            )
+        )
+
+    def select_rows(self, x: int) -> int:
+        return int(self._plan.select_rows(x))

@@ -1,0 +1,85 @@
+"""Runs a recorded plan over a paged KV cache: one native call per step, without the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quire import _native
+from quire.devices.cpu.errors import native_errors
+from quire.devices.host import HostLogits
+from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
+
+
+class NativeKVCache:
+    """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages come when first written."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
+        self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
+        with native_errors:
+            self.store = _native.KVStore(
+                spec.num_layers,
+                spec.num_kv_heads,
+                spec.head_dim,
+                spec.value_dim or 0,
+                spec.dtype,
+                num_blocks,
+                block_size,
+            )
+
+    @property
+    def spec(self) -> KVSpec:
+        return self._spec
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            pairs = np.array(copies, np.int32).reshape(-1, 2)
+            with native_errors:
+                self.store.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+
+class NativeExecutable:
+    """A finished plan bound to a cache. One step at a time; views are overwritten by the next call."""
+
+    def __init__(self, plan: Any, cache: NativeKVCache, limits: Limits) -> None:
+        self._plan, self._limits = plan, limits
+        with native_errors:
+            plan.bind(cache.store)
+        self._logits: FloatArray = plan.logits_view()
+        self._hidden: FloatArray = plan.hidden_view()
+        self._best: IntArray | None = plan.best_view()
+
+    def run(self, inputs: ModelInput) -> HostLogits:
+        with native_errors:
+            self._plan.run(
+                inputs.tokens_T,
+                inputs.positions_T,
+                inputs.cu_q_B1,
+                inputs.kv_len_B,
+                inputs.slots_B,
+                inputs.block_table_SM,
+                inputs.logit_rows_L,
+                inputs.greedy,
+            )
+        return self._rows(min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
+
+    def logits(self, start: int, stop: int) -> HostLogits:
+        with native_errors:
+            self._plan.head(start, stop)
+        return self._rows(stop - start)
+
+    def hidden(self) -> FloatArray:
+        return self._hidden[: self._plan.num_logit_rows]
+
+    def _rows(self, count: int) -> HostLogits:
+        return HostLogits(self._logits[:count], None if self._best is None else self._best[:count])

@@ -1,0 +1,90 @@
+"""The reference backend: numpy on any machine, slow, the oracle of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quire.devices.cpu.machine import free_memory, measure_limits
+from quire.devices.protocol import (
+    Arithmetic,
+    Array,
+    Graph,
+    KVCache,
+    KVSpec,
+    Limits,
+    MachineLimits,
+    Matrix,
+    Quantized,
+    WeightType,
+)
+from quire.devices.reference.cache import ReferenceKVCache
+from quire.devices.reference.run import ReferenceExecutable
+from quire.devices.reference.sampler import ReferenceSampler
+from quire.devices.reference.weights import ReferenceMatrix, own_matrix
+from quire.devices.widths import widest_activation
+from quire.errors import EngineError
+
+
+class ReferenceBackend:
+    """numpy on any machine."""
+
+    @property
+    def name(self) -> str:
+        return "reference (numpy, float64 sums)"
+
+    @property
+    def threads(self) -> int:
+        return 1
+
+    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> ReferenceMatrix:
+        return ReferenceMatrix(parts, dtype)
+
+    head = matrix
+
+    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> ReferenceMatrix:
+        return ReferenceMatrix([gate, up], dtype)
+
+    @property
+    def fingerprint(self) -> str:
+        return "reference"
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        values = matrix.dequantize()
+        about = {"rows": len(values), "layout": "float32", "int8_rows": own_matrix(matrix).int8_rows}
+        return about, values.reshape(-1).view(np.uint8)
+
+    def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
+        matrix = ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
+        matrix.int8_rows = bool(about["int8_rows"])
+        return matrix
+
+    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:
+        return ReferenceKVCache(spec, num_blocks, block_size)
+
+    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> ReferenceExecutable:
+        if not isinstance(kv, ReferenceKVCache):
+            raise EngineError(f"the reference backend got a KV cache of {type(kv).__name__}")
+        return ReferenceExecutable(graph, kv, limits)
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        """Logits and four of the widest activation, which is about what numpy holds at once."""
+        logits = 4 * limits.max_logit_rows * graph.vocab_size
+        return logits + 4 * 4 * limits.max_tokens * widest_activation(graph, kv_spec)
+
+    def outline(self) -> ReferenceBackend:
+        return self
+
+    def sampler(self, vocab_size: int) -> ReferenceSampler:
+        return ReferenceSampler(vocab_size)
+
+    def arithmetic(self, weight: WeightType) -> Arithmetic:
+        return "int8" if isinstance(weight, Quantized) and weight.int8_rows else "fp32"
+
+    def free_memory(self) -> int:
+        return free_memory()
+
+    def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
+        return measure_limits(self.threads, arithmetic)

@@ -1,0 +1,48 @@
+"""Backends by name: each offers the same protocol, and a name that is not one is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire.devices.host import HostLogits
+from quire.devices.protocol import Quantized
+from quire.devices.registry import BackendName, make_backend
+from quire.devices.sampling import SlotSampling
+from quire.errors import ConfigError, EngineError
+from quire.params import SamplingParams
+
+NAMES: list[BackendName] = ["auto", "native", "reference"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backend_says_what_it_is(name: BackendName) -> None:
+    backend = make_backend(name, threads=2)
+    assert backend.name
+    assert backend.threads >= 1
+    assert backend.free_memory() > 0
+    assert backend.arithmetic("float32") == "fp32"
+    assert backend.arithmetic(Quantized(8)) == "int8"
+    assert backend.arithmetic(Quantized(4, 32, int8_rows=False)) == "fp32"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_outline_has_shapes(name: BackendName) -> None:
+    outline = make_backend(name, threads=1).outline()
+    assert outline.matrix([np.zeros((20, 8), np.float32)], "float32").shape == (20, 8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sampler_refuses_the_logits_of_another_backend(name: BackendName) -> None:
+    sampler = make_backend(name, threads=1).sampler(5)
+    sampler.set(0, SlotSampling(0, SamplingParams(temperature=0)))
+    rows = np.eye(5, dtype=np.float32)[3:4]
+    slot, position = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    with pytest.raises(EngineError, match="ndarray"):
+        sampler.sample(rows, slot, position)  # type: ignore[arg-type]
+    assert sampler.sample(HostLogits(rows), slot, position).tokens.tolist() == [3]
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no backend 'abacus'"):
+        make_backend("abacus")  # type: ignore[arg-type]
