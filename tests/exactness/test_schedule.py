@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
-from quire.devices.protocol import ModelInput
 from quire.devices.sampling import Logits, Sampler, Samples, SlotSampling, takes_largest
-from quire.runtime.inputs import InputBuilder, LogitRows
-from quire.types import ScheduledBatch, TokenLogprobs
+from quire.runtime.inputs import Layout
+from quire.runtime.rows import StepRows
+from quire.types import NewSeq, StepOutput, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.tiny import OTHERS
 
@@ -103,15 +102,17 @@ class Recorder:
         return self.inner.logprobs(logits, targets_L, num_top)
 
 
-@dataclass
 class WholeLogits:
-    """Builds steps that ask for all logits, so that a Recorder sees them."""
+    """A slot part that asks for all logits, so that a Recorder sees them."""
 
-    inner: InputBuilder
+    greedy = False
 
-    def build(self, batch: ScheduledBatch, *more: Any) -> tuple[ModelInput, LogitRows]:
-        inputs, rows = self.inner.build(batch, *more)
-        return replace(inputs, greedy=False), rows
+    def set(self, new: NewSeq) -> None: ...
+    def clear(self, slot: int) -> None: ...
+    def rows(self, step: Layout) -> list[int]:
+        return []
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None: ...
 
 
 def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
@@ -124,14 +125,17 @@ def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
 
 def record(llm: LLM) -> Recorder:
     runner = llm._core._executor
-    runner._inputs = WholeLogits(runner._inputs)
-    runner._sampler = Recorder(runner._sampler, {}, {})
-    return runner._sampler  # type: ignore[no-any-return]
+    sampling, _, scoring, _ = runner.parts
+    runner.parts.append(WholeLogits())
+    sampling.sampler = scoring.sampler = recorder = Recorder(sampling.sampler, {}, {})
+    return recorder
 
 
 def stop_recording(llm: LLM) -> None:
     runner = llm._core._executor
-    runner._inputs, runner._sampler = runner._inputs.inner, runner._sampler.inner
+    sampling, _, scoring, _, _ = runner.parts
+    del runner.parts[-1]
+    sampling.sampler = scoring.sampler = sampling.sampler.inner
 
 
 def results(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:

@@ -24,10 +24,13 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
 from quire.model.spec import ArchSpec
-from quire.runtime.constraints import Constraints
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
+from quire.runtime.slots.grammar import GrammarPart
+from quire.runtime.slots.pooling import PoolingPart
+from quire.runtime.slots.sampling import SamplingPart
+from quire.runtime.slots.scoring import ScoringPart
 from quire.sched.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
@@ -232,10 +235,14 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
-        constraints = Constraints(spec.vocab_size, grammars, config.grammar.enable_jump_forward)
-        runner = Runner(
-            executable, kv, inputs, sampler, plan.limits.max_logit_rows, constraints, plan.model.pooling
+        sampling = SamplingPart(sampler)
+        parts = (
+            sampling,
+            GrammarPart(sampling, spec.vocab_size, grammars, config.grammar.enable_jump_forward),
+            ScoringPart(sampler),
+            PoolingPart(plan.model.pooling),
         )
+        runner = Runner(executable, kv, inputs, parts, plan.limits.max_logit_rows)
         scheduler = Scheduler(
             replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,

@@ -1,0 +1,146 @@
+"""Samples constrained sequences: masks are made while the model computes; forced tokens are not sampled at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+
+import numpy as np
+
+from quire.errors import EngineError
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.matcher import TokenMask
+from quire.runtime.inputs import Layout
+from quire.runtime.rows import StepRows
+from quire.runtime.slots.masks import MAX_SECONDS, NUM_THREADS, Constraint, MaskWork
+from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
+from quire.types import NewSeq, StepOutput
+
+
+class GrammarPart:
+    """Keeps a grammar's state per slot, and samples its sequences through `sampling` with masks.
+
+    `compiler` None: requests with a grammar are refused. With `jump_forward` tokens that a grammar forces are appended
+    at once.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingPart,
+        vocab_size: int,
+        compiler: GrammarCompiler | None,
+        jump_forward: bool = True,
+    ) -> None:
+        self._sampling = sampling
+        self._words = (vocab_size + 31) // 32
+        self._compiler = compiler
+        self._jump_forward = jump_forward
+        self._constraints: dict[int, Constraint] = {}
+        self._draws = Draws()
+        self._drafts: Mapping[int, list[int]] = {}
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "masks")
+
+    def set(self, new: NewSeq) -> None:
+        """Start with the output that the sequence may have from before a preemption."""
+        request, params = new.request, new.request.sampling
+        if request.grammar is None:
+            return
+        if self._compiler is None:
+            raise EngineError("this engine was started without support for grammars")
+        output = new.tokens[len(request.tokens) :]
+        # A token that is scored, or refused for another reason, must be sampled.
+        samples_all = params.logprobs is not None or params.bad_words or params.allowed_token_ids is not None
+        self._constraints[new.slot] = Constraint(
+            grammar=self._compiler.compile(request.grammar),
+            honours_ends=bool(request.eos_token_ids),
+            tokens=output,
+            stops=frozenset((*request.eos_token_ids, *(params.stop_token_ids or ()))),
+            jumps=self._jump_forward and not samples_all,
+            room=request.max_tokens - len(output),
+            masks_RW=np.zeros((1, self._words), np.uint32),
+        )
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot. A thread that still makes its mask ends by itself."""
+        self._constraints.pop(slot, None)
+
+    @property
+    def greedy(self) -> bool:
+        return not self._constraints
+
+    def rows(self, step: Layout) -> list[int]:
+        """Has the masks made of all constrained sequences that lack one, those that are not sampled yet included."""
+        if not self._constraints:
+            self._draws = Draws()
+            return self._draws.rows
+        self._draws = draws_of(step, self._constraints)
+        self._drafts = {seq.slot: seq.draft for seq in step.seqs if seq.draft}
+        todo = []
+        for slot, constraint in self._constraints.items():
+            if constraint.work is None:
+                constraint.begin(self._drafts.get(slot, []))
+                todo.append(constraint)
+        if todo:
+            work = MaskWork(todo, self._threads)
+            for constraint in todo:
+                constraint.work = work
+        return self._draws.rows
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+        """Sample where the masks are ready, and append what the grammars force after it."""
+        if not self._draws:
+            return
+        self._wait()
+        places, masks_LW = self._ready(output)
+        if not places:
+            return
+        draws = self._draws.only(places)
+        self._sampling.draw(draws, rows, [first + i for i in places], output, masks_LW)
+        for slot in dict.fromkeys(draws.slots):
+            if slot not in output.errors:
+                self._advance(slot, output)
+
+    def _wait(self) -> None:
+        """Wait a moment for masks that are not ready, and longer if nothing else can be sampled."""
+        constraints = [self._constraints[slot] for slot in dict.fromkeys(self._draws.slots)]
+        works = {id(c.work): c.work for c in constraints if not c.is_ready and c.work is not None}.values()
+        for work in works:
+            work.wait()
+        if self._sampling.is_idle and not any(constraint.is_ready for constraint in constraints):
+            for work in works:
+                work.wait_on()
+
+    def _ready(self, output: StepOutput) -> tuple[list[int], TokenMask]:
+        """The places of rows that have a mask, and their masks [rows, W]. Other slots are deferred or fail."""
+        places: list[int] = []
+        masks: list[TokenMask] = []
+        slots = self._draws.slots
+        for slot, group in groupby(range(len(slots)), key=slots.__getitem__):
+            constraint, own = self._constraints[slot], list(group)
+            assert constraint.work is not None
+            if not constraint.is_ready:
+                if time.monotonic() - constraint.work.since > MAX_SECONDS:
+                    output.errors[slot] = f"the grammar needs more than {MAX_SECONDS:g} s for a token"
+                else:
+                    output.deferred.add(slot)
+            elif constraint.error is not None:
+                output.errors[slot] = constraint.error
+            else:
+                count = constraint.num_rows(self._drafts.get(slot, []))
+                places += own[:count]
+                masks.append(constraint.masks_RW[:count])
+        return places, np.concatenate(masks) if masks else np.zeros((0, self._words), np.uint32)
+
+    def _advance(self, slot: int, output: StepOutput) -> None:
+        tokens = output.tokens[slot]
+        follow = self._constraints[slot].advance(tokens)
+        if follow.error is not None:
+            output.errors[slot] = follow.error
+        if follow.forced:
+            tokens += follow.forced
+            output.forced[slot] = len(follow.forced)
+            self._sampling.sampler.extend(slot, follow.forced)
+        if follow.ended:
+            output.ended.add(slot)

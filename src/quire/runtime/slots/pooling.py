@@ -1,0 +1,98 @@
+"""Pools the hidden states of a text into one vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.devices.protocol import FloatArray
+from quire.model.pooling import PoolingHead
+from quire.runtime.inputs import Layout
+from quire.runtime.rows import StepRows
+from quire.types import NewSeq, Pooling, StepOutput
+
+
+@dataclass(slots=True)
+class Pool:
+    """Sum of the hidden states [D] seen so far, added row by row in float64, so that chunks do not change it."""
+
+    kind: Pooling
+    count: int = 0
+    total_D: NDArray[np.float64] | float = 0.0
+
+    def add(self, hidden_RD: FloatArray) -> None:
+        for row_D in hidden_RD.astype(np.float64):
+            self.total_D = self.total_D + row_D
+            self.count += 1
+
+    def mean(self) -> NDArray[np.float64]:
+        return np.asarray(self.total_D) / self.count
+
+
+def unit_vector(x_D: NDArray[np.float64]) -> list[float]:
+    """x scaled to length 1."""
+    vector: list[float] = (x_D / max(float(np.sqrt((x_D * x_D).sum())), 1e-12)).tolist()
+    return vector
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """A slot's rows in a step: how many, and whether the prompt ends with them."""
+
+    slot: int
+    count: int
+    ends: bool
+
+
+class PoolingPart:
+    """Makes one vector of each request with `pooling`: the mean, last or first hidden state, then the model's head.
+
+    Without a head the vector is scaled to length 1.
+    """
+
+    def __init__(self, head: PoolingHead | None) -> None:
+        self._head = head
+        self._pools: dict[int, Pool] = {}
+        self._parts: list[Part] = []
+
+    def set(self, new: NewSeq) -> None:
+        if new.request.pooling is not None:
+            self._pools[new.slot] = Pool(new.request.pooling)
+
+    def clear(self, slot: int) -> None:
+        self._pools.pop(slot, None)
+
+    @property
+    def greedy(self) -> bool:
+        return True  # it reads no logits
+
+    def rows(self, step: Layout) -> list[int]:
+        self._parts = []
+        rows: list[int] = []
+        if not self._pools:
+            return rows
+        for i, seq in enumerate(step.seqs):
+            pool = self._pools.get(seq.slot)
+            if pool is None:
+                continue
+            begin, stop = step.cu_q[i], step.cu_q[i + 1]
+            if pool.kind == "cls":
+                stop = begin + int(seq.start == 0)
+            elif pool.kind == "last":
+                begin = stop - int(seq.wants_logits)
+            rows += range(begin, stop)
+            self._parts.append(Part(seq.slot, stop - begin, seq.wants_logits))
+        return rows
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+        for part in self._parts:
+            pool = self._pools[part.slot]
+            pool.add(rows.hidden(first, first + part.count))
+            first += part.count
+            if part.ends:
+                mean_D = pool.mean()
+                output.embeddings[part.slot] = (
+                    unit_vector(mean_D) if self._head is None else self._head(mean_D)
+                )

@@ -1,0 +1,184 @@
+"""Samples tokens: sampling parameters and history by slot live in the device's sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.devices.protocol import IntArray
+from quire.devices.sampling import NOT_DRAWN, Sampler, Samples, SlotSampling, TokenMask, takes_largest
+from quire.runtime.inputs import Layout
+from quire.runtime.rows import StepRows
+from quire.types import NewSeq, StepOutput
+
+
+@dataclass(slots=True)
+class Draws:
+    """Rows to sample: one per slot, after its last token, and one more after each token of its draft.
+
+    `rows` are tokens of the step, `positions` those of the tokens to draw. `drafts` maps a place in these lists to the
+    token that the slot's next row was computed with.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    drafts: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, places: Sequence[int]) -> Draws:
+        """The rows at `places`, ascending, which must include all earlier rows of the same slot."""
+        return Draws(
+            [self.rows[i] for i in places],
+            [self.slots[i] for i in places],
+            [self.positions[i] for i in places],
+            {new: self.drafts[old] for new, old in enumerate(places) if old in self.drafts},
+        )
+
+    def drafts_of(self, part: slice) -> IntArray | None:
+        """The drafts of some rows as the sampler takes them; None if the step has none."""
+        if not self.drafts:
+            return None
+        drafts = [self.drafts.get(i, NOT_DRAWN) for i in range(part.start, part.stop)]
+        return np.array(drafts, np.int32)
+
+
+def draws_of(step: Layout, slots: Container[int]) -> Draws:
+    """The rows to sample in a step, of sequences in `slots`."""
+    rows: list[int] = []
+    drawn: list[int] = []
+    positions: list[int] = []
+    drafts: dict[int, int] = {}
+    cu_q, ends = step.cu_q, step.ends
+    for i, seq in enumerate(step.seqs):
+        slot = seq.slot
+        if not seq.wants_logits or slot not in slots:
+            continue
+        stop, end, draft = cu_q[i + 1], ends[i], seq.draft
+        if draft:
+            count = len(draft)
+            drafts.update(enumerate(draft, len(rows)))
+            rows += range(stop - 1 - count, stop - 1)
+            positions += range(end - count, end)
+            drawn += [slot] * count
+        rows.append(stop - 1)
+        positions.append(end)
+        drawn.append(slot)
+    return Draws(rows, drawn, positions, drafts)
+
+
+class SamplingPart:
+    """Samples every sequence that generates. Those with a grammar are sampled by its part, through `draw`."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self._free: set[int] = set()  # slots without a grammar
+        self._whole: set[int] = set()  # slots that need more than the largest logit
+        self._draws = Draws()
+
+    def set(self, new: NewSeq) -> None:
+        request, params = new.request, new.request.sampling
+        if request.pooling is not None:
+            return
+        self.sampler.set(
+            new.slot,
+            SlotSampling(
+                seed=request.sample_seed(new.index),
+                params=params,
+                stop_ids=request.eos_token_ids + tuple(params.stop_token_ids or ()),
+                bad_words=request.bad_words_token_ids,
+                prompt_tokens=request.tokens,
+                output_tokens=new.tokens[len(request.tokens) :],
+            ),
+        )
+        if request.grammar is None:
+            self._free.add(new.slot)
+        if not takes_largest(params, request.bad_words_token_ids):
+            self._whole.add(new.slot)
+
+    def clear(self, slot: int) -> None:
+        self.sampler.clear(slot)
+        self._free.discard(slot)
+        self._whole.discard(slot)
+
+    @property
+    def greedy(self) -> bool:
+        return not self._whole
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence without a grammar is sampled in this step."""
+        return not self._draws
+
+    def rows(self, step: Layout) -> list[int]:
+        self._draws = draws_of(step, self._free)
+        return self._draws.rows
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+        if self._draws:
+            self.draw(self._draws, rows, range(first, first + len(self._draws)), output)
+
+    def draw(
+        self,
+        draws: Draws,
+        rows: StepRows,
+        numbers: range | list[int],
+        output: StepOutput,
+        masks_LW: TokenMask | None = None,
+    ) -> None:
+        """Sample `draws`, which are rows `numbers` of the result; accept drafts while they equal what is drawn.
+
+        A row that fails fails its slot, unless earlier rows of the slot were drawn: then a later step draws it again.
+        """
+        slots_L = np.array(draws.slots, np.int32)
+        positions_L = np.array(draws.positions, np.int64)
+        slot, goes_on = (
+            NOT_DRAWN,
+            False,
+        )  # the last slot of the piece before, and whether its next row is drawn
+        for part, logits in rows.logits(numbers):
+            start, stop = part.start, part.stop
+            while not goes_on and start < stop and draws.slots[start] == slot:
+                start += 1
+            if start == stop:
+                continue
+            drafts_L = draws.drafts_of(slice(start, stop))
+            samples = self.sampler.sample(
+                logits if start == part.start else logits[start - part.start :],
+                slots_L[start:stop],
+                positions_L[start:stop],
+                drafts_L,
+                None if masks_LW is None else masks_LW[start:stop],
+            )
+            if drafts_L is None:
+                _add(samples, draws.slots[start:stop], output)
+                continue
+            _add_accepted(samples, draws.slots[start:stop], output)
+            last = int(samples.tokens[-1])
+            slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == int(drafts_L[-1])
+
+
+def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
+    """Add one drawn token per slot."""
+    output.tokens.update(zip(slots, samples.tokens.reshape(-1, 1).tolist(), strict=True))
+    for row, error in samples.errors.items():
+        del output.tokens[slots[row]]
+        output.errors[slots[row]] = error
+    for row, scores in samples.logprobs.items():
+        output.logprobs[slots[row]] = [scores]
+
+
+def _add_accepted(samples: Samples, slots: list[int], output: StepOutput) -> None:
+    """Add the drawn tokens of each slot: the accepted part of its draft, and the one after it."""
+    for slot, token in zip(slots, samples.tokens.tolist(), strict=True):
+        if token != NOT_DRAWN:
+            output.tokens.setdefault(slot, []).append(token)
+    for row, error in samples.errors.items():
+        if slots[row] not in output.tokens:
+            output.errors[slots[row]] = error
+    for row, scores in samples.logprobs.items():
+        output.logprobs.setdefault(slots[row], []).append(scores)

@@ -1,0 +1,60 @@
+"""Log-probabilities of prompt tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.devices.sampling import Sampler
+from quire.runtime.inputs import Layout
+from quire.runtime.rows import StepRows
+from quire.types import NewSeq, Request, StepOutput
+
+
+class ScoringPart:
+    """Scores the prompts of requests with `prompt_logprobs`: the row of a token scores the token after it."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self._requests: dict[int, Request] = {}
+        self._targets: list[
+            tuple[int, list[int]]
+        ] = []  # slots of the step, with the tokens that its rows score
+
+    def set(self, new: NewSeq) -> None:
+        if (
+            new.request.sampling.prompt_logprobs is not None
+            and new.request.pooling is None
+            and new.index == 0
+        ):
+            self._requests[new.slot] = new.request
+
+    def clear(self, slot: int) -> None:
+        self._requests.pop(slot, None)
+
+    @property
+    def greedy(self) -> bool:
+        return not self._requests
+
+    def rows(self, step: Layout) -> list[int]:
+        self._targets = []
+        rows: list[int] = []
+        if not self._requests:
+            return rows
+        for seq, begin in zip(step.seqs, step.cu_q, strict=False):
+            request = self._requests.get(seq.slot)
+            if request is None:
+                continue
+            stop = min(seq.start + len(seq.tokens), len(request.tokens) - 1)
+            if stop > seq.start:
+                self._targets.append((seq.slot, request.tokens[seq.start + 1 : stop + 1]))
+                rows += range(begin, begin + stop - seq.start)
+        return rows
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+        for slot, targets in self._targets:
+            num_top = self._requests[slot].sampling.prompt_logprobs
+            assert num_top is not None
+            scores = output.prompt_logprobs.setdefault(slot, [])
+            for part, logits in rows.logits(range(first, first + len(targets))):
+                scores += self.sampler.logprobs(logits, np.array(targets[part], np.int32), num_top)
+            first += len(targets)
