@@ -249,6 +249,7 @@ def write_checkpoint(
     """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
     path.mkdir(parents=True, exist_ok=True)
     full = {**CONFIG, **(FAMILIES | OTHERS)[family], "torch_dtype": dtype, **config}
+    full = {key: value for key, value in full.items() if value is not None}
     (path / "config.json").write_text(json.dumps(full))
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
     make = _dense_tensors if family in DENSE else _tensors

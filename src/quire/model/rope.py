@@ -21,13 +21,15 @@ def make_rope(spec: RopeSpec) -> Rope:
     scale = 1.0
     if spec.kind == "linear":
         plain = plain / spec.factor
+    elif spec.kind == "proportional":
+        plain = np.where(np.arange(len(plain)) < spec.rotated_pairs, plain / spec.factor, 0.0)
     elif spec.kind == "llama3":
         plain = _llama3(spec, plain)
     elif spec.kind == "yarn":
         plain, scale = _yarn(spec, plain), _yarn_scale(spec)
     elif spec.kind == "longrope":
         plain, scale = plain / np.array(spec.factors), _longrope_scale(spec)
-    return Rope(plain.astype(np.float32), scale)
+    return Rope((-plain if spec.backwards else plain).astype(np.float32), scale)
 
 
 def _llama3(spec: RopeSpec, plain: Frequencies) -> Frequencies:

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 # Where the norms stand around attention and MLP (f), in order of appearance in decoder.py.
 #   pre       x += f(norm(x))
 #   post      x += norm(f(x))
@@ -25,8 +25,9 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
     Kinds: default; linear (positions divided by factor); dynamic (default, within the trained length that the engine
     keeps to); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope (frequencies
-    divided by `factors`; Ding et al. 2024, arXiv:2402.13753). Fields beyond theta and rotary_dim are for the kinds
-    that need them.
+    divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs` pairs turn at
+    the frequencies of the whole head, the others stand still). Fields beyond theta and rotary_dim are for the kinds
+    that need them. `backwards` turns by the negative angle.
     """
 
     kind: RopeKind
@@ -43,6 +44,8 @@ class RopeSpec(msgspec.Struct, frozen=True):
     mscale_all_dim: float | None = None
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    rotated_pairs: int = 0
+    backwards: bool = False
 
 
 class LatentSpec(msgspec.Struct, frozen=True):

@@ -1,13 +1,21 @@
-"""Cohere's Command R and its kin: one LayerNorm for attention and MLP, neighbouring rotary pairs, scaled logits."""
+"""Cohere's Command models: one LayerNorm for attention and MLP, neighbouring rotary pairs, scaled logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import SLIDING, Keys, alternate, layer_kinds, llama_like, windows_of
+from quire.model.families.family import (
+    SLIDING,
+    Family,
+    alternate,
+    biases,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    rotate_some,
+    windows_of,
+)
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 
@@ -23,42 +31,53 @@ FIXED = (
 )
 
 
-def read_cohere(config: ConfigReader) -> ArchSpec:
-    """Command R, R+ and Aya 23."""
-    return _cohere(
+def read_cohere(config: ConfigReader, **fields: Any) -> ArchSpec:
+    qk_norm = "own_head" if config.boolean("use_qk_norm", False) else None
+    scale = config.number("logit_scale")
+    return read_decoder(
         config,
-        "CohereForCausalLM",
-        default_theta=500000.0,
-        qk_norm="own_head" if config.boolean("use_qk_norm", False) else None,
+        **biases(config),
+        placement="parallel",
+        norm="layer",
+        qk_norm=qk_norm,
+        logit_scale=scale,
+        **fields,
     )
 
 
 def read_cohere2(config: ConfigReader) -> ArchSpec:
-    """Command R7B and A: three sliding layers, then one without positions."""
+    """Three sliding layers, then one without positions."""
     for key, value in FIXED:
         config.expect(key, value)
     config.expect("use_qk_norm", False)
-    config.get("use_parallel_embedding")  # how training was spread
-    layers = config.integer("num_hidden_layers", high=4096)
-    pattern = config.integer("sliding_window_pattern", config.integer("layer_switch", 4))
-    kinds = layer_kinds(config, layers, alternate(layers, pattern))
-    spec = _cohere(config, "Cohere2ForCausalLM", windows=windows_of(config, kinds, 4096))
-    return replace(spec, layer_ropes=tuple(spec.rope if kind == SLIDING else None for kind in kinds))
+    config.skip("use_parallel_embedding")  # how training was spread
+    kinds = layer_kinds(config, alternate(num_layers(config), config.integer("sliding_window_pattern", 4)))
+    spec = read_cohere(config, windows=windows_of(config, kinds))
+    return rotate_some(spec, [kind == SLIDING for kind in kinds])
 
 
-def _cohere(config: ConfigReader, architecture: str, **fields: Any) -> ArchSpec:
-    bias = config.boolean("attention_bias", False)
-    return llama_like(
-        config,
-        architecture,
-        keys=Keys(eps="layer_norm_eps"),
-        default_max_position=8192,
-        default_eps=1e-5,
-        default_tied=True,
-        placement="parallel",
-        norm="layer",
-        qkv_bias=bias,
-        o_bias=bias,
-        logit_scale=config.number("logit_scale", 0.0625),
-        **fields,
-    )
+COHERE = {
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+EPS = {"rms_norm_eps": "layer_norm_eps"}
+FAMILIES = {
+    "CohereForCausalLM": Family(
+        "cohere",
+        "Command R, Command R+, Aya 23",
+        read_cohere,
+        COHERE_NAMES,
+        {**COHERE, "rope_theta": 5e5},
+        EPS,
+    ),
+    "Cohere2ForCausalLM": Family(
+        "cohere2",
+        "Command R7B, Command A",
+        read_cohere2,
+        COHERE_NAMES,
+        {**COHERE, "sliding_window": 4096},
+        {**EPS, "sliding_window_pattern": "sliding_window_pattern _sliding_window_pattern layer_switch"},
+    ),
+}

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json key by key and refuses what nobody read. Knows no family."""
+"""Read a Hugging Face config.json key by key and refuse every key that nobody read. Knows no family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import ModelError
 
-# Keys that never change the result of inference, by what they are about.
+# Keys that never change the result of inference, by topic.
 HARMLESS_BY_TOPIC = {
     "bookkeeping": "architectures model_type torch_dtype dtype transformers_version "
     "_name_or_path name_or_path auto_map tokenizer_class is_llama_config "
@@ -33,7 +33,7 @@ HARMLESS_BY_TOPIC = {
 }
 HARMLESS = frozenset(key for keys in HARMLESS_BY_TOPIC.values() for key in keys.split())
 
-# Keys that change the result unless they hold one of these values; null is always such a value.
+# Keys that change the result unless they hold one of these values. An unread null never does.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "is_decoder": (False, True),
     "is_encoder_decoder": (False,),
@@ -54,50 +54,86 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class ConfigReader:
-    """A view of one JSON object that remembers which keys were read. `where` begins each message."""
+    """A view of one JSON object that remembers which keys were read. `where` begins each message.
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    `spellings` lists the names that a key may have in the file, separated by spaces; a key that is not listed has its
+    own. Names that disagree are refused. `defaults` are the values of absent keys. Null is a value, not an absent
+    key: each method says what it does with one.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        defaults: Mapping[str, Any] | None = None,
+        spellings: Mapping[str, str] | None = None,
+    ) -> None:
         self._values = dict(values)
         self._unread = set(values)
+        self._defaults, self._spellings = defaults or {}, spellings or {}
+        self._objects: dict[str, ConfigReader] = {}
         self.where = where
 
-    def has(self, key: str) -> bool:
-        """Whether the key is present, be it null."""
-        return key in self._values
+    def given(self, key: str) -> str | None:
+        """The name under which the file has the key, be it null; None where it is absent."""
+        found = [name for name in self._spellings.get(key, key).split() if name in self._values]
+        if any(self._values[name] != self._values[found[0]] for name in found[1:]):
+            raise ModelError(f"{self.where}: {' and '.join(found)} differ; keep one of them")
+        self._unread.difference_update(found)
+        return found[0] if found else None
 
     def get(self, key: str) -> Any:
-        """The value as it is, None where absent; counts as read."""
-        self._unread.discard(key)
-        return self._values.get(key)
+        """The value as it is, the default where absent; counts as read."""
+        name = self.given(key)
+        return self._defaults.get(key) if name is None else self._values[name]
 
-    def integer(self, key: str, default: int | None = None, *, high: int = 1 << 31) -> int:
-        """An integer in 1..high. Absent or null takes the default; without one the key is required."""
-        value = self.get(key)
-        value = default if value is None else value
+    def known(self, key: str) -> bool:
+        """Whether the key is given or has a default."""
+        return key in self._defaults or self.given(key) is not None
+
+    def skip(self, keys: str) -> None:
+        """Count the keys, separated by spaces, as read: the model's code does not use them."""
+        self._unread.difference_update(keys.split())
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31) -> int:
+        """An integer in low..high. Null is refused, as is an absent key without a default."""
+        value = self.optional_integer(key, default, low=low, high=high)
         if value is None:
-            raise ModelError(f"{self.where}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-            raise self.wrong(key, value, f"an integer from 1 to {high}")
+            raise self._missing(key, f"an integer from {low} to {high}")
         return value
 
-    def count(self, key: str, default: int = 0) -> int:
-        """An integer >= 0."""
-        value = self.get(key)
-        value = default if value is None else value
+    def optional_integer(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31
+    ) -> int | None:
+        """An integer in low..high, or null."""
+        value = self._value(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(key, value, f"an integer from {low} to {high}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """An integer >= 0. Null is refused."""
+        value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.wrong(key, value, "an integer >= 0")
+            raise (
+                self._missing(key, "an integer >= 0")
+                if value is None
+                else self.wrong(key, value, "an integer >= 0")
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number >= 0."""
-        value = self.optional_number(key)
-        value = default if value is None else value
+        """A finite number >= 0. Null is refused."""
+        value = self.optional_number(key, default)
         if value is None:
-            raise ModelError(f"{self.where}: {key} is missing")
+            raise self._missing(key, "a number")
         return value
 
-    def optional_number(self, key: str) -> float | None:
-        value = self.get(key)
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        """A finite number >= 0, or null."""
+        value = self._value(key, default)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -106,24 +142,48 @@ class ConfigReader:
             raise self.wrong(key, value, "finite and not negative")
         return float(value)
 
-    def boolean(self, key: str, default: bool) -> bool:
-        value = self.get(key)
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        """True or false; null is false, as it is where Python tests it."""
+        value = self._value(key, default)
         if value is None:
-            return default
+            if self.given(key) is None:
+                raise self._missing(key, "true or false")
+            return False
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
 
     def expect(self, key: str, *values: object) -> None:
-        """Refuse any value but these; absent or null is the first."""
-        value = self.get(key)
-        if value is not None and value not in values:
-            raise self.wrong(key, value, " or ".join(repr(v) for v in values))
+        """Refuse any value but these. An absent key is accepted."""
+        if self.given(key) is not None and self.get(key) not in values:
+            raise self.wrong(key, self.get(key), " or ".join(repr(v) for v in values))
+
+    def section(self, key: str) -> ConfigReader | None:
+        """A reader of the object under the key, finished with this one. Null counts as absent."""
+        name = self.given(key)
+        value = self._values[name] if name is not None else None
+        value = self._defaults.get(key) if value is None else value
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, value, "an object")
+        if key not in self._objects:
+            self._objects[key] = ConfigReader(value, f"{self.where}: {name or key}")
+        return self._objects[key]
+
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._values)
+
+    def values(self) -> Mapping[str, Any]:
+        return self._values
 
     def finish(
         self, harmless: frozenset[str] = HARMLESS, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
     ) -> None:
-        """Raise ModelError for keys that nobody read, unless harmless, null, or at a neutral value."""
+        """Raise ModelError for keys that nobody read, unless harmless, null, or at a neutral value.
+
+        Objects that were read are finished too: in them only null is neutral.
+        """
         for key in sorted(self._unread - harmless):
             value = self._values[key]
             if value is not None and value not in neutral.get(key, ()):
@@ -131,9 +191,22 @@ class ConfigReader:
                     f"{self.where}: {key} = {_short(value)} is not understood and may change results; "
                     "remove the key only if you know that the weights do not depend on it"
                 )
+        for inner in self._objects.values():
+            inner.finish(frozenset(), {})
 
     def wrong(self, key: str, value: object, must: str) -> ModelError:
-        return ModelError(f"{self.where}: {key} must be {must}, got {_short(value)}")
+        return ModelError(f"{self.where}: {self.given(key) or key} must be {must}, got {_short(value)}")
+
+    def _value(self, key: str, default: Any) -> Any:
+        if self.given(key) is None and key not in self._defaults:
+            return default
+        return self.get(key)
+
+    def _missing(self, key: str, must: str) -> ModelError:
+        if self.given(key) is not None:
+            return self.wrong(key, None, must)
+        name = self._spellings.get(key, key).split()[0]
+        return ModelError(f"{self.where}: {name} is missing")
 
 
 def _short(value: object) -> str:

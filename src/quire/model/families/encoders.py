@@ -9,13 +9,26 @@ from typing import Literal
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import Keys, llama_like
+from quire.model.families.family import (
+    FULL,
+    SLIDING,
+    Family,
+    architecture_of,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+)
+from quire.model.families.gpt import PLAIN
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec, RopeSpec
+from quire.model.families.rope import read_layer_ropes
+from quire.model.spec import ArchSpec
 
 _TRAINING = """hidden_dropout_prob attention_probs_dropout_prob classifier_dropout pooler_fc_size directionality
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type output_past gradient_checkpointing
     sentence_transformers sbert_ce_default_activation_function"""
+_MODERNBERT_UNUSED = """embedding_dropout mlp_dropout classifier_dropout classifier_bias classifier_pooling decoder_bias
+    deterministic_flash_attn reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+    initializer_cutoff_factor layer_norm_eps tie_word_embeddings cls_token_id position_embedding_type"""
 
 
 def _bert_names(base: str, *ignored: str) -> TensorNames:
@@ -102,58 +115,36 @@ def read_bert(config: ConfigReader) -> ArchSpec:
 
 def read_roberta(config: ConfigReader) -> ArchSpec:
     """Liu et al. 2019, arXiv:1907.11692; Conneau et al. 2020, arXiv:1911.02116: positions count from pad + 1."""
-    pad = config.get("pad_token_id")
-    if pad not in (None, 1):
-        raise config.wrong("pad_token_id", pad, "1, from where positions count")
+    config.expect("pad_token_id", 1)
     return _bert_like(config, 2)
 
 
 def read_distilbert(config: ConfigReader) -> ArchSpec:
     """Sanh et al. 2019, arXiv:1910.01108: BERT without segments. Sinusoidal positions are stored like others."""
-    for key in ("dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"):
-        config.get(key)
-    keys = Keys("dim", "n_layers", "n_heads", "n_heads", "hidden_dim", "activation", "layer_norm_eps")
-    names = config.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names else "DistilBertModel"
-    return _post_norm(config, keys, architecture, 0, {})
+    config.skip("dropout qa_dropout seq_classif_dropout sinusoidal_pos_embds")
+    return _post_norm(config, 0, {})
 
 
 def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
-    for key in _TRAINING.split():
-        config.get(key)
+    config.skip(_TRAINING)
     rows = config.integer("type_vocab_size", 2)
-    names = config.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names else "BertModel"
-    pairs = min(rows, 2) if architecture in CLASSIFIERS else 1  # only classifiers read pairs of texts
-    segments = {"segments": pairs, "segment_rows": rows}
-    spec = _post_norm(config, Keys(eps="layer_norm_eps"), architecture, offset, segments)
+    # only classifiers read pairs of texts
+    pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
+    spec = _post_norm(config, offset, {"segments": pairs, "segment_rows": rows})
     return replace(spec, max_position=spec.max_position - offset, vocab_size=spec.vocab_size * pairs)
 
 
-def _post_norm(
-    config: ConfigReader, keys: Keys, architecture: str, offset: int, segments: Mapping[str, int]
-) -> ArchSpec:
+def _post_norm(config: ConfigReader, offset: int, segments: Mapping[str, int]) -> ArchSpec:
     """What BERT and its kin share."""
-    config.get("tie_word_embeddings")
-    return llama_like(
+    config.skip("tie_word_embeddings")
+    return read_decoder(
         config,
-        architecture,
-        keys=keys,
-        num_kv_heads=config.integer(keys.heads),
-        default_max_position=512,
-        default_activation="gelu",
-        default_eps=1e-12,
+        **PLAIN,
         rotated=0,
         position_offset=offset,
         placement="sum",
-        norm="layer",
-        norm_bias=True,
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        gated=False,
         tie_embeddings=False,
         embedding_norm=True,
         final_norm=False,
@@ -168,32 +159,22 @@ def read_modernbert(config: ConfigReader) -> ArchSpec:
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
         config.expect(key, False)
     config.expect("classifier_activation", "gelu")
-    layers, heads = config.integer("num_hidden_layers", high=4096), config.integer("num_attention_heads")
-    every, near = config.integer("global_attn_every_n_layers", 3), config.integer("local_attention", 128) // 2
-    kinds = config.get("layer_types")
-    wide = [i % every == 0 for i in range(layers)]
-    if kinds is not None and kinds != ["full_attention" if w else "sliding_attention" for w in wide]:
-        raise config.wrong("layer_types", kinds, f"every {every}th layer full_attention")
-    for key in ("embedding_dropout", "mlp_dropout", "classifier_dropout", "classifier_bias", "classifier_pooling",
-                "decoder_bias", "deterministic_flash_attn", "reference_compile",
-                "repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction", "initializer_cutoff_factor",
-                "layer_norm_eps", "tie_word_embeddings", "cls_token_id", "position_embedding_type"):  # fmt: skip
-        config.get(key)
-    thetas = _modernbert_thetas(config)
-    size = config.integer("hidden_size") // heads
-    ropes = tuple(RopeSpec("default", thetas[0 if w else 1], size) for w in wide)
-    names = config.get("architectures")
-    return llama_like(
+    config.skip(_MODERNBERT_UNUSED)
+    every, near = config.integer("global_attn_every_n_layers", 3), config.integer("local_attention") // 2
+    default = [FULL if i % every == 0 else SLIDING for i in range(num_layers(config))]
+    kinds = layer_kinds(config, default)
+    ropes = read_layer_ropes(
         config,
-        names[0] if isinstance(names, list) and names else "ModernBertModel",
-        keys=Keys(activation="hidden_activation", eps="norm_eps"),
-        num_kv_heads=heads,
-        default_max_position=8192,
-        default_activation="gelu",
-        default_eps=1e-5,
+        config.integer("hidden_size") // config.integer("num_attention_heads"),
+        config.integer("max_position_embeddings"),
+        kinds,
+        {FULL: "global_rope_theta", SLIDING: "local_rope_theta"},
+    )
+    return read_decoder(
+        config,
         rope=ropes[0],
         layer_ropes=ropes,
-        windows=tuple(None if w else near + 1 for w in wide),
+        windows=tuple(None if kind == FULL else near + 1 for kind in kinds),
         norm="layer",
         tie_embeddings=False,
         embedding_norm=True,
@@ -203,16 +184,48 @@ def read_modernbert(config: ConfigReader) -> ArchSpec:
     )
 
 
-def _modernbert_thetas(config: ConfigReader) -> tuple[float, float]:
-    """Bases of the layers that see all and of the others, in either spelling."""
-    wide, near = config.number("global_rope_theta", 160000.0), config.number("local_rope_theta", 10000.0)
-    by_kind = config.get("rope_parameters")
-    if by_kind is None:
-        return wide, near
-    found = []
-    for kind, default in (("full_attention", wide), ("sliding_attention", near)):
-        values = by_kind.get(kind) if isinstance(by_kind, dict) else None
-        if not isinstance(values, dict) or values.get("rope_type", "default") != "default":
-            raise config.wrong("rope_parameters", by_kind, "a default rope for each kind of layer")
-        found.append(ConfigReader(values, f"{config.where}: rope_parameters").number("rope_theta", default))
-    return found[0], found[1]
+BERT_KEYS = {"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": "", "head_dim": ""}
+BERT = {"hidden_act": "gelu", "max_position_embeddings": 512, "rms_norm_eps": 1e-12}
+DISTILBERT_KEYS = {
+    "hidden_size": "dim hidden_size",
+    "num_hidden_layers": "n_layers num_hidden_layers",
+    "num_attention_heads": "n_heads num_attention_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+    **BERT_KEYS,
+}
+_FAMILIES = {
+    "Bert": Family("bert", "BERT, MiniLM, BGE, E5", read_bert, BERT_NAMES, BERT, BERT_KEYS),
+    "DistilBert": Family(
+        "distilbert", "DistilBERT", read_distilbert, DISTILBERT_NAMES, BERT, DISTILBERT_KEYS
+    ),
+    "Roberta": Family("roberta", "RoBERTa", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS),
+    "XLMRoberta": Family(
+        "xlm-roberta", "XLM-R, multilingual E5, BGE-M3", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS
+    ),
+    "ModernBert": Family(
+        "modernbert",
+        "ModernBERT, GTE",
+        read_modernbert,
+        MODERNBERT_NAMES,
+        {
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "local_attention": 128,
+            "global_rope_theta": 160000.0,
+            "local_rope_theta": 10000.0,
+        },
+        {
+            "hidden_act": "hidden_activation",
+            "rms_norm_eps": "norm_eps",
+            "num_key_value_heads": "",
+            "head_dim": "",
+        },
+    ),
+}
+FAMILIES = {
+    f"{name}{task}": family
+    for name, family in _FAMILIES.items()
+    for task in ("ForMaskedLM", "ForSequenceClassification", "Model")
+}

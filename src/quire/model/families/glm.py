@@ -5,40 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import llama_like
+from quire.model.families.family import Family, head_size, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.spec import ArchSpec
 
-GLM_NAMES = TensorNames(interleaved=True, gate_up="mlp.gate_up_proj")
-GLM4_NAMES = TensorNames(
-    interleaved=True,
-    gate_up="mlp.gate_up_proj",
-    attention_post_norm="post_self_attn_layernorm",
-    mlp_post_norm="post_mlp_layernorm",
-)
 
-
-def read_glm(config: ConfigReader) -> ArchSpec:
-    """GLM-4 9B of 2024. arXiv:2406.12793."""
-    return _glm(config, "GlmForCausalLM")
+def read_glm(config: ConfigReader, **fields: Any) -> ArchSpec:
+    """arXiv:2406.12793."""
+    rotated = rotary_dim(config, head_size(config), 0.5)
+    return read_decoder(config, rotated=rotated, qkv_bias=config.boolean("attention_bias"), **fields)
 
 
 def read_glm4(config: ConfigReader) -> ArchSpec:
-    """GLM-4 0414, 9B and 32B."""
-    return _glm(config, "Glm4ForCausalLM", placement="sandwich")
+    return read_glm(config, placement="sandwich")
 
 
-def _glm(config: ConfigReader, architecture: str, **fields: Any) -> ArchSpec:
-    head_dim = config.integer("head_dim", 128)
-    return llama_like(
-        config,
-        architecture,
-        default_max_position=131072,
-        default_kv_heads=2,
-        default_head_dim=128,
-        default_eps=1.5625e-7,
-        rotated=rotary_dim(config, head_dim, 0.5),
-        qkv_bias=config.boolean("attention_bias", True),
-        **fields,
-    )
+GLM = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "attention_bias": True,
+}
+FAMILIES = {
+    "GlmForCausalLM": Family(
+        "glm",
+        "GLM-4 9B (2024)",
+        read_glm,
+        TensorNames(interleaved=True, gate_up="mlp.gate_up_proj"),
+        GLM,
+    ),
+    "Glm4ForCausalLM": Family(
+        "glm4",
+        "GLM-4 0414",
+        read_glm4,
+        TensorNames(
+            interleaved=True,
+            gate_up="mlp.gate_up_proj",
+            attention_post_norm="post_self_attn_layernorm",
+            mlp_post_norm="post_mlp_layernorm",
+        ),
+        GLM,
+    ),
+}

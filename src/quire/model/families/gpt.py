@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import Keys, head_size, llama_like
+from quire.model.families.family import Family, head_size, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.spec import ArchSpec, RopeSpec
 
-GPT_KEYS = Keys(
-    hidden="n_embd",
-    layers="n_layer",
-    heads="n_head",
-    inner="n_inner",
-    activation="activation_function",
-    eps="layer_norm_epsilon",
-    positions="n_positions",
-)
 GPT2_NAMES = TensorNames(
     base="transformer.",
     embedding="transformer.wte",
@@ -79,110 +72,144 @@ OPT_NAMES = TensorNames(
 )
 
 
+# LayerNorms and biases everywhere, no gate.
+PLAIN: dict[str, Any] = {
+    "norm": "layer",
+    "norm_bias": True,
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "gated": False,
+}
+
+
 def read_gpt2(config: ConfigReader) -> ArchSpec:
     """GPT-2 and its many descendants."""
-    config.expect("scale_attn_by_inverse_layer_idx", False)
-    config.get("n_ctx")  # n_positions by an older name
-    spec = llama_like(
-        config,
-        "GPT2LMHeadModel",
-        keys=GPT_KEYS,
-        num_kv_heads=config.integer("n_head"),
-        default_inner=4 * config.integer("n_embd"),
-        default_max_position=1024,
-        default_activation="gelu_new",
-        default_eps=1e-5,
-        default_tied=True,
-        rotated=0,
-        position_offset=0,
-        norm="layer",
-        norm_bias=True,
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        gated=False,
-    )
-    return spec if config.boolean("scale_attn_weights", True) else replace(spec, attention_scale=1.0)
+    config.expect("scale_attn_by_inverse_layer_idx", False, None)
+    config.skip("n_ctx")  # n_positions by an older name
+    inner = config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size")
+    spec = read_decoder(config, **PLAIN, intermediate_size=inner, rotated=0, position_offset=0)
+    return spec if config.boolean("scale_attn_weights") else replace(spec, attention_scale=1.0)
 
 
 def read_gptj(config: ConfigReader) -> ArchSpec:
-    """GPT-J 6B: attention and MLP beside each other; part of each head is rotated, in neighbouring pairs."""
+    """Attention and MLP beside each other; part of each head is rotated, in neighbouring pairs."""
     for key in ("rotary", "scale_attn_weights"):
         config.expect(key, True)
-    head_dim = config.integer("n_embd") // config.integer("n_head")
+    hidden = config.integer("hidden_size")
+    head_dim = hidden // config.integer("num_attention_heads")
     rotated = config.integer("rotary_dim", min(64, head_dim), high=head_dim)
     if rotated % 2:
         raise config.wrong("rotary_dim", rotated, "even")
-    return llama_like(
+    return read_decoder(
         config,
-        "GPTJForCausalLM",
-        keys=GPT_KEYS,
-        num_kv_heads=config.integer("n_head"),
-        default_inner=4 * config.integer("n_embd"),
-        default_max_position=2048,
-        default_activation="gelu_new",
-        default_eps=1e-5,
+        **{**PLAIN, "qkv_bias": False, "o_bias": False},
+        intermediate_size=config.optional_integer("intermediate_size") or 4 * hidden,
         rotated=rotated,
         rope=RopeSpec("default", 10000.0, rotated),
         placement="parallel",
-        norm="layer",
-        norm_bias=True,
-        mlp_bias=True,
         head_bias=True,
-        gated=False,
     )
 
 
 def read_neox(config: ConfigReader) -> ArchSpec:
-    """GPT-NeoX 20B and Pythia. Black et al. 2022, arXiv:2204.06745."""
-    bias = config.boolean("attention_bias", True)
-    return llama_like(
+    """Black et al. 2022, arXiv:2204.06745."""
+    config.expect("rope_theta", config.number("rotary_emb_base", 10000.0))  # the first does not count
+    config.expect("partial_rotary_factor", config.number("rotary_pct", 0.25))
+    bias = config.boolean("attention_bias")
+    return read_decoder(
         config,
-        "GPTNeoXForCausalLM",
-        keys=Keys(eps="layer_norm_eps"),
-        num_kv_heads=config.integer("num_attention_heads"),
-        default_max_position=2048,
-        default_activation="gelu",
-        default_eps=1e-5,
-        default_theta=config.number("rotary_emb_base", 10000.0),
-        rotated=rotary_dim(config, head_size(config), 0.25, "rotary_pct"),
-        placement="parallel_two" if config.boolean("use_parallel_residual", True) else "pre",
-        norm="layer",
-        norm_bias=True,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=True,
-        gated=False,
+        **{**PLAIN, "qkv_bias": bias, "o_bias": bias},
+        rotated=rotary_dim(config, head_size(config), 0.25),
+        placement="parallel_two" if config.boolean("use_parallel_residual") else "pre",
     )
 
 
 def read_opt(config: ConfigReader) -> ArchSpec:
     """Zhang et al. 2022, arXiv:2205.01068. The 350M model has norms after the sums and a projected embedding."""
     config.expect("layer_norm_elementwise_affine", True)
-    hidden, bias = config.integer("hidden_size"), config.boolean("enable_bias", True)
-    before, removed = (
-        config.boolean("do_layer_norm_before", True),
-        config.boolean("_remove_final_layer_norm", False),
-    )
-    width = config.integer("word_embed_proj_dim", hidden)
-    return llama_like(
+    hidden, bias = config.integer("hidden_size"), config.boolean("enable_bias")
+    before = config.boolean("do_layer_norm_before")
+    removed = config.boolean("_remove_final_layer_norm", False)
+    width = config.optional_integer("word_embed_proj_dim") or hidden
+    return read_decoder(
         config,
-        "OPTForCausalLM",
-        keys=Keys(inner="ffn_dim", activation="activation_function", eps="layer_norm_eps"),
-        num_kv_heads=config.integer("num_attention_heads"),
-        default_max_position=2048,
-        default_activation="relu",
-        default_eps=1e-5,
-        default_tied=True,
+        **{**PLAIN, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias},
         rotated=0,
         position_offset=2,
         embedding_size=None if width == hidden else width,
         placement="pre" if before else "sum",
         final_norm=before and not removed,
-        norm="layer",
-        norm_bias=True,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=bias,
-        gated=False,
     )
+
+
+GPT_KEYS = {
+    "hidden_size": "n_embd hidden_size",
+    "num_hidden_layers": "n_layer num_hidden_layers",
+    "num_attention_heads": "n_head num_attention_heads",
+    "num_key_value_heads": "",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "max_position_embeddings": "n_positions max_position_embeddings",
+    "head_dim": "",
+}
+GPT = {"hidden_act": "gelu_new", "rms_norm_eps": 1e-5}
+FAMILIES = {
+    "GPT2LMHeadModel": Family(
+        "gpt2",
+        "GPT-2, DistilGPT2",
+        read_gpt2,
+        GPT2_NAMES,
+        {
+            **GPT,
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": True,
+            "scale_attn_weights": True,
+        },
+        GPT_KEYS,
+    ),
+    "GPTJForCausalLM": Family(
+        "gptj", "GPT-J 6B", read_gptj, GPTJ_NAMES, {**GPT, "max_position_embeddings": 2048}, GPT_KEYS
+    ),
+    "GPTNeoXForCausalLM": Family(
+        "gpt_neox",
+        "GPT-NeoX 20B, Pythia",
+        read_neox,
+        NEOX_NAMES,
+        {
+            "hidden_act": "gelu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "use_parallel_residual": True,
+        },
+        {
+            "rms_norm_eps": "layer_norm_eps",
+            "rope_theta": "rotary_emb_base",
+            "partial_rotary_factor": "rotary_pct",
+            "num_key_value_heads": "",
+        },
+    ),
+    "OPTForCausalLM": Family(
+        "opt",
+        "OPT 125M to 66B, the 350M too",
+        read_opt,
+        OPT_NAMES,
+        {
+            "hidden_act": "relu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "enable_bias": True,
+            "do_layer_norm_before": True,
+        },
+        {
+            "intermediate_size": "ffn_dim",
+            "hidden_act": "activation_function",
+            "rms_norm_eps": "layer_norm_eps",
+            "num_key_value_heads": "",
+            "head_dim": "",
+        },
+    ),
+}

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import alternate, layer_kinds, llama_like, windows_of
+from quire.model.families.family import (
+    Family,
+    alternate,
+    biases,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+    windows_of,
+)
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec, MoESpec
+from quire.model.spec import ArchSpec
 
 GPT_OSS_NAMES = TensorNames(
     router="mlp.router",
@@ -15,31 +23,53 @@ GPT_OSS_NAMES = TensorNames(
     expert_down="down_proj",
     expert_stack="plain",
 )
+# The class's own, for a config that names no rope.
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 def read_gpt_oss(config: ConfigReader) -> ArchSpec:
     """OpenAI 2025, arXiv:2508.10925."""
     for key, value in (("hidden_act", "silu"), ("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
         config.expect(key, value)
-    for key in ("experts_per_token", "initial_context_length"):
-        config.get(key)  # what num_experts_per_tok and the rope say
-    layers, bias = config.integer("num_hidden_layers", high=4096), config.boolean("attention_bias", True)
-    inner = config.integer("intermediate_size", 2880)
-    experts = config.integer("num_local_experts", 128)
-    routing = Routing(experts, config.integer("num_experts_per_tok", 4, high=experts), softmax_after=True)
-    return llama_like(
+    config.skip("experts_per_token initial_context_length")  # what num_experts_per_tok and the rope say
+    kinds = layer_kinds(config, alternate(num_layers(config), 2))
+    return read_decoder(
         config,
-        "GptOssForCausalLM",
-        default_max_position=131072,
-        default_kv_heads=8,
-        default_head_dim=64,
-        default_eps=1e-5,
-        default_theta=150000.0,
         activation="clamped_swiglu",
-        intermediate_size=inner,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(config),
         sinks=True,
-        windows=windows_of(config, layer_kinds(config, layers, alternate(layers, 2)), 128),
-        moe=MoESpec(routing, inner, (True,) * layers, bias=True),
+        windows=windows_of(config, kinds),
+        moe=read_moe(config, inner="intermediate_size", bias=True, softmax_after=True),
     )
+
+
+FAMILIES = {
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        "gpt-oss 20B, 120B",
+        read_gpt_oss,
+        GPT_OSS_NAMES,
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "intermediate_size": 2880,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_parameters": YARN,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+        },
+        {"num_experts": "num_local_experts num_experts"},
+        quantized={"mxfp4": {"expert_stack": "mxfp4"}},
+    ),
+}

@@ -1,12 +1,21 @@
-"""Mistral 7B and its kin: Llama with one sliding window on all layers, on some, or none; and Mixtral."""
+"""Mistral and its kin: Llama with one sliding window on all layers, on some, or none; and Mixtral."""
 
 from __future__ import annotations
 
-from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
-from quire.model.families.llama import FULL, SLIDING, layer_kinds, llama_like, windows_of
+from quire.model.families.family import (
+    FULL,
+    SLIDING,
+    Family,
+    layer_kinds,
+    num_layers,
+    one_window,
+    read_decoder,
+    read_moe,
+    windows_of,
+)
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec, MoESpec
+from quire.model.spec import ArchSpec
 
 MIXTRAL_NAMES = TensorNames(
     router="block_sparse_moe.gate",
@@ -19,48 +28,46 @@ MIXTRAL_NAMES = TensorNames(
 
 def read_mistral(config: ConfigReader) -> ArchSpec:
     """Jiang et al. 2023, arXiv:2310.06825. A null window (v0.2 and later) is full attention."""
-    return llama_like(
-        config,
-        "MistralForCausalLM",
-        default_max_position=131072,
-        default_kv_heads=8,
-        windows=one_window(config, 4096),
-    )
+    return read_decoder(config, windows=one_window(config))
 
 
 def read_ministral(config: ConfigReader) -> ArchSpec:
-    """Ministral 8B: the window is on the layers that layer_types names."""
-    layers = config.integer("num_hidden_layers", high=4096)
-    slides = not config.has("sliding_window") or config.get("sliding_window") is not None
-    kinds = layer_kinds(config, layers, [SLIDING if slides else FULL] * layers)
-    return llama_like(
-        config,
-        "MinistralForCausalLM",
-        default_max_position=131072,
-        default_kv_heads=8,
-        windows=windows_of(config, kinds, 4096),
-    )
+    """The window is on the layers that layer_types names, by default on all."""
+    kind = FULL if config.get("sliding_window") is None else SLIDING
+    kinds = layer_kinds(config, [kind] * num_layers(config))
+    return read_decoder(config, windows=windows_of(config, kinds))
 
 
 def read_mixtral(config: ConfigReader) -> ArchSpec:
     """Jiang et al. 2024, arXiv:2401.04088."""
-    layers, inner = config.integer("num_hidden_layers", high=4096), config.integer("intermediate_size", 14336)
-    experts = config.integer("num_local_experts", 8)
-    routing = Routing(experts, config.integer("num_experts_per_tok", 2, high=experts), renormalize=True)
-    return llama_like(
-        config,
-        "MixtralForCausalLM",
-        default_max_position=131072,
-        default_kv_heads=8,
-        default_theta=1e6,
-        default_eps=1e-5,
-        windows=one_window(config, None),
-        moe=MoESpec(routing, inner, (True,) * layers),
-    )
+    moe = read_moe(config, inner="intermediate_size", renormalize=True)
+    return read_decoder(config, windows=one_window(config), moe=moe)
 
 
-def one_window(config: ConfigReader, default: int | None) -> tuple[int | None, ...]:
-    """The same window in all layers; null is full attention, `default` for an absent key."""
-    absent = not config.has("sliding_window")
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
-    return (default if absent else window,) * config.integer("num_hidden_layers", high=4096)
+MISTRAL = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+}
+FAMILIES = {
+    "MistralForCausalLM": Family(
+        "mistral", "Mistral 7B (all versions), Nemo", read_mistral, defaults=MISTRAL
+    ),
+    "MinistralForCausalLM": Family("ministral", "Ministral 8B", read_ministral, defaults=MISTRAL),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        "Mixtral 8x7B, 8x22B",
+        read_mixtral,
+        MIXTRAL_NAMES,
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        {"num_experts": "num_local_experts num_experts"},
+    ),
+}

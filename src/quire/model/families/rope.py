@@ -1,9 +1,11 @@
-"""Reads a rope from the spellings configs use: rope_parameters, or rope_theta beside rope_scaling."""
+"""Read a rope from the spellings configs use: rope_parameters, or rope_theta beside rope_scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
+
+from msgspec.structs import replace
 
 from quire.errors import ModelError
 from quire.model.families.config import ConfigReader
@@ -11,84 +13,97 @@ from quire.model.spec import RopeKind, RopeSpec
 
 KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 ALIASES = {"su": "longrope", "mrope": "default"}
-# Read by `rotary_dim`, or what other keys say too.
-HARMLESS = frozenset({"partial_rotary_factor"})
+PARTIAL = "partial_rotary_factor"
 
 
-def rotary_dim(
-    config: ConfigReader, head_dim: int, factor: float = 1.0, key: str = "partial_rotary_factor"
-) -> int:
-    """Elements of a head that are rotated; `factor` is the family's default, `key` its older name for it."""
-    older = config.optional_number(key)
-    parameters = config.get("rope_parameters") or config.get("rope_scaling")
-    named = parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None
-    for value in (older, named):
-        factor = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else factor
-    size = int(head_dim * factor)
+def rotary_dim(config: ConfigReader, head_dim: int, factor: float = 1.0) -> int:
+    """The number of elements of a head that are rotated; `factor` is the default share."""
+    inner = _rope_object(config)
+    given = config.optional_number(PARTIAL)
+    named = inner.optional_number(PARTIAL) if inner is not None and not _by_layer_kind(inner) else None
+    if named is not None and config.given(PARTIAL) is not None and given != named:
+        raise ModelError(f"{config.where}: {config.given(PARTIAL)} and {PARTIAL} of the rope differ")
+    share = named if named is not None else given if given is not None else factor
+    size = int(head_dim * share)
     if not 2 <= size <= head_dim or size % 2:
-        raise config.wrong(key, factor, f"such that an even part of head_dim ({head_dim}) is rotated")
+        raise config.wrong(PARTIAL, share, f"such that an even part of head_dim ({head_dim}) is rotated")
     return size
 
 
-def read_rope(config: ConfigReader, rotary_dim: int, max_position: int, theta: float) -> RopeSpec:
-    """`theta` is the family's default base; `max_position` stands in where no original length is given."""
-    return parse_rope(
-        config, *_parameters(config), rotary_dim, max_position, config.number("rope_theta", theta)
-    )
+def read_rope(config: ConfigReader, rotary_dim: int, max_position: int) -> RopeSpec:
+    """`max_position` stands in for an absent original length."""
+    inner = _rope_object(config) or ConfigReader({}, f"{config.where}: rope_parameters")
+    return parse_rope(config, inner, rotary_dim, max_position)
 
 
 def read_layer_ropes(
     config: ConfigReader,
-    rotary_dim: int,
+    rotary_dim: int | Mapping[str, int],
     max_position: int,
     kinds: Sequence[str],
-    thetas: Mapping[str, float],
+    thetas: Mapping[str, str],
 ) -> tuple[RopeSpec, ...]:
-    """A rope for each layer by its kind in `kinds`: rope_parameters has an object for each, or the older spelling has
-    one in all (rope_scaling is then for full attention alone). `thetas` are bases by kind where none is given there.
+    """The rope of each layer by its kind in `kinds`.
+
+    rope_parameters has an object for each kind, or there is one object in all, which is then for full attention alone.
+    `thetas` names the config's key of each kind's base, for objects that have none.
     """
-    values, where = _parameters(config)
-    if any(kind in values for kind in thetas):
-        by_kind = {kind: values.get(kind) or {} for kind in thetas}
-        unknown = sorted(set(values) - set(thetas))
-        if unknown:
-            raise ModelError(f"{where}: {unknown[0]} is not understood")
+    found = _rope_object(config)
+    by_kind: dict[str, ConfigReader | None] = dict.fromkeys(thetas)
+    if found is not None and any(found.given(kind) for kind in thetas):
+        by_kind = {kind: found.section(kind) for kind in thetas}
     else:
-        by_kind = {kind: values if kind == "full_attention" else {} for kind in thetas}
+        by_kind["full_attention"] = found
     ropes = {}
     for kind, theta in thetas.items():
-        if not isinstance(by_kind[kind], dict):
-            raise ModelError(f"{where}: {kind} must be an object")
-        ropes[kind] = parse_rope(config, by_kind[kind], f"{where}: {kind}", rotary_dim, max_position, theta)
+        inner = by_kind[kind] or ConfigReader({}, f"{config.where}: rope_parameters: {kind}")
+        size = rotary_dim if isinstance(rotary_dim, int) else rotary_dim[kind]
+        if size == rotary_dim and "proportional" not in (inner.get("rope_type"), inner.get("type")):
+            inner.expect(PARTIAL, 1.0, None)
+        ropes[kind] = parse_rope(config, inner, size, max_position, theta)
     return tuple(ropes[kind] for kind in kinds)
 
 
 def parse_rope(
-    config: ConfigReader, values: dict[str, Any], where: str, rotary_dim: int, max_position: int, theta: float
+    config: ConfigReader,
+    inner: ConfigReader,
+    rotary_dim: int,
+    max_position: int,
+    theta_key: str = "rope_theta",
 ) -> RopeSpec:
-    """One rope object."""
-    reader = ConfigReader(values, where)
-    theta = reader.number("rope_theta", theta)
-    named, older = reader.get("rope_type"), reader.get("type")
+    """One rope object. `theta_key` is the config's own key for its base."""
+    theta, outer = inner.optional_number("rope_theta"), config.number(theta_key, 10000.0)
+    if theta is not None and config.given(theta_key) is not None and theta != outer:
+        raise ModelError(f"{inner.where}: rope_theta is {theta}, and {config.given(theta_key)} is {outer}")
+    theta = outer if theta is None else theta
+    inner.get(PARTIAL)  # read by rotary_dim, or said by other keys
+    named, older = inner.get("rope_type"), inner.get("type")
+    if named is not None and older is not None and named != older:
+        raise ModelError(f"{inner.where}: rope_type and type differ; keep one of them")
     named = named or older or "default"
     named = ALIASES.get(named, named) if isinstance(named, str) else named
     if named not in KINDS:
-        raise reader.wrong("rope_type", named, f"one of {', '.join(KINDS)}")
+        raise inner.wrong("rope_type", named, f"one of {', '.join(KINDS)}")
     kind = KINDS[KINDS.index(named)]
     if theta <= 1.0:
-        raise reader.wrong("rope_theta", theta, "greater than 1")
+        raise inner.wrong("rope_theta", theta, "greater than 1")
     spec = RopeSpec(kind, theta, rotary_dim)
     if kind == "linear":
-        spec = RopeSpec(kind, theta, rotary_dim, factor=_factor(reader, reader.number("factor")))
+        spec = replace(spec, factor=_factor(inner, inner.number("factor")))
     elif kind == "dynamic":
-        reader.number("factor", 1.0)
+        inner.number("factor", 1.0)
     elif kind == "longrope":
-        spec = _longrope(config, reader, spec, max_position)
+        spec = _longrope(config, inner, spec, max_position)
     elif kind == "llama3":
-        spec = _llama3(reader, spec, max_position)
+        spec = _llama3(config, inner, spec, max_position)
     elif kind == "yarn":
-        spec = _yarn(reader, spec, max_position)
-    reader.finish(HARMLESS, {})
+        spec = _yarn(config, inner, spec, max_position)
+    elif kind == "proportional":
+        share = inner.number(PARTIAL, 1.0)
+        if share > 1:
+            raise inner.wrong(PARTIAL, share, "at most 1")
+        factor = _factor(inner, inner.number("factor", 1.0))
+        spec = replace(spec, factor=factor, rotated_pairs=int(share * rotary_dim // 2))
     return spec
 
 
@@ -100,17 +115,19 @@ def context_length(rope: RopeSpec | None, max_position: int) -> int:
     return max(max_position, extended)
 
 
-def _parameters(config: ConfigReader) -> tuple[dict[str, Any], str]:
-    """The rope's own object and its name."""
-    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
-    if newer and older and newer != older:
-        raise ModelError(f"{config.where}: rope_parameters and rope_scaling differ; keep one of them")
-    name, value = ("rope_scaling", older) if older else ("rope_parameters", newer)
-    if value is None:
-        value = {}
-    if not isinstance(value, dict):
-        raise config.wrong(name, value, "an object")
-    return value, f"{config.where}: {name}"
+def _rope_object(config: ConfigReader) -> ConfigReader | None:
+    """The object that describes the rope, under either of its names."""
+    older = config.section("rope_scaling")
+    if older is not None and older.values():
+        given = config.get("rope_parameters") if config.given("rope_parameters") is not None else None
+        if given and given != older.values():
+            raise ModelError(f"{config.where}: rope_parameters and rope_scaling differ; keep one of them")
+        return older
+    return config.section("rope_parameters")
+
+
+def _by_layer_kind(inner: ConfigReader) -> bool:
+    return any(isinstance(value, Mapping) for value in inner.values().values())
 
 
 def _factor(reader: ConfigReader, value: float) -> float:
@@ -119,12 +136,21 @@ def _factor(reader: ConfigReader, value: float) -> float:
     return value
 
 
+def _original(config: ConfigReader, inner: ConfigReader, max_position: int) -> int:
+    """The length the model was first trained for. The config's own key prevails in transformers, so both must agree."""
+    key = "original_max_position_embeddings"
+    outer, own = config.optional_integer(key, low=2), inner.optional_integer(key, low=2)
+    if outer is not None and own is not None and outer != own:
+        by = "" if config.given(key) else " by default"
+        raise ModelError(
+            f"{inner.where}: {key} is {own}, and that of the config is {outer}{by}; make both equal"
+        )
+    return outer or own or max_position
+
+
 def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
-    """The long factors where the model reaches beyond the length it was first trained for, else the short ones."""
-    original = config.get("original_max_position_embeddings")
-    original = reader.get("original_max_position_embeddings") or original or max_position
-    if isinstance(original, bool) or not isinstance(original, int) or original < 2:
-        raise reader.wrong("original_max_position_embeddings", original, "an integer above 1")
+    """The long factors if the model reaches beyond the length it was first trained for, else the short ones."""
+    original = _original(config, reader, max_position)
     factors = {}
     for key in ("short_factor", "long_factor"):
         values = reader.get(key)
@@ -135,18 +161,19 @@ def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_po
         ):
             raise reader.wrong(key, values, f"{spec.rotary_dim // 2} numbers above 0")
         factors[key] = tuple(float(v) for v in values)
+    factor = reader.optional_number("factor")
     return RopeSpec(
         "longrope",
         spec.theta,
         spec.rotary_dim,
-        factor=_factor(reader, reader.number("factor", max_position / original)),
+        factor=_factor(reader, max_position / original if factor is None else factor),
         original_max_position=original,
         attention_factor=reader.optional_number("attention_factor"),
         factors=factors["long_factor" if max_position > original else "short_factor"],
     )
 
 
-def _llama3(reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
+def _llama3(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
     low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
     if high <= low:
         raise ModelError(f"{reader.where}: high_freq_factor must be greater than low_freq_factor")
@@ -155,19 +182,20 @@ def _llama3(reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec
         spec.theta,
         spec.rotary_dim,
         factor=_factor(reader, reader.number("factor")),
-        original_max_position=reader.integer("original_max_position_embeddings", max_position),
+        original_max_position=_original(config, reader, max_position),
         low_freq_factor=low,
         high_freq_factor=high,
     )
 
 
-def _yarn(reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
-    original = reader.integer("original_max_position_embeddings", max_position)
+def _yarn(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
+    original = _original(config, reader, max_position)
+    factor = reader.optional_number("factor")
     return RopeSpec(
         "yarn",
         spec.theta,
         spec.rotary_dim,
-        factor=_factor(reader, reader.number("factor", max_position / original)),
+        factor=_factor(reader, max_position / original if factor is None else factor),
         original_max_position=original,
         beta_fast=reader.optional_number("beta_fast") or 32.0,
         beta_slow=reader.optional_number("beta_slow") or 1.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.model.families import FAMILIES
+from quire.model.families import DECODERS, load_family
 
 HEAD = "| architecture | model_type | models | runs |\n|---|---|---|---|\n"
 OTHERS = (
@@ -13,10 +13,8 @@ OTHERS = (
 
 def markdown() -> str:
     """A row for each family, in the order of the registry, and one for all that is not a family."""
-    rows = (
-        f"| {name} | {family.model_type} | {family.models} | natively |\n"
-        for name, family in FAMILIES.items()
-    )
+    families = ((name, load_family(name)) for name in DECODERS)
+    rows = (f"| {name} | {family.model_type} | {family.models} | natively |\n" for name, family in families)
     return HEAD + "".join(rows) + OTHERS
 
 

@@ -1,0 +1,213 @@
+"""What a model family is, and how the fields that all decoders share are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from quire.devices.protocol import Activation, Routing
+from quire.model.families.config import ConfigReader
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import PARTIAL, context_length, read_rope, rotary_dim
+from quire.model.spec import ArchSpec, MoESpec
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+DENSE, SPARSE = "dense", "sparse"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture: how its config is read, where its tensors are, and which models have it.
+
+    `read` turns a config into a spec. `names` may depend on that spec. `defaults` are the values that transformers'
+    config class gives to absent keys; a key without one is required, or means what llama's means. `spellings` are the
+    names that a key has in the file if not its own. `unused` are keys that the class has and the model does not use.
+    `quantized` maps methods of quantization that only change where tensors are, and how, to that change. `inside` is
+    the key of the object that holds the language model's config in a model of several parts.
+    """
+
+    model_type: str
+    models: str
+    read: Callable[[ConfigReader], ArchSpec]
+    names: TensorNames | Callable[[ArchSpec, ConfigReader], TensorNames] = field(default_factory=TensorNames)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    unused: str = ""
+    quantized: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def read_decoder(config: ConfigReader, **fields: Any) -> ArchSpec:
+    """The spec of a decoder, from the keys that all have; `fields` are those that the family sets itself.
+
+    `rotated` is how many elements of a head are rotated (0: none, and there is no rope).
+    """
+    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    hidden = config.integer("hidden_size")
+    kv_heads = fields.pop("num_kv_heads", None) or config.optional_integer("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    head_dim = fields.pop("head_dim", None) or head_size(config)
+    rotated = fields.pop("rotated", None)
+    if rotated is None and head_dim % 2:
+        raise config.wrong("head_dim", head_dim, "even, for rotary embedding")
+    if rotated is None and "rope" not in fields and rotary_dim(config, head_dim) != head_dim:
+        raise config.wrong(PARTIAL, config.get(PARTIAL), "1.0")
+    rotated = head_dim if rotated is None else rotated
+    max_position = fields.pop("max_position", None) or config.integer("max_position_embeddings")
+    rope = fields.pop("rope", None)
+    if rotated and rope is None:
+        rope = read_rope(config, rotated, max_position)
+    if "activation" not in fields:
+        fields["activation"] = read_activation(config)
+    if "intermediate_size" not in fields:
+        fields["intermediate_size"] = config.integer("intermediate_size")
+    given = {
+        "norm": "rms",
+        "norm_eps": config.number("rms_norm_eps", 1e-6) if "norm_eps" not in fields else 0.0,
+        "attention_scale": head_dim**-0.5,
+        "windows": (None,) * layers,
+        "tie_embeddings": config.boolean("tie_word_embeddings", False),
+        "rope": rope,
+        **fields,
+    }
+    return ArchSpec(
+        architecture=architecture_of(config),
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=context_length(rope, max_position),
+        **given,
+    )
+
+
+def architecture_of(config: ConfigReader) -> str:
+    """The class that the config names; the registry has checked it."""
+    names = config.get("architectures")
+    return str(names[0])
+
+
+def num_layers(config: ConfigReader) -> int:
+    return config.integer("num_hidden_layers", high=4096)
+
+
+def head_size(config: ConfigReader) -> int:
+    """head_dim, or the hidden size's share of a head."""
+    given = config.optional_integer("head_dim")
+    return given or max(1, config.integer("hidden_size") // config.integer("num_attention_heads"))
+
+
+def read_activation(config: ConfigReader, key: str = "hidden_act", default: str = "silu") -> Activation:
+    name = config.get(key) if config.given(key) else config.get(key) or default
+    if name not in ACTIVATIONS:
+        raise config.wrong(key, name, f"one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def biases(config: ConfigReader, key: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+    """One key for the biases of all four projections of attention."""
+    bias = config.boolean(key, default)
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
+def alternate(layers: int, pattern: int, offset: int = 1) -> list[str]:
+    """Every pattern-th layer sees all positions, the others slide."""
+    return [FULL if (i + offset) % pattern == 0 else SLIDING for i in range(layers)]
+
+
+def layer_kinds(
+    config: ConfigReader,
+    default: Sequence[str],
+    kinds: Sequence[str] = (FULL, SLIDING),
+    key: str = "layer_types",
+) -> list[str]:
+    """The kind of each layer, or the family's own where the key is absent or null."""
+    found = config.get(key)
+    if found is None:
+        return list(default)
+    if not isinstance(found, list) or len(found) != len(default) or any(k not in kinds for k in found):
+        raise config.wrong(key, found, f"{len(default)} entries, each one of {', '.join(kinds)}")
+    return found
+
+
+def windows_of(config: ConfigReader, kinds: Sequence[str]) -> tuple[int | None, ...]:
+    """The window of each layer by its kind; the key is required if a layer slides."""
+    window = config.optional_integer("sliding_window", low=0)
+    if SLIDING in kinds and not window:
+        raise config.wrong("sliding_window", window, f"an integer >= 1 where layer_types has {SLIDING}")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def one_window(config: ConfigReader) -> tuple[int | None, ...]:
+    """The same window in all layers; null or absent is full attention."""
+    return (config.optional_integer("sliding_window"),) * num_layers(config)
+
+
+def rotate_some(spec: ArchSpec, turned: Sequence[bool]) -> ArchSpec:
+    """The spec with positions only in the layers where `turned` is true."""
+    return replace(spec, layer_ropes=tuple(spec.rope if turn else None for turn in turned))
+
+
+def read_moe(
+    config: ConfigReader,
+    *,
+    layers: Sequence[bool] | None = None,
+    experts: str = "num_experts",
+    inner: str = "moe_intermediate_size",
+    shared: int | None = None,
+    correction: bool = False,
+    bias: bool = False,
+    **routing: Any,
+) -> MoESpec:
+    """The mixture of experts in the layers where `layers` is true (None: in all).
+
+    `experts` and `inner` are the keys of their number and size, `shared` is the size of the shared expert. `routing`
+    sets fields of Routing; top_k, and groups if the config has them, are read.
+    """
+    count = config.integer(experts)
+    groups = {}
+    if "num_groups" not in routing and config.known("n_group"):
+        groups = {"num_groups": config.integer("n_group"), "top_groups": config.integer("topk_group")}
+    chosen = Routing(
+        count,
+        config.integer("num_experts_per_tok", high=count),
+        shared=bool(shared),
+        **{**groups, **routing},
+    )
+    number, kept = chosen.num_groups, chosen.top_groups
+    if count % number or kept > number or chosen.top_k > kept * (count // number):
+        raise config.wrong(
+            "n_group", number, f"equal groups of {count} experts, {kept} of which hold {chosen.top_k}"
+        )
+    return MoESpec(
+        chosen,
+        config.integer(inner),
+        tuple(layers) if layers is not None else (True,) * num_layers(config),
+        shared_intermediate_size=shared or 0,
+        bias=bias,
+        correction=correction,
+    )
+
+
+def sparse_after(config: ConfigReader, key: str = "first_k_dense_replace") -> list[bool]:
+    """The first layers, as many as the key says, are dense; mlp_layer_types says the same layer by layer."""
+    layers, first = num_layers(config), config.count(key, 0)
+    default = [SPARSE if i >= first else DENSE for i in range(layers)]
+    kinds = layer_kinds(config, default, (DENSE, SPARSE), "mlp_layer_types")
+    if config.given(key) and kinds != default:
+        raise config.wrong("mlp_layer_types", kinds, f"dense in the first {first} layers, as {key} says")
+    return [kind == SPARSE for kind in kinds]
