@@ -56,45 +56,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.sampling.prompt_logprobs is not None or self.pooling in ("mean", "cls")
 
 
-class SequenceStatus(enum.Enum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One sample of a request while it lives in the scheduler, which alone writes to it.
-
-    `num_computed` counts tokens whose KV is in `blocks`; the rest of `tokens` and `draft` is pending.
-    """
-
-    request: Request
-    index: int
-    tokens: list[int]
-    arrival_order: int = 0
-    slot: int = -1
-    draft: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    blocks: list[int] = field(default_factory=list)
-    status: SequenceStatus = SequenceStatus.WAITING
-    num_cached: int = 0
-    num_preemptions: int = 0
-    num_prompt_logprobs: int = 0
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.tokens)
-
-    @property
-    def num_output(self) -> int:
-        return len(self.tokens) - len(self.request.tokens)
-
-    @property
-    def num_pending(self) -> int:
-        return len(self.tokens) + len(self.draft) - self.num_computed
-
-
 @dataclass(slots=True, frozen=True)
 class NewSeq:
     """A sequence that takes a slot in this step. `tokens` holds the prompt and, after a preemption, its output."""
@@ -108,7 +69,7 @@ class NewSeq:
 class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence computes in a step: `tokens` (then `draft`) at positions start, start+1, ...
 
-    `tokens` may end in UNSEEN, once for each token of the slot's last sample; the executor fills them in.
+    `tokens` may end in UNSEEN: the token that the step before samples for the slot. The executor fills it in.
     `new_blocks` extends the slot's block table. `wants_logits`: the chunk reaches the end, so sample.
     """
 

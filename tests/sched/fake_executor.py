@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.params import SamplingParams
 from quire.sched import Scheduler
-from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput, TokenLogprobs
+from quire.types import (
+    UNSEEN,
+    Delta,
+    FinishReason,
+    Request,
+    ScheduledBatch,
+    ScheduledSeq,
+    StepOutput,
+    TokenLogprobs,
+)
 
 VOCAB = 11
 
@@ -40,9 +51,11 @@ def sample(request: Request, index: int, prefix_hash: int, num_output: int) -> i
         salt += 1
 
 
-def alone(request: Request, index: int, max_total: int) -> tuple[list[int], FinishReason, int | None]:
-    """What a request gives when nothing else runs."""
-    tokens, output = list(request.tokens), []
+def alone(
+    request: Request, index: int, max_total: int, before: Sequence[int] = ()
+) -> tuple[list[int], FinishReason, int | None]:
+    """What a request gives when nothing else runs; a fork, after the output `before` that it begins with."""
+    tokens, output = [*request.tokens, *before], list(before)
     hashes = [root_hash(request.adapter, request.salt)]
     while True:
         extend_hashes(hashes, tokens)
@@ -51,11 +64,15 @@ def alone(request: Request, index: int, max_total: int) -> tuple[list[int], Fini
         output.append(token)
         if len(output) >= request.sampling.min_tokens:
             if token in request.eos_token_ids:
-                return output, FinishReason.STOP, None
+                return output[len(before) :], FinishReason.STOP, None
             if token in (request.sampling.stop_token_ids or ()):
-                return output, FinishReason.STOP, token
+                return output[len(before) :], FinishReason.STOP, token
         if len(output) >= request.max_tokens or len(tokens) >= max_total:
-            return output, FinishReason.LENGTH, None
+            return output[len(before) :], FinishReason.LENGTH, None
+
+
+def embedding(tokens: list[int]) -> list[float]:
+    return [float(len(tokens)), float(sum(tokens))]
 
 
 @dataclass
@@ -65,6 +82,16 @@ class Slot:
     tokens: list[int]
     hashes: list[int]
     blocks: list[int] = field(default_factory=list)
+    failed: bool = False
+
+    def fill(self, item: ScheduledSeq) -> list[int]:
+        """The tokens of `item`, those not seen when it was planned included."""
+        known = [token for token in item.tokens if token != UNSEEN]
+        start, end = item.start, item.start + len(item.tokens)
+        assert known == self.tokens[start : start + len(known)]
+        assert self.failed or item.wants_logits == (end == len(self.tokens))
+        assert item.wants_logits or known == item.tokens
+        return self.tokens[start:end]
 
 
 class FakeExecutor:
@@ -103,12 +130,13 @@ class FakeExecutor:
             slot = slots[item.slot]
             end = item.start + len(item.tokens)
             assert item.tokens
-            assert item.tokens == slot.tokens[item.start : end]
-            assert item.wants_logits == (end == len(slot.tokens))
             assert item.wants_logits or not item.draft
-            extend_hashes(slot.hashes, slot.tokens)
+            if slot.failed and UNSEEN in item.tokens:  # what it computes is never read
+                continue
+            known = slot.tokens[: item.start] + slot.fill(item)
+            extend_hashes(slot.hashes, known)
             hashes = slot.hashes[: end + 1]
-            extend_hashes(hashes, slot.tokens[:end] + item.draft)
+            extend_hashes(hashes, known + item.draft)
             for position in range(item.start, end + len(item.draft)):
                 block = slot.blocks[position // size]
                 assert holders[block] == 1, "a shared block was written to"
@@ -116,7 +144,8 @@ class FakeExecutor:
                 self.kv[block][position % size] = hashes[position + 1]
         output = StepOutput(batch.step, {})
         for item in batch.seqs:
-            self._read(item.slot, item.start + len(item.tokens))
+            if not slots[item.slot].failed:
+                self._read(item.slot, item.start + len(item.tokens))
             self._sample(item.slot, item.start, len(item.tokens), item.draft, item.wants_logits, output)
         return output
 
@@ -134,10 +163,18 @@ class FakeExecutor:
         if slot.request.sampling.prompt_logprobs is not None and slot.index == 0 and start < num_prompt - 1:
             due = slot.tokens[start + 1 : min(start + count + 1, num_prompt)]
             output.prompt_logprobs[number] = [TokenLogprobs(t, -1.0, 1, [], []) for t in due]
-        if self.rng.random() < self.error_rate:
+        slot.failed = slot.failed or self.rng.random() < self.error_rate
+        if slot.failed:
             output.errors[number] = "made to fail"
             return
         if not wants_logits:
+            return
+        if slot.request.pooling is not None:
+            output.embeddings[number] = embedding(slot.tokens)
+            return
+        constrained = slot.request.grammar is not None
+        if constrained and self.rng.random() < 0.3:
+            output.deferred.add(number)
             return
         out: list[int] = []
         for guess in [*draft, None]:
@@ -146,6 +183,12 @@ class FakeExecutor:
             slot.tokens.append(out[-1])
             if guess != out[-1]:
                 break
+        if constrained and not draft and self.rng.random() < 0.3:
+            output.forced[number] = self.rng.randint(1, 3)
+            for _ in range(output.forced[number]):
+                extend_hashes(slot.hashes, slot.tokens)
+                out.append(sample(slot.request, slot.index, slot.hashes[-1], len(slot.tokens) - num_prompt))
+                slot.tokens.append(out[-1])
         output.tokens[number] = out
         if slot.request.sampling.logprobs is not None:
             output.logprobs[number] = [TokenLogprobs(t, -1.0, 1, [], []) for t in out]
@@ -180,31 +223,61 @@ class Journal:
         self.logprobs: dict[tuple[str, int], list[int]] = {}
         self.prompt_logprobs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Delta] = {}
+        self.deltas: dict[tuple[str, int], list[Delta]] = {}
+        self.before: dict[str, list[int]] = {}  # by fork: the output it begins with
 
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             key = (delta.request_id, delta.index)
-            assert key not in self.ends, "news of a sequence that has ended"
+            assert key not in self.ends, "a delta of a sequence that has ended"
             tokens = self.tokens.setdefault(key, [])
             tokens += delta.tokens
-            assert delta.usage.num_output == len(tokens)
+            self.deltas.setdefault(key, []).append(delta)
+            assert delta.usage.num_output == len(self.before.get(delta.request_id, ())) + len(tokens)
             self.logprobs.setdefault(key, []).extend(e.token for e in delta.logprobs or [])
             self.prompt_logprobs.setdefault(key, []).extend(e.token for e in delta.prompt_logprobs or [])
             if delta.finish_reason is not None:
                 self.ends[key] = delta
 
 
+class Loop:
+    """Up to `depth` steps in flight: planned and computed in order, their results taken in later."""
+
+    def __init__(self, scheduler: Scheduler, executor: FakeExecutor, depth: int = 1) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.depth = depth
+        self.flight: deque[tuple[ScheduledBatch, StepOutput]] = deque()
+
+    def plan(self) -> ScheduledBatch | None:
+        """Plan and compute one more step, if there is room and something to compute."""
+        batch = self.scheduler.schedule() if len(self.flight) < self.depth else None
+        if batch is not None:
+            self.flight.append((batch, self.executor.step(batch)))
+            self.check()
+        return batch
+
+    def take(self) -> list[Delta]:
+        """The deltas of the oldest step in flight."""
+        deltas = self.scheduler.update(*self.flight.popleft())
+        self.check()
+        return deltas
+
+    def check(self) -> None:
+        self.scheduler.check()
+        self.executor.check_index(self.scheduler)
+
+
 def drain(
-    scheduler: Scheduler, executor: FakeExecutor, journal: Journal, max_steps: int = 5000
+    scheduler: Scheduler, executor: FakeExecutor, journal: Journal, depth: int = 1, max_steps: int = 5000
 ) -> list[ScheduledBatch]:
     """Step until nothing is left; the batches."""
-    batches = []
+    batches: list[ScheduledBatch] = []
+    loop = Loop(scheduler, executor, depth)
     while scheduler.has_work:
-        batch = scheduler.schedule()
-        assert batch is not None
-        journal.take(scheduler.update(batch, executor.step(batch)))
-        scheduler.check()
-        executor.check_index(scheduler)
-        batches.append(batch)
+        while batch := loop.plan():
+            batches.append(batch)
+        assert loop.flight, "there is work, but nothing to compute and no result to come"
+        journal.take(loop.take())
         assert len(batches) < max_steps, "livelock"
     return batches

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
-from fake_executor import VOCAB, FakeExecutor, Journal, alone, request
+from fake_executor import VOCAB, FakeExecutor, Journal, Loop, alone, embedding, request
 
 from quire.config import SchedulerConfig
 from quire.params import OutputKind
@@ -16,7 +17,7 @@ from quire.types import FinishReason, Request
 class Trace:
     """One random world: its configuration, traffic and faults come from one seed."""
 
-    def __init__(self, seed: int, faults: bool) -> None:
+    def __init__(self, seed: int, faults: bool, depth: int) -> None:
         rng = self.rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         self.num_blocks = rng.randint(5, 40)
@@ -31,6 +32,7 @@ class Trace:
         self.budget = config.max_num_batched_tokens
         self.scheduler = Scheduler(config, self.num_blocks, self.block_size, self.max_model_len, self.caching)
         self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, rng.choice([0.0, 0.7]))
+        self.loop = Loop(self.scheduler, self.executor, depth)
         self.faults = faults
         self.executor.error_rate = 0.01 if faults else 0.0
         self.journal = Journal()
@@ -63,9 +65,41 @@ class Trace:
             prompt_logprobs=rng.choice([None, None, 1]),
             logprobs=rng.choice([None, 1]),
             output_kind=rng.choice(list(OutputKind)),
+            grammar=rng.choice([None, None, None, "any"]),
+            pooling=rng.choice([None] * 7 + ["mean", "last"]),
         )
         self.requests[made.id] = made
         self.journal.take(self.scheduler.add(made))
+
+    def fork(self) -> None:
+        """Go on from a live sample, from a part of what it said or with something else, and perhaps drop it."""
+        rng, journal = self.rng, self.journal
+        live = [
+            key for key in journal.tokens if key not in journal.ends and self.requests[key[0]].pooling is None
+        ]
+        if not live:
+            return
+        id, index = rng.choice(live)
+        source = self.requests[id]
+        output = [*journal.before.get(id, ()), *journal.tokens[id, index]]
+        output = output[: rng.randint(0, len(output))] + [rng.randrange(VOCAB)] * rng.choice([0, 0, 1])
+        sampling = msgspec.structs.replace(source.sampling, n=1, prompt_logprobs=None, min_tokens=0)
+        made = msgspec.structs.replace(
+            source,
+            id=f"r{len(self.requests)}",
+            sampling=sampling,
+            max_tokens=len(output) + rng.randint(1, 9),
+            seed=rng.randrange(9),
+        )
+        if len(made.tokens) + len(output) >= self.max_total:
+            return
+        self.requests[made.id] = made
+        journal.before[made.id] = output
+        journal.take(self.scheduler.fork(id, index, made, output))
+        if rng.random() < 0.5:
+            (end,) = self.scheduler.abort(id, index)
+            journal.take([end])
+        self.loop.check()
 
     def maybe_abort(self, rate: float) -> None:
         if self.faults and self.requests and self.rng.random() < rate:
@@ -74,16 +108,14 @@ class Trace:
             self.scheduler.check()
 
     def step(self) -> None:
-        batch = self.scheduler.schedule()
-        if batch is None:
-            assert not self.scheduler.has_work
-            return
-        assert 0 < batch.num_tokens <= self.budget
-        output = self.executor.step(batch)
+        loop = self.loop
+        if len(loop.flight) < loop.depth and self.rng.random() < 0.8:
+            batch = loop.plan()
+            assert batch is not None or loop.flight or not self.scheduler.has_work, "nothing can go on"
+            assert batch is None or 0 < batch.num_tokens <= self.budget
         self.maybe_abort(0.1)
-        self.journal.take(self.scheduler.update(batch, output))
-        self.scheduler.check()
-        self.executor.check_index(self.scheduler)
+        if loop.flight and (len(loop.flight) == loop.depth or self.rng.random() < 0.5):
+            self.journal.take(loop.take())
 
     def run(self) -> None:
         rng = self.rng
@@ -93,6 +125,8 @@ class Trace:
             while len(self.requests) < total and rng.random() < arrivals:
                 self.arrive()
             self.maybe_abort(0.05)
+            if rng.random() < 0.1:
+                self.fork()
             if rng.random() < 0.02:
                 self.scheduler.reset_prefix_cache()
             self.step()
@@ -106,10 +140,14 @@ class Trace:
             for index in range(made.sampling.n):
                 key = (made.id, index)
                 end = self.journal.ends[key]
-                tokens, reason, stop_reason = alone(made, index, self.max_total)
                 said = self.journal.tokens[key]
+                if made.pooling is not None:
+                    assert self.faults or end.embedding == embedding(made.tokens)
+                    continue
+                before = self.journal.before.get(made.id, [])
+                tokens, reason, stop_reason = alone(made, index, self.max_total, before)
                 if end.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                    assert self.faults
+                    assert self.faults or end.finish_reason is FinishReason.ABORT
                     assert said == tokens[: len(said)]
                     assert (end.error == "made to fail") == (end.finish_reason is FinishReason.ERROR)
                 else:
@@ -129,15 +167,17 @@ class Trace:
         assert self.scheduler.stats().num_free_blocks == self.num_blocks
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_without_faults_every_sequence_says_what_it_says_alone(seed: int) -> None:
-    trace = Trace(seed, faults=False)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_without_faults_every_sequence_says_what_it_says_alone(seed: int, depth: int) -> None:
+    trace = Trace(seed, faults=False, depth=depth)
     trace.run()
     trace.verify()
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_with_aborts_and_errors_the_others_are_untouched(seed: int) -> None:
-    trace = Trace(1000 + seed, faults=True)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_with_aborts_and_errors_the_others_are_untouched(seed: int, depth: int) -> None:
+    trace = Trace(1000 + seed, faults=True, depth=depth)
     trace.run()
     trace.verify()

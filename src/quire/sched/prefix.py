@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from quire.radix import RadixNode, RadixTree
-from quire.sched.block_pool import BlockPool
+from quire.sched.pool import BlockPool
 
 Node = RadixNode[int]
 
@@ -153,6 +153,23 @@ class PrefixIndex:
         self._nodes[block] = None
         self._pool.forget(block)
         self._tree.remove(node)
+
+    def forget(self, cursor: Node, blocks: frozenset[int]) -> Node:
+        """Forget the topmost of `blocks` on the path to `cursor` and everything below; returns the node above."""
+        top, node = None, cursor
+        while node.parent is not None:
+            if node.value in blocks:
+                top = node
+            node = node.parent
+        if top is None:
+            return cursor
+        above = top.parent
+        while above is not None and above.value is None:
+            above = above.parent
+        for below in reversed(list(self._tree.walk(top))):
+            if below.value is not None:
+                self._drop(below)
+        return above or self.root
 
     def clear(self) -> None:
         """Forget everything. Blocks in use stay in use; cursors start again from the root."""

@@ -1,0 +1,119 @@
+"""Owns the requests that live and the order in which their samples wait for a slot. Knows no blocks' contents."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from itertools import pairwise
+
+from quire.sched.prefix import PrefixMatch
+from quire.sched.sequence import WAITING, Group, Sequence
+from quire.sched.tables import BlockTables
+from quire.types import Request
+
+
+def key_of(seq: Sequence) -> tuple[int, int]:
+    return seq.key
+
+
+class WaitingQueue:
+    """Waiting sequences in order of `key`, and the live samples of each request.
+
+    A sample is *held*, out of the queue, while another one computes the prompt that both share. A waiting fork
+    may hold blocks (`Sequence.base`); when blocks run dry it gives them up before any sequence is preempted.
+    """
+
+    def __init__(self, tables: BlockTables) -> None:
+        self._tables = tables
+        self.groups: dict[str, Group] = {}
+        self.seqs: list[Sequence] = []
+        self.num_held = 0
+        self.num_tokens = 0  # of the sequences in the queue and those held
+        self._with_base: list[Sequence] = []
+
+    def join(self, seq: Sequence) -> None:
+        """A new sequence enters its group and the queue."""
+        self.groups[seq.request.id] = seq.group
+        seq.group.live.append(seq)
+        if seq.base is not None:
+            self._tables.hold(seq.base)
+            self._with_base.append(seq)
+        self.push(seq)
+
+    def push(self, seq: Sequence) -> None:
+        seq.status = WAITING
+        insort(self.seqs, seq, key=key_of)
+        self.num_tokens += len(seq.tokens)
+
+    def pop(self) -> Sequence:
+        """Take the first sequence out, to run."""
+        seq = self.seqs.pop(0)
+        self.num_tokens -= len(seq.tokens)
+        return seq
+
+    def hold_first(self) -> None:
+        """The first sequence waits until another sample of its request has the prompt."""
+        seq = self.seqs.pop(0)
+        seq.group.held.append(seq)
+        self.num_held += 1
+
+    def requeue_held(self, group: Group) -> None:
+        for seq in group.held:
+            insort(self.seqs, seq, key=key_of)
+        self.num_held -= len(group.held)
+        group.held = []
+
+    def remove(self, seq: Sequence) -> None:
+        """A waiting or held sequence has ended."""
+        if seq in seq.group.held:
+            seq.group.held.remove(seq)
+            self.num_held -= 1
+        else:
+            del self.seqs[bisect_left(self.seqs, seq.key, key=key_of)]
+        self.num_tokens -= len(seq.tokens)
+        self.drop_base(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """A sequence has ended: samples that wait for it look again."""
+        group = seq.group
+        group.live.remove(seq)
+        if group.held:
+            self.requeue_held(group)
+        if not group.live:
+            del self.groups[group.request.id]
+
+    def drop_base(self, seq: Sequence) -> None:
+        """Let go of the blocks that a fork holds: it has a table, has ended, or must make room."""
+        if seq.base is not None:
+            self._with_base.remove(seq)
+            self._tables.let_go(seq.base)
+            seq.base = None
+
+    def drop_bases(self, spare: Sequence | None = None) -> bool:
+        """Free the blocks that waiting forks hold, those of `spare` only if no other has any. False: there are none."""
+        found = [seq for seq in self._with_base if seq is not spare] or list(self._with_base)
+        for seq in found:
+            self.drop_base(seq)
+        return bool(found)
+
+    @property
+    def bases(self) -> list[PrefixMatch]:
+        return [seq.base for seq in self._with_base if seq.base is not None]
+
+    def request_in_use(self, request: Request) -> str | None:
+        """The error for a request whose id a live one has; None if it is new."""
+        if request.id not in self.groups:
+            return None
+        return f"request id {request.id!r} is in use by a request that has not ended; choose another id"
+
+    def check(self) -> list[Sequence]:
+        """Assert the invariants of the queue; returns all sequences in it or held."""
+        assert all(a.key < b.key for a, b in pairwise(self.seqs)), "the queue is out of order"
+        held = [seq for group in self.groups.values() for seq in group.held]
+        assert self.num_held == len(held)
+        assert all(set(seq.group.live) - set(seq.group.held) for seq in held), "samples wait for nobody"
+        idle = self.seqs + held
+        assert self.num_tokens == sum(len(seq.tokens) for seq in idle)
+        assert all(seq.slot < 0 and not seq.blocks and seq.status is WAITING for seq in idle)
+        assert all(seq in seq.group.live for seq in idle)
+        assert {seq for seq in idle if seq.base is not None} == set(self._with_base)
+        return idle

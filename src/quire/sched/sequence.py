@@ -1,0 +1,173 @@
+"""A live sequence and the group of samples it belongs to: the scheduler's own records. Knows token ids only."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from quire.params import OutputKind
+from quire.radix import RadixNode
+from quire.sched.prefix import PrefixMatch
+from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+WAITING, RUNNING, FINISHED = SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.FINISHED
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One sample of a request while it lives. Only the scheduler writes to it.
+
+    `tokens` are the known tokens: the prompt and the output so far (the request's own list until the sequence
+    gets a slot). Steps in flight sample `num_unseen` more. `num_computed` counts tokens whose KV is in `blocks`,
+    or will be once the steps in flight are done; the rest of `tokens`, unseen tokens and `draft` is pending.
+
+    The rest is worked out once, so that no step does it again. `key` orders sequences, lower first. `cursor` is
+    the prefix index's node of the last indexed full block, and at `index_at` computed tokens there is one more
+    to index. The sequence ends at `max_total` tokens, or at a token of `end_ids` once it has `min_total`.
+    The first `num_reported` tokens have been reported; a `quiet` sequence reports only its first token and its
+    end. A waiting fork holds the blocks of `base` until it is admitted.
+    """
+
+    request: Request
+    index: int
+    tokens: list[int]
+    group: Group
+    key: tuple[int, int]
+    cursor: RadixNode[int]
+    num_prompt_tokens: int
+    max_total: int
+    min_total: int
+    end_ids: frozenset[int]
+    num_reported: int
+    quiet: bool
+    constrained: bool
+    num_prompt_logprobs: int
+    slot: int = -1
+    draft: list[int] = field(default_factory=list)
+    drafting: bool = False  # the last result came with a draft
+    num_computed: int = 0
+    num_unseen: int = 0
+    blocks: list[int] = field(default_factory=list)
+    base: PrefixMatch | None = None
+    status: SequenceStatus = WAITING
+    num_cached: int = 0
+    num_preemptions: int = 0
+    index_at: int = sys.maxsize
+
+    @property
+    def num_settled(self) -> int:
+        """Known tokens whose KV later steps may read and nothing writes again.
+
+        A constrained sequence may have to compute the last token of a step in flight once more.
+        """
+        return min(self.num_computed, len(self.tokens)) - (self.constrained and self.num_unseen)
+
+    @property
+    def match_limit(self) -> int:
+        """How many tokens may be reused: not the last one, nor any position whose results are still due."""
+        limit = len(self.tokens) - 1
+        if self.request.pooling in ("mean", "cls"):
+            return 0
+        if self.index == 0 and self.request.sampling.prompt_logprobs is not None:
+            due = self.num_prompt_logprobs
+            if due < self.num_prompt_tokens - 1:
+                return min(limit, due)
+        return limit
+
+    def cut(self, count: int) -> tuple[int, FinishReason | None, int | None]:
+        """Drop those of the last `count` tokens that follow the end of the sequence, if it is among them.
+
+        Returns how many stay, the finish reason and the stop reason.
+        """
+        tokens = self.tokens
+        first = len(tokens) - count
+        for total in range(first + 1, len(tokens) + 1):
+            token = tokens[total - 1]
+            reason = None
+            if token in self.end_ids and total >= self.min_total:
+                reason = FinishReason.STOP
+            elif total >= self.max_total:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                del tokens[total:]
+                requested = reason is FinishReason.STOP and token not in self.request.eos_token_ids
+                return total - first, reason, token if requested else None
+        return count, None, None
+
+    def take_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
+        """Those of `entries` (for the tokens at start + 1, ...) not delivered yet; marks them delivered."""
+        due = min(len(entries), self.num_prompt_tokens - 1 - start)
+        fresh = entries[max(0, self.num_prompt_logprobs - start) : max(0, due)]
+        self.num_prompt_logprobs += len(fresh)
+        return fresh
+
+    def delta(self, reason: FinishReason | None = None, error: str | None = None) -> Delta:
+        """Report the tokens that no delta has reported yet."""
+        usage = Usage(self.num_prompt_tokens, self.num_cached, len(self.tokens) - self.num_prompt_tokens)
+        tokens, self.num_reported = self.tokens[self.num_reported :], len(self.tokens)
+        return Delta(self.request.id, self.index, tokens, usage, finish_reason=reason, error=error)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The live samples of one request. Those in `held` wait for another sample to compute the prompt."""
+
+    request: Request
+    live: list[Sequence] = field(default_factory=list)
+    held: list[Sequence] = field(default_factory=list)
+    prompt_counted: bool = False
+
+    @property
+    def namespace(self) -> Hashable:
+        """Only requests of one adapter and salt share prefixes."""
+        return (self.request.adapter, self.request.salt)
+
+    def prompt_holder(self) -> tuple[Sequence | None, bool]:
+        """A running sample that has the KV of the whole prompt, and whether one is about to have it."""
+        computing = False
+        for seq in self.live:
+            if seq.status is RUNNING:
+                if seq.num_settled >= seq.num_prompt_tokens:
+                    return seq, False
+                computing = True
+        return None, computing
+
+
+def is_quiet(request: Request) -> bool:
+    """Whether only the first token and the end are reported: nobody reads what comes in between.
+
+    Stop strings are searched, and log-probabilities delivered, token by token.
+    """
+    sampling = request.sampling
+    final = sampling.output_kind is OutputKind.FINAL_ONLY
+    return final and not sampling.stop and sampling.logprobs is None
+
+
+def refusal(request: Request, max_model_len: int, max_total: int) -> str | None:
+    """Why `request` can never run, given `max_model_len` and a KV cache of `max_total` tokens; None if it can."""
+    num_prompt = len(request.tokens)
+    if num_prompt == 0:
+        return "the prompt is empty; give at least one token"
+    if request.max_tokens < 1 and request.pooling is None:
+        return f"max_tokens must be at least 1, got {request.max_tokens}"
+    room = 0 if request.pooling is not None else 1
+    if num_prompt + room > max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens, but max_model_len is {max_model_len}, "
+            f"including {room} for output; shorten the prompt or raise --max-model-len"
+        )
+    if num_prompt + room > max_total:
+        return (
+            f"the prompt has {num_prompt} tokens, but the whole KV cache holds {max_total}, "
+            f"including {room} for output; shorten the prompt or raise --kv-cache-memory-bytes"
+        )
+    return None
