@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from quire.serve.dashboard.router import dashboard_router, open_paths
+
+ABOUT: dict[str, Any] = {
+    "model": "made-up",
+    "version": "9.9",
+    "max_model_len": 400,
+    "generates": True,
+    "chat": True,
+    "thinking": True,
+    "efforts": ["low", "high"],
+    "defaults": {"temperature": 0.7, "top_p": 0.95, "top_k": 0},
+}
 
 STATS: dict[str, Any] = {
     "model": "made-up",
@@ -54,10 +66,27 @@ class World:
     aborted: int = 0
     snapshots: int = 0
     url: str = ""
+    facts: dict[str, Any] = field(default_factory=lambda: dict(ABOUT))
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: bool = False
+    break_after: int | None = None
+    stopped: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=lambda: ["made-up"])
+
+    def about(self) -> dict[str, Any]:
+        return self.facts
+
+    def history(self) -> dict[str, Any]:
+        row = {"running": 1, "waiting": 0, "restarts": 0, "ttft_p50": 0.1, "itl_p50": 0.01}
+        return {"300": [{"time": time.time() - 200 + i, "rate": 50.0 + i, **row} for i in range(100)]}
+
+    def stop_request(self, request_id: str) -> bool:
+        self.stopped.append(request_id)
+        return True
 
     async def snapshot(self) -> dict[str, Any]:
         self.snapshots += 1
-        return {"time": asyncio.get_running_loop().time(), **self.stats}
+        return {"time": asyncio.get_running_loop().time(), "wall": time.time(), **self.stats}
 
 
 def app_of(world: World) -> FastAPI:
@@ -75,7 +104,19 @@ def app_of(world: World) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "made-up", "object": "model"}]}
+        return {"object": "list", "data": [{"id": name, "object": "model"} for name in world.models]}
+
+    @app.post("/v1/embeddings")
+    async def embed(request: Request) -> dict[str, Any]:
+        body = await request.json()
+        world.requests.append(body)
+        vectors = [[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]]
+        return {"data": [{"embedding": v} for v in vectors[: len(body["input"])]]}
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        words = (await request.json())["prompt"].split()
+        return {"count": len(words), "tokens": list(range(len(words))), "token_strs": words}
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")
@@ -96,8 +137,15 @@ async def pieces(world: World, chat: bool) -> AsyncIterator[str]:
         for thought in world.thoughts:
             delta = {"reasoning_content": thought}
             yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n"
+        for call in world.calls:
+            yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'tool_calls': [call]}}]})}\n\n"
         for i, piece in enumerate(world.pieces):
-            part = {"delta": {"content": piece}} if chat else {"text": piece}
+            if i == world.break_after:
+                return
+            part: dict[str, Any] = {"delta": {"content": piece}} if chat else {"text": piece}
+            if world.logprobs and chat:
+                top = [{"token": piece, "logprob": -0.1}, {"token": " other", "logprob": -2.3}]
+                part["logprobs"] = {"content": [{"token": piece, "logprob": -0.1, "top_logprobs": top}]}
             end = world.finish if i == len(world.pieces) - 1 else None
             yield f"data: {json.dumps({'choices': [{'index': 0, **part, 'finish_reason': end}]})}\n\n"
             await asyncio.sleep(world.delay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,8 @@ class Page:
         return found
 
     def texts(self, selector: str) -> list[str]:
-        return [str(element.get_property("textContent")) for element in self.all(selector)]
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return [str(text) for text in self.driver.execute_script(script, selector)]
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_async_script(
@@ -95,7 +97,7 @@ def page(browser: Any) -> Iterator[Page]:
         page.open()
         yield page
         assert page.complaints == []
-        browser.execute_script("sessionStorage.clear(); localStorage.clear();")
+        page.run("sessionStorage.clear(); localStorage.clear(); indexedDB.deleteDatabase('quire')")
         browser.get("about:blank")
 
 
@@ -112,15 +114,11 @@ def test_it_chats_with_what_was_said_before(page: Page) -> None:
     first, second = page.world.requests
     assert [m["content"] for m in first["messages"]] == ["Be brief.", "Hi"]
     assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
-    assert (second["temperature"], second["seed"], second["max_tokens"], second["model"]) == (
-        0.5,
-        7,
-        256,
-        "made-up",
-    )
-    assert "top_p" not in second
+    assert (second["temperature"], second["seed"], second["model"]) == (0.5, 7, "made-up")
+    assert not {"top_p", "max_tokens", "tools", "response_format"} & set(second)
     assert "3 tokens" in page.texts(".note")[0]
     assert "24 of 31 prompt tokens from cache" in page.texts(".note")[0]
+    assert page.texts("#context span") == ["34 of 400 tokens of context"]
     assert page["chat-input"].get_attribute("value") == ""
     page["clear"].click()
     assert page.texts(".turn") == []
@@ -135,7 +133,7 @@ def test_what_the_model_writes_is_text_and_nothing_else(page: Page) -> None:
     page.say("<i>me too</i>")
     page.until(lambda: page.texts(".turn .note"))
     assert page.texts(".turn .said") == ["<i>me too</i>", evil]
-    assert page.all(".log img, .log script, .log b, .log i") == []
+    assert page.all(".log img, .log script, .log b, .log i, .log a") == []
     page["tab-complete"].click()
     page["complete-send"].click()
     page.until(lambda: page["complete-note"].text)
@@ -143,8 +141,8 @@ def test_what_the_model_writes_is_text_and_nothing_else(page: Page) -> None:
     assert page.all("#complete-output img, #complete-output script, #complete-output b") == []
     page.world.error = (400, evil)
     page["complete-send"].click()
-    page.until(lambda: page.texts("#complete-output .trouble"))
-    assert page.texts("#complete-output .trouble") == [evil]
+    page.until(lambda: page.texts("#complete-output .trouble p"))
+    assert page.texts("#complete-output .trouble p") == [evil]
     assert "owned" not in page.driver.title
 
 
@@ -153,6 +151,8 @@ def test_reasoning_is_shown_apart_and_not_sent_back(page: Page) -> None:
     page.say("Hi")
     page.until(lambda: page.texts(".turn .note"))
     assert page.texts(".turn .thoughts") == ["Let me <b>see</b>."]
+    assert page.texts(".turn summary") == ["Reasoning"]
+    assert not page.all(".turn .thoughts")[0].is_displayed()
     assert page.texts(".turn .said") == ["Hi", "Hello, world."]
     page.say("More")
     page.until(lambda: len(page.world.requests) == 2)
@@ -180,23 +180,342 @@ def test_it_completes_and_continues(page: Page) -> None:
     assert page["tab-complete"].get_attribute("aria-selected") == "true"
     assert not page["chat-input"].is_displayed()
     page["complete-input"].send_keys(Keys.CONTROL, Keys.ENTER)
-    page.until(lambda: "cut at the limit" in page["complete-note"].text)
+    page.until(lambda: "cut at the token limit" in page["complete-note"].text)
     assert page.texts("#complete-output") == ["Once upon a time there was"]
     assert page.world.requests[-1]["prompt"] == "Once upon a time"
     page["complete-keep"].click()
     assert page["complete-input"].get_attribute("value") == "Once upon a time there was"
 
 
-def test_errors_are_the_servers_words_and_the_message_comes_back(page: Page) -> None:
+def test_errors_are_the_servers_words_and_can_be_retried(page: Page) -> None:
     page.world.error = (400, "max_tokens must be an integer >= 1")
     page.say("Hi")
-    page.until(lambda: page.texts(".trouble"))
-    assert page.texts(".trouble") == ["max_tokens must be an integer >= 1"]
-    assert page["chat-input"].get_attribute("value") == "Hi"
+    page.until(lambda: page.texts(".trouble p"))
+    assert page.texts(".trouble p") == ["max_tokens must be an integer >= 1"]
+    assert page.texts(".turn .said")[0] == "Hi"
+    page.world.error = None
+    page.all(".trouble button")[0].click()
+    page.until(lambda: page.texts(".turn .note"))
+    assert page.texts(".turn .said") == ["Hi", "Hello, world."]
     page.world.error = (400, "tiny has no chat template")
-    page["chat-input"].send_keys(Keys.ENTER)
-    page.until(lambda: page.all(".trouble button"))[0].click()
+    page.say("Hm")
+    page.until(lambda: page.all(".trouble button")[1:])[0].click()
     assert page["complete-input"].is_displayed()
+
+
+def test_an_answer_that_breaks_off_stays_with_its_question(page: Page) -> None:
+    page.world.break_after = 2
+    page.say("Hi")
+    page.until(lambda: page.texts(".trouble p"))
+    assert page.texts(".turn .said") == ["Hi", "Hello, "]
+    assert "broke off" in page.texts(".trouble p")[0]
+    page.world.break_after = None
+    page.all(".trouble button")[0].click()
+    page.until(lambda: page.texts(".turn .said")[-1:] == ["Hello, world."])
+    assert "2/2" in page.texts(".turn .verbs")[1]
+
+
+def test_a_new_chat_during_an_answer_takes_nothing_along(page: Page) -> None:
+    page.world.pieces, page.world.delay = [f"word{i} " for i in range(500)], 0.01
+    page.say("An old secret")
+    page.until(lambda: "word3" in "".join(page.texts(".turn .said")))
+    page["clear"].click()
+    assert page.texts(".turn") == []
+    page.until(lambda: page.world.aborted == 1)
+    page.world.pieces, page.world.delay = ["fine"], 0.0
+    page.until(lambda: page["chat-send"].is_displayed())
+    page.say("New")
+    page.until(lambda: page.texts(".turn .note"))
+    assert page.world.requests[-1]["messages"] == [{"role": "user", "content": "New"}]
+    assert page.texts(".turn .said") == ["New", "fine"]
+
+
+def test_eight_thousand_pieces_do_not_hold_up_the_page(page: Page) -> None:
+    page.world.pieces = [f"w{i} " + ("\n\n" if i % 50 == 49 else "") for i in range(8000)]
+    page.run(
+        "window.longest = 0; let last = performance.now(); const beat = () => { const now = performance.now();"
+        "window.longest = Math.max(window.longest, now - last); last = now; setTimeout(beat, 10); }; beat();"
+    )
+    page.say("Talk")
+    page.until(lambda: page.texts(".turn .note"))
+    assert len(page.all(".turn .said p")) == 160
+    assert page.run("return window.longest") < 2000  # it was 84,000 with a node for each piece
+
+
+def test_turns_are_a_tree(page: Page) -> None:
+    page.say("One")
+    page.until(lambda: page.texts(".turn .note"))
+    page.world.pieces = ["Another", " answer."]
+    press(page, 1, "Regenerate")
+    page.until(lambda: page.texts(".turn .said") == ["One", "Another answer."])
+    press(page, 1, "‹")
+    assert page.texts(".turn .said") == ["One", "Hello, world."]
+    press(page, 0, "Edit")
+    editor = page.all(".edit textarea")[0]
+    editor.clear()
+    editor.send_keys("Two")
+    page.all(".edit .primary")[0].click()
+    page.until(lambda: page.texts(".turn .said") == ["Two", "Another answer."])
+    assert page.world.requests[-1]["messages"] == [{"role": "user", "content": "Two"}]
+    page.world.pieces = [" And more."]
+    press(page, 1, "Continue")
+    page.until(lambda: page.texts(".turn .said") == ["Two", "Another answer. And more."])
+    body = page.world.requests[-1]
+    assert body["messages"][-1] == {"role": "assistant", "content": "Another answer."}
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    press(page, 1, "Delete")
+    assert page.texts(".turn .said") == ["Two", "Another answer."]
+    page.all("#chat-undo button")[0].click()
+    assert page.texts(".turn .said") == ["Two", "Another answer. And more."]
+
+
+def press(page: Page, turn: int, name: str) -> None:
+    """Press a button of turn number `turn`."""
+    box = page.all(".turn")[turn]
+    page.driver.execute_script(
+        "[...arguments[0].querySelectorAll('.verbs button')].find((b) => b.textContent === arguments[1]).click()",
+        box,
+        name,
+    )
+
+
+def test_chats_are_saved_found_renamed_and_exported(page: Page) -> None:
+    page.say("A tale of two ducks")
+    page.until(lambda: page.texts(".turn .note"))
+    page["clear"].click()
+    page.say("Something else")
+    page.until(lambda: page.texts(".turn .note"))
+    page.driver.refresh()
+    page["chats-button"].click()
+    page.until(lambda: len(page.texts(".chat-name")) == 2)
+    page["chat-search"].send_keys("DUCKS")
+    page.until(lambda: page.texts(".chat-name") == ["A tale of two ducks"])
+    page.all(".chat-name")[0].click()
+    page.until(lambda: page.texts(".turn .said") == ["A tale of two ducks", "Hello, world."])
+    page.run(
+        "document.querySelector('.menu summary').click(); document.querySelector('.menu button').click()"
+    )
+    title = page.all(".chats form input")[0]
+    title.clear()
+    title.send_keys("Ducks, revisited", Keys.ENTER)
+    page.until(lambda: page.texts(".chat-name") == ["Ducks, revisited"])
+    forms = page.run(
+        "const tree = await import('/dashboard/tree.js'); const store = await import('/dashboard/store.js');"
+        "const chat = (await store.all()).find((c) => c.title);"
+        "return [tree.asMarkdown(chat), tree.asJson(chat), tree.messages(tree.fromJson(tree.asJson(chat)))]"
+    )
+    assert forms[0].startswith("# Ducks, revisited\n\n## You\n\nA tale of two ducks")
+    assert forms[2] == [
+        {"role": "user", "content": "A tale of two ducks"},
+        {"role": "assistant", "content": "Hello, world."},
+    ]
+    page.run("[...document.querySelectorAll('.menu button')].find((b) => b.textContent === 'Delete').click()")
+    page.until(lambda: page.texts(".chat-name") == [])
+    page.all("#chat-undo button")[0].click()
+    page.until(lambda: page.texts(".chat-name") == ["Ducks, revisited"])
+
+
+def test_markdown_becomes_elements_and_never_markup(page: Page) -> None:
+    text = (
+        "# Title\n\nSome **bold**, *slanted* and `code <b>`.\n\n- one\n- two\n  1. inner\n\n> quoted\n\n"
+        "| a | b |\n|---|--:|\n| 1 | 2 |\n\n```python\nprint('<hi>')\n```\n\n"
+        "[good](https://example.org/x) [bad](javascript:alert(1)) ![pic](https://example.org/p.png) "
+        "<script>alert(1)</script> <https://example.org/auto>\n\nשלום עולם"
+    )
+    page.world.pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
+    page.say("Show")
+    page.until(lambda: page.texts(".turn .note"))
+    said = ".turn[data-role=assistant] .said "
+    assert page.texts(said + "h3") == ["Title"]
+    assert page.texts(said + "strong") == ["bold"]
+    assert page.texts(said + "em") == ["slanted"]
+    assert page.texts(said + "p code") == ["code <b>"]
+    assert page.texts(said + "ol li") == ["inner"]
+    assert page.texts(said + "blockquote") == ["quoted"]
+    assert page.texts(said + "td") == ["1", "2"]
+    assert page.texts(said + "pre") == ["print('<hi>')"]
+    assert page.texts(said + ".code figcaption span") == ["python"]
+    links = [a.get_attribute("href") for a in page.all(said + "a")]
+    assert links == ["https://example.org/x", "https://example.org/p.png", "https://example.org/auto"]
+    assert page.all(said + "script, " + said + "img, " + said + "b") == []
+    assert "[bad](javascript:alert(1))" in "".join(page.texts(said + "p"))
+    right = "return getComputedStyle([...document.querySelectorAll('.said p')].at(-1)).direction"
+    assert page.run(right) == "rtl"
+    press(page, 1, "Raw")
+    assert page.texts(said) == [text]
+    whole = page.run(
+        "const m = await import('/dashboard/markdown.js'); const a = document.createElement('div');"
+        "a.append(...m.render(given[0])); const b = document.createElement('div');"
+        "const g = new m.Growing(b); for (let i = 1; i <= given[0].length; i += 1) g.update(given[0].slice(0, i));"
+        "return a.innerHTML === b.innerHTML",
+        text,
+    )
+    assert whole is True
+
+
+@pytest.mark.parametrize(
+    "text", ["*" * 20000, "`" * 20000, "[" * 20000, "> " * 9000, "- " * 9000, "_a" * 9000]
+)
+def test_hostile_markdown_takes_no_time(page: Page, text: str) -> None:
+    page.run("const m = await import('/dashboard/markdown.js'); m.render(given[0])", text)
+
+
+def test_tool_calls_are_cards_that_one_answers(page: Page) -> None:
+    page["settings-button"].click()
+    page.run("document.querySelectorAll('#settings details').forEach((d) => (d.open = true))")
+    page["tools-text"].send_keys('[{"name": "weather"}')
+    assert page["tools-state"].get_attribute("data-state") == "bad"
+    page.say("Nothing is sent")
+    assert page.world.requests == []
+    page["chat-input"].clear()
+    page["tools-text"].send_keys("]")
+    assert page["tools-state"].get_attribute("data-state") == "good"
+    page.world.pieces = []
+    page.world.calls = [
+        {
+            "index": 0,
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "weather", "arguments": '{"city":'},
+        },
+        {"index": 0, "function": {"arguments": ' "Ur"}'}},
+    ]
+    page.say("How is it in Ur?")
+    page.until(lambda: page.all(".answers"))
+    assert page.texts(".call code") == ["weather"]
+    assert page.texts(".call pre") == ['{\n  "city": "Ur"\n}']
+    page.all(".answers textarea")[0].send_keys("dry")
+    page.world.calls, page.world.pieces = [], ["It is dry."]
+    page.all(".answers .primary")[0].click()
+    page.until(lambda: page.texts(".turn .said")[-1:] == ["It is dry."])
+    sent = page.world.requests[-1]
+    assert sent["tools"][0]["function"]["name"] == "weather"
+    assert sent["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"city": "Ur"}'
+    assert sent["messages"][2] == {"role": "tool", "content": "dry", "tool_call_id": "c1"}
+
+
+def test_structured_output_is_checked_and_sent(page: Page) -> None:
+    page["settings-button"].click()
+    page.run("document.querySelectorAll('#settings details').forEach((d) => (d.open = true))")
+    page.run("const k = document.getElementById('format-kind'); k.value = 'json_schema'; k.oninput()")
+    page["format-text"].send_keys('{"type": ')
+    assert page["format-state"].get_attribute("data-state") == "bad"
+    page["format-text"].send_keys('"object"}')
+    assert page["format-state"].text == "✓ Valid"
+    page.say("Hi")
+    page.until(lambda: page.texts(".turn .note"))
+    assert page.world.requests[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+def test_settings_are_checked_at_the_field_and_kept(page: Page) -> None:
+    page.until(lambda: page.all("#temperature")[0].get_attribute("placeholder") == "0.7")
+    page["settings-button"].click()
+    page["top_p"].send_keys("3")
+    assert page["top_p"].get_attribute("aria-invalid") == "true"
+    assert "from above 0 to 1" in page["top_p-note"].text
+    page["top_p"].clear()
+    page["min_p"].send_keys("0.1")
+    page["stop"].send_keys("END")
+    page["thinking"].click()
+    page.driver.refresh()
+    page.until(lambda: page.all("#thinking"))
+    page.say("Hi")
+    page.until(lambda: page.world.requests)
+    body = page.world.requests[0]
+    assert (body["min_p"], body["stop"]) == (0.1, ["END"])
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_the_request_is_shown_in_four_forms(page: Page) -> None:
+    page["chat-input"].send_keys('It\'s "me"')
+    page["chat-request"].click()
+    shown = page.run(
+        "const s = await import('/dashboard/snippets.js');"
+        "const messages = [{ role: 'user', content: \"It's\" }];"
+        "return s.forms('v1/chat/completions', { model: 'm', messages, top_k: 3 })"
+    )
+    assert set(shown) == {"JSON", "curl", "Python", "JavaScript"}
+    assert "'\\''" in shown["curl"]
+    compile(shown["Python"], "snippet", "exec")
+    assert "extra_body" in shown["Python"]
+    assert json.loads(page.texts("#request-body pre")[0])["messages"][0]["content"] == 'It\'s "me"'
+    page["request-close"].click()
+
+
+def test_token_probabilities_and_another_token(page: Page) -> None:
+    page.world.logprobs = True
+    page["settings-button"].click()
+    page["logprobs"].click()
+    page.say("Hi")
+    page.until(lambda: page.texts(".turn .note"))
+    assert page.world.requests[0]["top_logprobs"] == 5
+    press(page, 1, "Tokens")
+    assert page.texts(".token") == ["Hello", ", ", "world."]
+    page.all(".token")[1].click()
+    page.until(lambda: page.all(".candidates li button"))[0].click()
+    page.until(lambda: len(page.world.requests) == 2)
+    assert page.world.requests[1]["messages"][-1] == {"role": "assistant", "content": "Hello other"}
+
+
+def test_two_models_side_by_side(page: Page) -> None:
+    page.world.models = ["made-up", "second"]
+    page.driver.refresh()
+    page["tab-compare"].click()
+    page.until(lambda: len(page.all("#compare-left option")) == 2)
+    page["compare-input"].send_keys("Who?")
+    page["compare-send"].click()
+    page.until(lambda: page.texts(".side .said") == ["Hello, world.", "Hello, world."])
+    assert {r["model"] for r in page.world.requests} == {"made-up", "second"}
+
+
+def test_an_encoder_gets_a_form_for_vectors(page: Page) -> None:
+    page.world.facts = {**page.world.facts, "generates": False, "chat": False}
+    page.driver.refresh()
+    page.until(lambda: page["vectors-send"].is_displayed())
+    assert not page["tab-chat"].is_displayed()
+    page["vectors-send"].click()
+    page.until(lambda: page.texts(".ranks b"))
+    assert page.texts(".ranks b") == ["0.8000", "0.6000"]
+
+
+def test_live_requests_are_a_table_and_can_be_stopped(page: Page) -> None:
+    entry = {"id": "chatcmpl-1", "state": "writing", "age": 3.2, "prompt": 40, "cached": 16, "output": 9}
+    page.world.stats["requests"] = [{**entry, "rate": 2.5, "blocks": 4}]
+    page["tab-engine"].click()
+    page.until(lambda: page.texts("#requests-body td"))
+    assert page.texts("#requests-body td")[:8] == [
+        "chatcmpl-1",
+        "writing",
+        "3 s",
+        "40",
+        "16",
+        "9",
+        "2.5",
+        "4",
+    ]
+    page.all("#requests-body button")[0].click()
+    page.until(lambda: page.world.stopped == ["chatcmpl-1"])
+    page.world.stats["requests"] = []
+    page.until(lambda: page["requests-none"].is_displayed())
+
+
+def test_history_is_there_at_once(page: Page) -> None:
+    page.until(lambda: page["running"].text == "3")
+    ink = """
+        const canvas = document.getElementById("chart-rate");
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width / 2, canvas.height).data;
+        let found = 0;
+        for (let i = 3; i < data.length; i += 4) found += data[i] > 200 && data[i - 3] > 150 && data[i - 2] < 90;
+        return found;"""
+    page.until(lambda: page.run(ink) > 50)
+
+
+def test_the_reference_needs_nothing_from_outside(page: Page) -> None:
+    page.driver.get(page.world.url + "/dashboard/reference")
+    page.until(lambda: page.texts("#endpoints summary code"))
+    assert "/v1/chat/completions" in page.texts("#endpoints summary code")
+    page["search"].send_keys("embeddings")
+    page.until(lambda: len([d for d in page.all("#endpoints details") if d.is_displayed()]) == 1)
 
 
 def test_the_engine_is_shown_live(page: Page) -> None:
@@ -220,11 +539,12 @@ def test_the_engine_is_shown_live(page: Page) -> None:
         "–",
     ]
     assert page["finished"].text == "10, 1 failed"
-    assert page["model"].text == "made-up"
+    assert page["model"].get_attribute("value") == "made-up"
     assert page["health"].text == "Busy"
     page.world.stats.update(num_running=0, num_waiting=0, healthy=False)
     page.until(lambda: page["running"].text == "0")
-    assert page["health"].text == "Engine restarting"
+    assert page["health"].text == "Busy"  # a trouble is shown when it has lasted two seconds
+    page.until(lambda: page["health"].text == "Engine restarting")
     page.world.stats["generation_tokens"] += 5000
     page.until(lambda: page["rate"].text not in ("–", "0"))
 
@@ -279,8 +599,13 @@ def test_it_asks_for_the_key_and_keeps_it_in_this_tab(browser: Any) -> None:
         page.open()
         page.until(lambda: page["key-dialog"].is_displayed())
         assert page["running"].text == "–"
+        page["key-cancel"].click()
+        page.until(lambda: not page["key-dialog"].is_displayed())
+        page.until(lambda: page["health"].text == "Needs a key")
+        assert not page["key-dialog"].is_displayed()
+        page["key-button"].click()
         page["key-input"].send_keys("wrong", Keys.ENTER)
-        page.until(lambda: "not accepted" in page["key-why"].text)
+        page.until(lambda: "did not accept" in page["key-why"].text)
         page["key-input"].clear()
         page["key-input"].send_keys("open sesame", Keys.ENTER)
         page.until(lambda: page["running"].text == "3")
@@ -306,7 +631,7 @@ def test_it_comes_back_after_the_server_was_gone(browser: Any) -> None:
         page.until(lambda: page["running"].text == "3")
     page.until(lambda: page["health"].text in ("No connection", "Reconnecting", "Shutting down"))
     page.say("Anyone?")
-    page.until(lambda: "No answer from the server" in "".join(page.texts(".trouble")))
+    page.until(lambda: "The server does not answer" in "".join(page.texts(".trouble")))
     browser.get("about:blank")
     browser.get_log("browser")
 
@@ -327,13 +652,13 @@ def test_colours_follow_the_system_or_the_choice(page: Page) -> None:
 
 def test_every_control_has_a_name_and_the_tab_key_reaches_it(page: Page) -> None:
     nameless = page.run(
-        "return [...document.querySelectorAll('button, a, input, textarea, canvas')].filter((e) => "
+        "return [...document.querySelectorAll('button, a, input, textarea, select, meter, canvas')].filter((e) => "
         "!(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.outerHTML)"
     )
     assert nameless == []
     page.run("document.activeElement.blur()")
     reached = set()
-    for _ in range(20):
+    for _ in range(30):
         page.driver.switch_to.active_element.send_keys(Keys.TAB)
         reached.add(page.driver.switch_to.active_element.get_attribute("id"))
     page["chat-input"].send_keys("x")
@@ -345,13 +670,26 @@ def test_it_fits_a_telephone(page: Page) -> None:
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         page.open()
-        page.until(lambda: page["running"].text == "3")
+        page.until(lambda: page.texts("#running") == ["3"])
         assert (
             page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
             == 0
         )
+        assert not page["live"].is_displayed()
+        page.world.pieces = ["word "] * 400
         page.say("Hi")
         page.until(lambda: page.texts(".turn .note"))
+        below = (
+            "const l = document.getElementById('log'); return l.scrollHeight - l.scrollTop - l.clientHeight"
+        )
+        assert page.run(below) < 80
+        small = page.run(
+            "return [...document.querySelectorAll('button, summary, .tool')].filter((b) => b.offsetParent && "
+            "!b.closest('.hint') && b.getBoundingClientRect().height < 43).map((b) => b.id || b.textContent)"
+        )
+        assert small == []
+        page["tab-engine"].click()
+        assert page["live"].is_displayed()
     finally:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -362,3 +700,30 @@ def test_the_wheel_would_hold_the_page() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "index.html" in found.stdout
     assert (Path(__file__).parent.parent.parent / "src/quire/serve/dashboard/static/index.html").is_file()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["chat", "settings", "complete", "compare", "engine", "reference"])
+def test_axe_finds_nothing(page: Page, scheme: str, view: str) -> None:
+    axe = pytest.importorskip("axe_core_python", reason="checks accessibility: pip install axe-core-python")
+    page.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    page.driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
+    try:
+        page.driver.get(page.world.url + ("/dashboard/reference" if view == "reference" else ""))
+        if view == "chat":
+            page.say("Hi")
+            page.until(lambda: page.texts(".turn .note"))
+        elif view == "settings":
+            page["settings-button"].click()
+            page["chats-button"].click()
+        elif view != "reference":
+            page[f"tab-{view}"].click()
+        source = (Path(axe.__file__).parent / "axe.min.js").read_text()
+        page.driver.execute_script(source)
+        found = page.run("return (await axe.run()).violations.map((v) => [v.id, v.nodes.map((n) => n.html)])")
+        assert found == []
+    finally:
+        page.driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": False})
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -36,9 +36,22 @@ def test_the_page_is_open_and_its_numbers_are_not(server: Server) -> None:
         page = client.get("/")
         assert page.status_code == 200
         assert "default-src 'none'" in page.headers["content-security-policy"]
-        for name in ("app.css", "app.js", "api.js", "play.js", "live.js", "draw.js", "icon.svg"):
+        for name in (
+            "app.css",
+            "parts.css",
+            "app.js",
+            "api.js",
+            "chat.js",
+            "live.js",
+            "draw.js",
+            "icon.svg",
+            "reference",
+        ):
             assert client.get(f"/dashboard/{name}").status_code == 200
-        assert client.get("/dashboard/events").status_code == 401
+        assert client.get("/docs", follow_redirects=True).url.path == "/dashboard/reference"
+        for path in ("events", "history", "about"):
+            assert client.get(f"/dashboard/{path}").status_code == 401
+        assert client.delete("/dashboard/requests/x").status_code == 401
         assert not [path for path in client.get("/openapi.json").json()["paths"] if "dashboard" in path]
 
 
@@ -75,3 +88,38 @@ def test_a_viewer_does_not_keep_the_server_from_ending(server: Server) -> None:
     assert time.monotonic() - asked < 8
     assert not thread.is_alive()
     assert json.loads([line for line in seen if line][-1].removeprefix("data: "))["draining"] is True
+
+
+def test_the_page_knows_the_model_the_history_and_can_stop_a_request() -> None:
+    server = start(model="scripted:delay=0.02", api_key=["k"])
+    try:
+        watch_and_stop(server)
+    finally:
+        server.stop()
+
+
+def watch_and_stop(server: Server) -> None:
+    with server.client as client:
+        about = client.get("/dashboard/about", headers=KEY).json()
+        assert about["model"].startswith("scripted")
+        assert about["defaults"]["temperature"] >= 0
+        assert client.delete("/dashboard/requests/nobody", headers=KEY).status_code == 404
+        ended: list[httpx.Response] = []
+
+        def ask() -> None:
+            body = {"prompt": "hi", "max_tokens": 1000, "ignore_eos": True}
+            with server.client as other:
+                ended.append(other.post("/v1/completions", json=body, headers=KEY))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        rows: list[dict[str, object]] = []
+        deadline = time.monotonic() + 10
+        while not rows and time.monotonic() < deadline:
+            rows = first_snapshot(client)["requests"]  # type: ignore[assignment]
+        assert rows[0]["prompt"]
+        assert client.delete(f"/dashboard/requests/{rows[0]['id']}", headers=KEY).status_code == 204
+        thread.join(10)
+        assert "operator stopped" in ended[0].json()["error"]["message"]
+        time.sleep(1.5)
+        assert client.get("/dashboard/history", headers=KEY).json()["rings"]["300"]

@@ -321,6 +321,17 @@ class AsyncEngine:
             live.generation.sample_ended(request_id, index, discard=False)
             self._sample_over(live, index, reason)
 
+    def live_times(self) -> list[RequestTimes]:
+        """Times and counts of each request that is queued or running, oldest first."""
+        return [live.times for live in self._live.values()]
+
+    def stop_request(self, request_id: str) -> bool:
+        """End a live request, and its call, with an error that says so. False if there is none of that id."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.generation.fail(EngineError("an operator stopped this request"))
+        return live is not None
+
     async def stats(self, timeout: float = 1.0) -> EngineStats:
         """Fresh numbers, or where the engine is in a long step the last known ones."""
         if self.state == "ready":

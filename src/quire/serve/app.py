@@ -17,8 +17,9 @@ from starlette.responses import Response
 from quire import __version__
 from quire.errors import QuireError
 from quire.serve import anthropic, chat, completions, embeddings, responses, tokenize, vectors
+from quire.serve.dashboard.about import about_model
 from quire.serve.dashboard.router import dashboard_router
-from quire.serve.dashboard.stats import MetricsSource
+from quire.serve.dashboard.stats import PageSource
 from quire.serve.errors import ErrorBody, ErrorInfo, HttpError, as_http, not_found, unavailable
 from quire.serve.gate import Gate, Keys
 from quire.serve.protocol import (
@@ -138,7 +139,9 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
 
 def make_app(service: Service) -> FastAPI:
     """The application around one service."""
-    app = FastAPI(title="Quire", version=__version__, redoc_url=None, root_path=service.config.root_path)
+    app = FastAPI(
+        title="Quire", version=__version__, docs_url=None, redoc_url=None, root_path=service.config.root_path
+    )
     for endpoint in ENDPOINTS:
         _add_endpoint(app, service, endpoint)
     _add_models(app, service)
@@ -263,7 +266,10 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         await service.engine.stats(timeout=0.5)
         return _json(await source.snapshot())
 
-    source = MetricsSource(service.metrics, lambda: _about(service))
+    source = PageSource(
+        service.metrics, service.engine, lambda: _state(service), lambda: about_model(service)
+    )
+    service.background.append(source.run)
 
     _get(app, "/health", health, None, "200 while the engine makes progress or idles and answers")
     _get(app, "/ping", health, None, "The same as /health")
@@ -278,7 +284,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     )
 
 
-def _about(service: Service) -> dict[str, Any]:
+def _state(service: Service) -> dict[str, Any]:
     engine = service.engine
     return {
         "model": service.name,

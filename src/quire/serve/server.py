@@ -205,7 +205,11 @@ class _Server(uvicorn.Server):
 
     async def run(self) -> int:  # type: ignore[override]
         self._service.engine.on_dead = self._on_dead
+        tasks = [asyncio.get_running_loop().create_task(job()) for job in self._service.background]
         await self.serve([self._listener])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         return 1 if self._failed else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -44,6 +44,7 @@ class Service:
         self.created = int(time.time())
         self.formats = Formats.of(front, config)
         self.draining = False
+        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
 
     @property

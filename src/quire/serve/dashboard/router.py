@@ -1,14 +1,14 @@
-"""The page for people at `/`: its files, and the live numbers that it draws. Knows no engine.
+"""The page at `/`: its files, and the live data that it draws. Knows no engine.
 
-Pages and scripts hold no data and need no key; the events do, so the page asks for one and sends it as any
-client does. Nothing is loaded from elsewhere, and no script or style stands in the page itself.
+Pages and scripts hold no data and need no key. Everything else here does; the page asks for the key and sends it like
+any client. Nothing is loaded from other servers, and the page has no inline script or style.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 INTERVAL = 0.5
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -30,15 +30,28 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+DATA_HEADERS = {**HEADERS, "Cache-Control": "no-store"}
 
 _encode = msgspec.json.Encoder().encode
 
 
-class StatsSource(Protocol):
-    """Where the live numbers come from."""
+class Source(Protocol):
+    """The server as the page sees it."""
 
     async def snapshot(self) -> Mapping[str, Any]:
         """The fields of EngineStats and what `quire.serve.dashboard.stats` adds; `draining` ends the stream."""
+        ...
+
+    def history(self) -> Mapping[str, Any]:
+        """The rings of `quire.serve.dashboard.history` by their length in seconds."""
+        ...
+
+    def about(self) -> Mapping[str, Any]:
+        """The model and the defaults of a request (`quire.serve.dashboard.about`)."""
+        ...
+
+    def stop_request(self, request_id: str) -> bool:
+        """End a live request with an error that says so; False if there is none of that id."""
         ...
 
 
@@ -70,18 +83,15 @@ def load_assets() -> dict[str, Asset]:
 
 def open_paths() -> frozenset[str]:
     """The paths that hold no data and must be open to a browser that has no key yet."""
-    return frozenset({"/"} | {f"/dashboard/{name}" for name in load_assets() if name != "index.html"})
+    names = {name for name in load_assets() if not name.endswith(".html")}
+    return frozenset({"/", "/dashboard/reference"} | {f"/dashboard/{name}" for name in names})
 
 
-def dashboard_router(
-    stats_source: StatsSource,
-    authorize: Callable[[HttpRequest], None] | None = None,
-    interval: float = INTERVAL,
-) -> APIRouter:
-    """Routes `/`, `/dashboard/{file}` and `/dashboard/events`, none of them in the API's document.
+def dashboard_router(source: Source, interval: float = INTERVAL) -> APIRouter:
+    """The page's routes, none of them in the API's document.
 
-    `authorize` raises where a request for events brings no valid key; leave it out where a middleware checks
-    keys already. Events come every `interval` seconds, while someone listens.
+    The application's middleware checks keys and lets `open_paths` through. While somebody watches, events come every
+    `interval` seconds.
     """
     router = APIRouter(include_in_schema=False)
     assets = load_assets()
@@ -90,27 +100,47 @@ def dashboard_router(
     async def index(request: HttpRequest) -> Response:
         return assets["index.html"].answer(request)
 
+    @router.get("/dashboard/reference")
+    async def reference(request: HttpRequest) -> Response:
+        return assets["reference.html"].answer(request)
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return RedirectResponse("dashboard/reference")
+
     @router.get("/dashboard/events")
-    async def events(request: HttpRequest) -> Response:
-        if authorize is not None:
-            authorize(request)
-        headers = {**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            _events(stats_source, interval), media_type="text/event-stream", headers=headers
-        )
+    async def events() -> Response:
+        headers = {**DATA_HEADERS, "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(source, interval), media_type="text/event-stream", headers=headers)
+
+    @router.get("/dashboard/history")
+    async def history() -> Response:
+        return _json({"rings": source.history()})
+
+    @router.get("/dashboard/about")
+    async def about() -> Response:
+        return _json(source.about())
+
+    @router.delete("/dashboard/requests/{request_id:path}")
+    async def stop(request_id: str) -> Response:
+        return Response(status_code=204 if source.stop_request(request_id) else 404, headers=DATA_HEADERS)
 
     @router.get("/dashboard/{name}")
     async def asset(name: str, request: HttpRequest) -> Response:
         found = assets.get(name)
-        if found is None or name == "index.html":
+        if found is None or name.endswith(".html"):
             return Response(status_code=404, headers=HEADERS)
         return found.answer(request)
 
     return router
 
 
-async def _events(source: StatsSource, interval: float) -> AsyncIterator[bytes]:
-    """Snapshots as server-sent events, until the server drains: a viewer must not keep it from ending."""
+def _json(value: Any) -> Response:
+    return Response(_encode(value), media_type="application/json", headers=DATA_HEADERS)
+
+
+async def _events(source: Source, interval: float) -> AsyncIterator[bytes]:
+    """Snapshots as server-sent events until the server drains, so that a viewer never delays shutdown."""
     while True:
         snapshot = await source.snapshot()
         yield b"data: " + _encode(snapshot) + b"\n\n"

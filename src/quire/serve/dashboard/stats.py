@@ -1,60 +1,70 @@
-"""The live numbers of the page, from the metrics of the API process. Knows no HTTP.
+"""The page's live data, from the metrics and the engine client of the API process. Knows no HTTP.
 
-Quantiles are over the last half minute: the difference of two readings of a histogram, its buckets taken as
-evenly filled.
+Quantiles cover the last half minute: the difference between two readings of a histogram.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from quire.client.metrics import Metrics
+from quire.client.metrics import Metrics, RequestTimes
+from quire.serve.dashboard.history import TICK, History, Reading, quantile
 
 WINDOW = 30.0
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 LATENCIES = {"ttft": "time_to_first_token_seconds", "itl": "inter_token_latency_seconds"}
+MOST_ROWS = 50  # of live requests in a snapshot
 
 
-def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value below which `share` of the observations lie; None without any.
+class Requests(Protocol):
+    """The engine client as far as the table of live requests needs it."""
 
-    `counts` has one entry more than `bounds`, for values above the last, which count as the last bound.
-    """
-    total = sum(counts)
-    if not total:
-        return None
-    rank, below = share * total, 0
-    for i, count in enumerate(counts[: len(bounds)]):
-        if count and below + count >= rank:
-            low = bounds[i - 1] if i else 0.0
-            return low + (bounds[i] - low) * (rank - below) / count
-        below += count
-    return bounds[-1]
+    def live_times(self) -> list[RequestTimes]: ...
+    def stop_request(self, request_id: str) -> bool: ...
 
 
-class MetricsSource:
-    """Snapshots of `metrics`; `about` adds what else is known at that moment (model, draining, ...)."""
+class PageSource:
+    """What the page shows. `state` adds what else is known at the moment; `about` describes the model."""
 
     def __init__(
         self,
         metrics: Metrics,
+        requests: Requests | None = None,
+        state: Callable[[], dict[str, Any]] = dict,
         about: Callable[[], dict[str, Any]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics = metrics
-        self._about = about
+        self._requests = requests
+        self._state = state
+        self.about = about
         self._clock = clock
+        self._history = History(self._read)
         self._readings: dict[str, deque[tuple[float, list[int]]]] = {name: deque() for name in LATENCIES}
 
+    async def run(self) -> None:
+        """Keep the history; for the life of the server."""
+        while True:
+            self._history.tick()
+            await asyncio.sleep(TICK)
+
+    def history(self) -> dict[str, Any]:
+        return self._history.rings()
+
+    def stop_request(self, request_id: str) -> bool:
+        return self._requests is not None and self._requests.stop_request(request_id)
+
     async def snapshot(self) -> dict[str, Any]:
-        """EngineStats, latency quantiles in seconds (`ttft_p50`, ..., None where nothing was seen), counts of
-        requests by how they ended, `time` in seconds on a steady clock, and what `about` says."""
+        """EngineStats, latency quantiles in seconds (`ttft_p50`, ..., None if nothing was observed), requests by how
+        they ended, live requests, the newest rows of the history, `time` (steady) and `wall` seconds, and `state`."""
         now, metrics = self._clock(), self._metrics
         found: dict[str, Any] = {
             "time": now,
+            "wall": time.time(),
             "model": metrics.model_name,
             "block_size": int(metrics.cache_config.get("block_size", 0)),
             **metrics.stats.as_dict(),
@@ -62,10 +72,34 @@ class MetricsSource:
             "cached_tokens": metrics.cached_tokens,
             "generation_tokens": metrics.generation_tokens,
             "finished": dict(metrics.finished),
+            "restarts": metrics.restarts,
+            "rows": self._history.latest(),
+            **self._live(now),
         }
         for name, histogram in LATENCIES.items():
             found |= self._recent(name, histogram, now)
-        return {**found, **self._about()}
+        return {**found, **self._state()}
+
+    def _live(self, now: float) -> dict[str, Any]:
+        """The oldest live requests as rows, and how many more there are."""
+        if self._requests is None:
+            return {"requests": [], "requests_hidden": 0}
+        block_size = int(self._metrics.cache_config.get("block_size", 0)) or 1
+        live = self._requests.live_times()
+        rows = [request_row(times, now, block_size) for times in live[:MOST_ROWS]]
+        return {"requests": rows, "requests_hidden": len(live) - len(rows)}
+
+    def _read(self) -> Reading:
+        metrics = self._metrics
+        histograms = {name: metrics.histograms[histogram][1] for name, histogram in LATENCIES.items()}
+        return Reading(
+            time.time(),
+            metrics.generation_tokens,
+            metrics.stats.num_running,
+            metrics.stats.num_waiting,
+            metrics.restarts,
+            {name: (h.bounds, list(h.counts)) for name, h in histograms.items()},
+        )
 
     def _recent(self, name: str, histogram: str, now: float) -> dict[str, float | None]:
         """Quantiles of what was observed since the oldest reading of the window."""
@@ -78,3 +112,20 @@ class MetricsSource:
         readings.append((now, counts))
         recent = [new - old for new, old in zip(counts, base, strict=True)]
         return {f"{name}_{word}": quantile(source.bounds, recent, share) for word, share in QUANTILES.items()}
+
+
+def request_row(times: RequestTimes, now: float, block_size: int) -> dict[str, Any]:
+    """One live request in counts and times, never text. `blocks` is what its tokens fill; sharing is not counted."""
+    prompt = len(times.request.tokens)
+    seconds = times.last_token - times.first_token
+    state = "waiting" if not times.scheduled else "prompt" if not times.first_token else "writing"
+    return {
+        "id": times.request.id,
+        "state": state,
+        "age": max(0.0, now - times.arrival),
+        "prompt": prompt,
+        "cached": times.num_cached,
+        "output": times.num_output,
+        "rate": (times.num_output - 1) / seconds if seconds > 0 else None,
+        "blocks": -(-(prompt + times.num_output) // block_size) if times.scheduled else 0,
+    }

@@ -1,8 +1,10 @@
-// Talking to the server: the key, requests, and server-sent events. Knows no elements but the key's dialog.
+// Talks to the server: the key, requests, server-sent events. Touches no element but the key's dialog.
 
 const STORE = "quire-key";
 let key = sessionStorage.getItem(STORE) || "";
 let asking = null;
+let wanted = false;
+let refused = false;
 
 export class ServerError extends Error {
   constructor(status, message) {
@@ -11,11 +13,14 @@ export class ServerError extends Error {
   }
 }
 
-/** Whether this tab has a key. */
-export const hasKey = () => key !== "";
+/** Whether this tab has a key, or the server has asked for one. */
+export const usesKey = () => key !== "" || wanted;
 
-/** Show the dialog; resolves to whether a key was given. Callers at the same time share one dialog. */
+const UNREACHABLE = "The server does not answer. Check that it is running, then retry.";
+
+/** Show the dialog; resolves to whether a key was given. Concurrent callers share one dialog. */
 export function askForKey(why) {
+  refused = false;
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key-dialog");
     const input = document.getElementById("key-input");
@@ -36,23 +41,33 @@ export function askForKey(why) {
     dialog.onclose = () => {
       input.value = "";
       asking = null;
-      document.dispatchEvent(new Event("quire-key"));
+      wanted = true;
+      document.dispatchEvent(new Event(given ? "quire-key" : "quire-no-key"));
       resolve(given);
     };
   });
   return asking;
 }
 
-/** Fetch with the key; asks for one where the server wants it. Throws ServerError with the server's own words. */
+/**
+ * Fetch with the key. Asks for a key if the server wants one, once: after Cancel only the API key button asks again.
+ * Throws ServerError with the server's own words, or AbortError.
+ */
 export async function request(path, options = {}) {
   for (;;) {
     const used = key;
     const headers = { ...(options.body && { "Content-Type": "application/json" }), ...(key && { Authorization: `Bearer ${key}` }) };
-    const response = await fetch(path, { ...options, headers });
+    const response = await fetch(path, { ...options, headers }).catch((error) => {
+      throw error.name === "AbortError" ? error : new ServerError(0, UNREACHABLE);
+    });
     if (response.ok) return response;
     if (response.status === 401) {
       if (used !== key) continue;
-      if (await askForKey(key ? "That key was not accepted. It is kept in this tab only." : null)) continue;
+      if (!refused) {
+        if (await askForKey(key ? "The server did not accept that key. It is kept in this tab only." : null)) continue;
+        refused = true;
+      }
+      throw new ServerError(401, "This server needs an API key: press “API key” above.");
     }
     throw new ServerError(response.status, await reason(response));
   }
@@ -75,7 +90,9 @@ export async function* events(response) {
   let data = [];
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new ServerError(0, "The connection broke off before the answer was complete.");
+      });
       if (done) break;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
@@ -102,7 +119,13 @@ export async function* stream(path, body, signal) {
   for await (const data of events(response)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
-    if (event.error) throw new ServerError(0, event.error.message ?? "The stream broke off.");
+    if (event.error) throw new ServerError(0, event.error.message ?? "The server broke off the answer.");
     yield event;
   }
+  throw new ServerError(0, "The connection broke off before the answer was complete.");
+}
+
+/** Post JSON and return the parsed answer. */
+export async function post(path, body, signal) {
+  return (await request(path, { method: "POST", body: JSON.stringify(body), signal })).json();
 }

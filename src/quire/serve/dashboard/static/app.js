@@ -1,17 +1,29 @@
-// Puts the parts together: tabs, settings, colours, keys of the keyboard, the model's name.
+// Puts the parts together: views, colours, keyboard, the key, what the server says of its model.
 
-import { askForKey, hasKey, request } from "./api.js";
+import { askForKey, request, usesKey } from "./api.js";
+import { Chat } from "./chat.js";
+import { startCompare } from "./compare.js";
+import { Complete } from "./complete.js";
+import { $, bytes, el, number, short } from "./dom.js";
 import { startLive } from "./live.js";
-import { startChat, startComplete } from "./play.js";
+import { remember, setting } from "./store.js";
+import { startVectors } from "./vectors.js";
 
-const $ = (id) => document.getElementById(id);
-let model = "";
+/** What the parts know of each other. */
+const page = {
+  about: {},
+  models: [],
+  get model() {
+    return $("model").value;
+  },
+  settings: () => chat.chat.settings,
+  openComplete: () => choose("complete"),
+};
 
 /* --- colours: as the system, light, dark */
 
 const THEMES = { system: "as the system", light: "light", dark: "dark" };
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-let theme = localStorage.getItem("quire-theme") in THEMES ? localStorage.getItem("quire-theme") : "system";
+let theme = setting("theme", "system") in THEMES ? setting("theme", "system") : "system";
 
 function applyTheme() {
   document.documentElement.dataset.theme = theme;
@@ -21,72 +33,120 @@ function applyTheme() {
   document.dispatchEvent(new Event("quire-colours"));
 }
 
-dark.addEventListener("change", applyTheme);
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", applyTheme);
 $("theme").addEventListener("click", () => {
   const names = Object.keys(THEMES);
   theme = names[(names.indexOf(theme) + 1) % names.length];
-  localStorage.setItem("quire-theme", theme);
+  remember("theme", theme);
   applyTheme();
 });
 applyTheme();
 
-/* --- tabs, with the arrow keys */
+/* --- views: tabs, with the arrow keys. On wide screens the engine stays beside the others */
 
-const tabs = [$("tab-chat"), $("tab-complete")];
+const VIEWS = ["chat", "complete", "compare", "vectors", "engine"];
+const FOCUS = { chat: "chat-input", complete: "complete-input", compare: "compare-input", vectors: "vectors-texts", engine: "live" };
 
-function choose(tab, focus = true) {
-  for (const other of tabs) {
-    const on = other === tab;
-    other.setAttribute("aria-selected", String(on));
-    other.tabIndex = on ? 0 : -1;
-    $(other.getAttribute("aria-controls")).hidden = !on;
+function choose(view, focus = false) {
+  document.body.dataset.view = view;
+  for (const name of VIEWS) {
+    const tab = $(`tab-${name}`);
+    tab.setAttribute("aria-selected", String(name === view));
+    tab.tabIndex = name === view ? 0 : -1;
+    if (name !== "engine") $(`panel-${name}`).hidden = name !== view;
   }
-  $("clear").hidden = tab !== $("tab-chat");
-  document.querySelector("label.full").hidden = tab !== $("tab-chat");
-  document.querySelector(".skip").href = tab === $("tab-chat") ? "#chat-input" : "#complete-input";
-  if (focus) tab.focus();
+  document.querySelector(".skip").href = `#${FOCUS[view]}`;
+  for (const id of ["clear", "chats-button"]) $(id).hidden = view !== "chat";
+  $("settings-button").hidden = view === "vectors" || view === "engine";
+  if ($("settings-button").hidden) $("settings").hidden = true;
+  for (const part of document.querySelectorAll("#settings .chat-only")) part.hidden = view !== "chat";
+  if (focus) $(`tab-${view}`).focus();
 }
 
-for (const tab of tabs) {
-  tab.addEventListener("click", () => choose(tab));
-  tab.addEventListener("keydown", (event) => {
+const offered = () => VIEWS.filter((name) => !$(`tab-${name}`).hidden);
+for (const name of VIEWS) {
+  $(`tab-${name}`).addEventListener("click", () => choose(name));
+  $(`tab-${name}`).addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) choose(tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length]);
+    const names = offered();
+    if (step) choose(names[(names.indexOf(name) + step + names.length) % names.length], true);
   });
 }
 
-/* --- settings and key */
+/* --- panels and dialogs */
 
-$("settings-button").addEventListener("click", () => {
-  const show = $("settings").hidden;
-  $("settings").hidden = !show;
-  $("settings-button").setAttribute("aria-expanded", String(show));
-});
+function panel(buttonId, id) {
+  $(buttonId).addEventListener("click", () => {
+    const show = $(id).hidden;
+    $(id).hidden = !show;
+    $(buttonId).setAttribute("aria-expanded", String(show));
+  });
+}
+panel("settings-button", "settings");
+panel("chats-button", "library");
 $("settings").addEventListener("submit", (event) => event.preventDefault());
+$("request-close").addEventListener("click", () => $("request-dialog").close());
 
-const showKeyButton = () => ($("key-button").hidden = !hasKey());
-document.addEventListener("quire-key", showKeyButton);
+const showKeyButton = () => ($("key-button").hidden = !usesKey());
+for (const name of ["quire-key", "quire-no-key"]) document.addEventListener(name, showKeyButton);
 $("key-button").addEventListener("click", () => askForKey());
 showKeyButton();
 
 /* --- the parts */
 
-const writings = [startChat(() => model, () => choose($("tab-complete"))), startComplete(() => model)];
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("key-dialog").open) for (const writing of writings) writing.end();
-});
-choose($("tab-chat"), false);
+const chat = new Chat(page);
+const complete = new Complete(page);
+let compare = null;
+chat.showSettings();
+chat.redraw();
+chat.library.draw();
+choose("chat");
 $("chat-input").focus({ preventScroll: true });
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  for (const writing of [chat.writing, complete.writing, compare?.writing]) writing?.end();
+});
+
+/* --- the model */
+
+function describe(about) {
+  const facts = [];
+  if (about.parameters) facts.push(`${short(about.parameters)} parameters`);
+  if (about.max_model_len) facts.push(`${number.format(about.max_model_len)} tokens of context`);
+  if (about.weight_bytes) facts.push(`${bytes(about.weight_bytes)} of weights`);
+  $("model-facts").textContent = facts.join(" · ");
+}
 
 async function findModel() {
   try {
-    model = (await (await request("v1/models")).json()).data[0].id;
-    $("model").textContent = model;
+    const [about, models] = await Promise.all(["dashboard/about", "v1/models"].map(async (path) => (await request(path)).json()));
+    page.about = about;
+    page.models = models.data.map((entry) => entry.id);
   } catch (error) {
-    $("model").textContent = "";
-    console.warn(`The list of models cannot be read: ${error.message}`);
+    $("model-facts").textContent = error.message;
+    return;
   }
+  const { about } = page;
+  $("model").replaceChildren(...page.models.map((name) => el("option", { value: name }, name)));
+  $("model").hidden = false;
+  describe(about);
+  $("version").textContent = about.version ? `Quire ${about.version}` : "";
+  $("hello").textContent = about.greeting ?? "What shall we write?";
+  if (about.ideas?.length) $("ideas").replaceChildren(...about.ideas.map((text) => el("li", {}, el("button", { type: "button" }, text))));
+  const generates = about.generates !== false;
+  for (const name of ["chat", "complete"]) $(`tab-${name}`).hidden = !generates;
+  $("tab-compare").hidden = !generates;
+  $("tab-vectors").hidden = generates;
+  chat.showSettings();
+  if (generates) compare = startCompare(page);
+  else {
+    startVectors(page);
+    choose("vectors");
+  }
+  if (generates && about.chat === false) choose("complete");
 }
 
-document.addEventListener("quire-key", () => model || findModel());
-findModel().then(startLive);
+document.addEventListener("quire-key", () => page.models.length || findModel());
+findModel();
+startLive();

@@ -29,27 +29,41 @@ export function ceiling(value) {
   return [1, 1.5, 2, 3, 5, 7.5, 10].map((m) => m * power).find((m) => m >= value * 0.9999);
 }
 
-/** `points` are [age in seconds, value or null], newest last; gaps in the values are gaps in the line. */
-export function drawLine(canvas, points, span, { fill = false, label = null, name = "--red" } = {}) {
+/**
+ * A line over time. `points` are [age in seconds, value or null], newest last; gaps in the values are gaps in the line.
+ * `label` writes a value on the axis; `marks` are ages at which to draw an upright line; `at` is the age to point out.
+ */
+export function drawLine(canvas, points, span, { fill = false, label = null, name = "--red", marks = [], at = null } = {}) {
   const { context, width, height } = begin(canvas);
   const values = points.map((p) => p[1]).filter((v) => v !== null);
   const top = ceiling(Math.max(0, ...values));
   const x = (age) => width - (age / span) * width;
   const y = (value) => height - 1.5 - (value / top) * (height - (label ? 17 : 4));
-  context.strokeStyle = colour("--line");
-  context.lineWidth = 1;
-  context.beginPath();
-  context.moveTo(0, height - 0.5);
-  context.lineTo(width, height - 0.5);
-  context.stroke();
-  if (label && values.length) {
+  const upright = (age, dash, tint) => {
+    context.strokeStyle = colour(tint);
+    context.setLineDash(dash);
     context.beginPath();
-    context.setLineDash([2, 4]);
-    context.moveTo(0, Math.round(y(top)) + 0.5);
-    context.lineTo(width, Math.round(y(top)) + 0.5);
+    context.moveTo(Math.round(x(age)) + 0.5, 0);
+    context.lineTo(Math.round(x(age)) + 0.5, height);
     context.stroke();
     context.setLineDash([]);
+  };
+  const level = (value, dash) => {
+    context.beginPath();
+    context.setLineDash(dash);
+    context.moveTo(0, Math.round(y(value)) + 0.5);
+    context.lineTo(width, Math.round(y(value)) + 0.5);
+    context.stroke();
+    context.setLineDash([]);
+  };
+  context.strokeStyle = colour("--line");
+  context.lineWidth = 1;
+  level(0, []);
+  if (label && values.length) {
+    level(top, [2, 4]);
+    level(top / 2, [2, 4]);
   }
+  for (const age of marks) upright(age, [3, 3], "--red");
   context.lineJoin = "round";
   for (const run of runs(points)) {
     context.beginPath();
@@ -57,6 +71,10 @@ export function drawLine(canvas, points, span, { fill = false, label = null, nam
     context.strokeStyle = colour(name);
     context.lineWidth = 1.75;
     context.stroke();
+    if (run.length === 1) {
+      context.fillStyle = colour(name);
+      context.fillRect(x(run[0][0]) - 1.5, y(run[0][1]) - 1.5, 3, 3);
+    }
     if (fill) {
       context.lineTo(x(run.at(-1)[0]), height);
       context.lineTo(x(run[0][0]), height);
@@ -66,11 +84,13 @@ export function drawLine(canvas, points, span, { fill = false, label = null, nam
       context.globalAlpha = 1;
     }
   }
+  if (at !== null) upright(at, [], "--dim");
   if (label && values.length) {
     context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
     context.fillStyle = colour("--dim");
     context.textBaseline = "bottom";
     context.fillText(label(top), 0, y(top) - 1);
+    if (height > 60 && label(top / 2) !== label(top)) context.fillText(label(top / 2), 0, y(top / 2) - 1);
   }
 }
 

@@ -1,40 +1,64 @@
-// The live view: follows the server's events and draws them. Numbers only; it never asks for anything else.
+// The engine, live: follows the server's events, keeps its history, and draws both. It never sends text.
 
 import { ServerError, events, request } from "./api.js";
+import { $, duration, milliseconds, number, percent, short } from "./dom.js";
 import { drawBlocks, drawLine } from "./draw.js";
-import { milliseconds } from "./play.js";
+import { showRequests } from "./requests.js";
 
-const SPAN = 120;
-const RATE_WINDOW = 2;
-const $ = (id) => document.getElementById(id);
-const number = new Intl.NumberFormat("en");
-const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const RATE_WINDOW = 2; // seconds over which the rate is taken
+const HOLD = 2000; // a trouble must last so many milliseconds before it is shown
+const SPANS = { 300: "5 minutes", 3600: "1 hour", 86400: "24 hours" };
 
-const history = [];
+const rings = { 300: [], 3600: [], 86400: [] }; // rows {time, rate, ttft_p50, itl_p50, restarts}, oldest first
+const recent = []; // snapshots of the last seconds
 let latest = null;
+let span = 300;
+let pointed = null; // age under the pointer, in seconds
 
-function health(state, text) {
-  const box = $("health");
-  if (box.textContent !== text) box.textContent = text;
-  box.dataset.state = state;
-  document.querySelector(".live").classList.toggle("stale", state !== "good" && state !== "busy");
-}
-
-const percent = (share) => `${share >= 0.1 || share === 0 ? Math.round(share * 100) : (share * 100).toFixed(1)}%`;
+const live = () => document.querySelector(".live");
 const latency = (seconds) => (seconds === null || seconds === undefined ? "–" : milliseconds(seconds * 1000));
 
-/** Output tokens a second over the last moments; null until there is something to compare with. */
+// --- status: at once when good, after a moment when not, so that it does not flicker
+
+let shown = { state: "wait", text: "Connecting" };
+let held = null; // {text, timer} of a status that waits
+
+function health(state, text) {
+  if (held?.text === text) return;
+  clearTimeout(held?.timer);
+  held = null;
+  const show = () => {
+    held = null;
+    const trouble = state === "bad" && shown.state !== "bad";
+    shown = { state, text };
+    $("health").textContent = text;
+    $("health").dataset.state = state;
+    if (trouble) $("announce").textContent = text;
+    live().classList.toggle("stale", state !== "good");
+  };
+  if (state === "good" || shown.state === "wait" || shown.text === text) show();
+  else held = { text, timer: setTimeout(show, HOLD) };
+}
+
+// --- numbers
+
+/** Output tokens per second over the last moments; null until there is something to compare with. */
 function rate(now) {
-  const first = history.find((s) => now.time - s.time <= RATE_WINDOW);
-  return first ? (now.generation_tokens - first.generation_tokens) / (now.time - first.time) : null;
+  const first = recent.find((s) => now.time - s.time <= RATE_WINDOW);
+  return first && now.time > first.time ? (now.generation_tokens - first.generation_tokens) / (now.time - first.time) : null;
 }
 
 function take(snapshot) {
-  if (latest && (snapshot.time <= latest.time || snapshot.generation_tokens < latest.generation_tokens)) history.length = 0;
+  if (latest && (snapshot.time <= latest.time || snapshot.generation_tokens < latest.generation_tokens)) recent.length = 0;
   snapshot.rate = rate(snapshot);
-  history.push(snapshot);
-  while (history[0].time < snapshot.time - SPAN) history.shift();
+  recent.push(snapshot);
+  while (recent[0].time < snapshot.time - 2 * RATE_WINDOW) recent.shift();
   latest = snapshot;
+  for (const [seconds, row] of Object.entries(snapshot.rows ?? {})) {
+    const ring = rings[seconds];
+    if (ring && (!ring.length || row.time > ring.at(-1).time)) ring.push(row);
+    while (ring?.length && ring[0].time < row.time - Number(seconds)) ring.shift();
+  }
   show(snapshot);
   draw();
 }
@@ -44,9 +68,7 @@ function show(s) {
   $("waiting").textContent = number.format(s.num_waiting);
   $("rate").textContent = s.rate === null ? "–" : s.rate >= 100 || s.rate === 0 ? number.format(Math.round(s.rate)) : s.rate.toFixed(1);
   $("kv-share").textContent = s.num_blocks ? percent(s.num_used_blocks / s.num_blocks) : "–";
-  for (const name of ["ttft", "itl"]) {
-    for (const word of ["p50", "p99"]) $(`${name}-${word}`).textContent = latency(s[`${name}_${word}`]);
-  }
+  for (const name of ["ttft", "itl"]) for (const word of ["p50", "p99"]) $(`${name}-${word}`).textContent = latency(s[`${name}_${word}`]);
   $("hit-rate").textContent = s.prompt_tokens && s.cached_tokens !== undefined ? percent(s.cached_tokens / s.prompt_tokens) : "–";
   $("prompt-tokens").textContent = number.format(s.prompt_tokens);
   $("generation-tokens").textContent = number.format(s.generation_tokens);
@@ -54,20 +76,32 @@ function show(s) {
   const ended = Object.values(s.finished ?? {}).reduce((a, b) => a + b, 0);
   const failed = s.finished?.error ?? 0;
   $("finished").textContent = failed ? `${number.format(ended)}, ${number.format(failed)} failed` : number.format(ended);
-  if (s.model) $("model").textContent = s.model;
-  if (s.draining) health("wait", "Shutting down");
+  $("restarts").textContent = number.format(s.restarts ?? 0);
+  showRequests(s.requests ?? [], s.requests_hidden ?? 0);
+  if (s.draining) health("bad", "Shutting down");
   else if (s.healthy === false) health("bad", "Engine restarting");
   else health("good", s.num_running || s.num_waiting ? "Busy" : "Ready");
   document.title = s.num_running ? `(${s.num_running}) Quire` : "Quire";
 }
 
+// --- pictures
+
+const CHARTS = [
+  ["chart-rate", "rate", { fill: true, label: short }],
+  ["chart-ttft", "ttft_p50", { name: "--soft", label: latency }],
+  ["chart-itl", "itl_p50", { name: "--soft", label: latency }],
+];
+
 function draw() {
   const s = latest;
   if (!s) return;
-  const over = (name) => history.map((h) => [s.time - h.time, h[name] ?? null]);
-  drawLine($("chart-rate"), over("rate"), SPAN, { fill: true, label: (top) => short.format(top) });
-  drawLine($("chart-ttft"), over("ttft_p50"), SPAN, { name: "--soft" });
-  drawLine($("chart-itl"), over("itl_p50"), SPAN, { name: "--soft" });
+  const ring = rings[span];
+  const now = s.wall ?? ring.at(-1)?.time ?? 0;
+  const marks = ring.filter((row, i) => i && row.restarts > ring[i - 1].restarts).map((row) => now - row.time);
+  for (const [id, name, options] of CHARTS) {
+    drawLine($(id), ring.map((row) => [now - row.time, row[name] ?? null]), span, { ...options, marks, at: pointed });
+  }
+  point(ring, now);
   const shared = s.num_shared_blocks ?? 0;
   const alone = s.num_used_blocks - shared;
   const each = drawBlocks($("kv"), [["--deep", shared], ["--red", alone], ["--gold", s.num_cached_blocks], ["--free", s.num_free_blocks]]);
@@ -77,26 +111,59 @@ function draw() {
   $("kv-cached").textContent = number.format(s.num_cached_blocks);
   $("kv-free").textContent = number.format(s.num_free_blocks);
   const tokens = s.block_size ? ` of ${s.block_size} tokens` : "";
-  $("kv-scale").textContent = each > 1.5 ? `a square is ${Math.round(each)} blocks${tokens}` : each ? `a square is a block${tokens}` : "";
-  $("kv").setAttribute("aria-label", `KV blocks: ${s.num_used_blocks} in use, ${s.num_cached_blocks} cached, ${s.num_free_blocks} free`);
+  $("kv-scale").textContent = each > 1.5 ? `one square is ${Math.round(each)} blocks${tokens}` : each ? `one square is one block${tokens}` : "";
+  $("kv").setAttribute("aria-label", `KV blocks: ${s.num_used_blocks} in use, ${s.num_cached_blocks} kept for reuse, ${s.num_free_blocks} free`);
 }
 
-const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-const visible = () => document.visibilityState === "visible" || new Promise((resolve) => {
-  document.addEventListener("visibilitychange", resolve, { once: true });
-});
+/** Say what the charts show at the pointer. */
+function point(ring, now) {
+  const row = pointed === null ? null : ring.reduce((best, r) => (best === null || Math.abs(now - r.time - pointed) < Math.abs(now - best.time - pointed) ? r : best), null);
+  const value = (v, text) => (v === null || v === undefined ? "–" : text(v));
+  $("chart-at").textContent = row === null ? `last ${SPANS[span]}` : `${duration(Math.max(0, now - row.time))} ago: ${value(row.rate, short)} tokens/s, first ${latency(row.ttft_p50)}, between ${latency(row.itl_p50)}`;
+}
 
-/** Follow the events for as long as the page is seen; after a break, try again, ever less often. */
+function watchPointer() {
+  for (const [id] of CHARTS) {
+    const canvas = $(id);
+    canvas.addEventListener("pointermove", (event) => {
+      const box = canvas.getBoundingClientRect();
+      pointed = Math.max(0, Math.min(1, 1 - (event.clientX - box.left) / box.width)) * span;
+      draw();
+    });
+    canvas.addEventListener("pointerleave", () => {
+      pointed = null;
+      draw();
+    });
+  }
+  $("span").addEventListener("change", () => {
+    span = Number($("span").value);
+    draw();
+  });
+}
+
+// --- the connection
+
+const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const seen = () => document.visibilityState === "visible" || new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+
+async function history(signal) {
+  const found = await (await request("dashboard/history", { signal })).json();
+  for (const [seconds, rows] of Object.entries(found.rings ?? {})) if (rings[seconds]) rings[seconds].splice(0, Infinity, ...rows);
+}
+
+/** Follow the events while the page is visible; after a break, try again ever less often. */
 export async function startLive() {
   let pause = 500;
-  new ResizeObserver(draw).observe(document.querySelector(".live"));
+  watchPointer();
+  new ResizeObserver(draw).observe(live());
   document.addEventListener("quire-colours", draw);
   for (;;) {
-    await visible();
+    await seen();
     const abort = new AbortController();
     const hide = () => document.visibilityState === "hidden" && abort.abort();
     document.addEventListener("visibilitychange", hide);
     try {
+      await history(abort.signal);
       for await (const data of events(await request("dashboard/events", { signal: abort.signal }))) {
         pause = 500;
         take(JSON.parse(data));

@@ -1,0 +1,53 @@
+"""What the page must know of the model before anybody asks it something: defaults, limits, what its template takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from quire import __version__
+from quire.params import SamplingParams
+from quire.serve.service import Service
+
+SHIPPED = "quire-stories"
+GREETING = "Shall I tell you a story?"
+IDEAS = (
+    "Tell me a story about a lighthouse keeper and a small boat.",
+    "Tell me a story about a fox who finds a red ball.",
+    "Tell me a story about the first snow.",
+)
+EFFORTS = ("low", "medium", "high")
+# Sampling fields with the value that a request has if it says nothing.
+DEFAULTS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+)
+
+
+def about_model(service: Service) -> dict[str, Any]:
+    """The served model as the page describes it."""
+    front, info = service.front, service.front.info
+    template = "" if front.template is None else front.template.source
+    params: SamplingParams = front.default_params()
+    found: dict[str, Any] = {
+        "model": service.name,
+        "version": __version__,
+        "max_model_len": info.max_model_len,
+        "max_logprobs": info.max_logprobs,
+        "generates": info.generates,
+        "scores": info.scores,
+        "labels": list(info.labels),
+        "chat": bool(template),
+        "defaults": {name: getattr(params, name) for name in DEFAULTS},
+        "thinking": bool(re.search(r"\benable_thinking\b", template)),
+        "efforts": list(EFFORTS) if "reasoning_effort" in template else [],
+    }
+    if info.name == SHIPPED:
+        found |= {"greeting": GREETING, "ideas": list(IDEAS)}
+    return found
