@@ -182,8 +182,12 @@ class OutputStream:
             return None
         entries = [self._entry(t) for t in delta.logprobs or ()]
         sample.logprobs += entries
-        total = sum(t.logprob for t in delta.logprobs or ())
-        sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + total
+        total = sample.cumulative_logprob or 0.0
+        for scores in (
+            delta.logprobs or ()
+        ):  # one by one: the sum must not depend on how many tokens a delta brings
+            total += scores.logprob
+        sample.cumulative_logprob = total
         return entries
 
     def _add_prompt_logprobs(self, scores: list[TokenLogprobs]) -> None:
