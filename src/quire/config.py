@@ -127,7 +127,9 @@ class SchedulerConfig:
 class DeviceConfig:
     """The hardware and how it is used."""
 
-    backend: BackendName = option("auto", "native (C++ kernels) or reference (numpy, slow, the oracle).")
+    backend: BackendName = option(
+        "auto", "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower)."
+    )
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from quire.devices.host import HostLogits
 from quire.devices.protocol import Quantized
 from quire.devices.registry import BackendName, make_backend
 from quire.devices.sampling import SlotSampling
+from quire.devices.torch.run import TorchLogits
 from quire.errors import ConfigError, EngineError
 from quire.params import SamplingParams
 
-NAMES: list[BackendName] = ["auto", "native", "reference"]
+NAMES: list[BackendName] = ["auto", "native", "reference", "torch"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,9 +40,14 @@ def test_a_sampler_refuses_the_logits_of_another_backend(name: BackendName) -> N
     sampler.set(0, SlotSampling(0, SamplingParams(temperature=0)))
     rows = np.eye(5, dtype=np.float32)[3:4]
     slot, position = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    other = HostLogits(rows) if name == "torch" else TorchLogits(torch.from_numpy(rows))
+    own = TorchLogits(torch.from_numpy(rows)) if name == "torch" else HostLogits(rows)
+    with pytest.raises(EngineError, match=type(other).__name__):
+        sampler.sample(other, slot, position)
     with pytest.raises(EngineError, match="ndarray"):
         sampler.sample(rows, slot, position)  # type: ignore[arg-type]
-    assert sampler.sample(HostLogits(rows), slot, position).tokens.tolist() == [3]
+    assert sampler.sample(own, slot, position).tokens.tolist() == [3]
+    assert sampler.logprobs(own, np.array([3], np.int32), 1)[0].rank == 1
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -1,15 +1,14 @@
-"""Backends to test on: the reference, and the native one where it is built. torch keeps to one thread."""
+"""Backends to test on. torch uses one thread."""
 
 from __future__ import annotations
-
-import importlib
-import importlib.util
 
 import pytest
 import torch
 
+from quire import _native
+from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Backend
-from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.registry import make_backend
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,20 +16,14 @@ def one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=["reference", "native"], scope="session")
+@pytest.fixture(params=["reference", "native", "torch"], scope="session")
 def backend(request: pytest.FixtureRequest) -> Backend:
-    if request.param == "reference":
-        return ReferenceBackend()
-    if not all(importlib.util.find_spec(name) for name in ("quire._native", "quire.devices.cpu.backend")):
-        pytest.skip("the native extension is not built")
-    return importlib.import_module("quire.devices.cpu.backend").NativeBackend()
+    return make_backend(request.param, threads=1 if request.param == "torch" else None)
 
 
 @pytest.fixture
 def wide_backend(backend: Backend) -> Backend:
-    """`backend`, with float32 activations beside bfloat16 weights even where the CPU has a bfloat16 unit."""
-    if isinstance(backend, ReferenceBackend):
+    """`backend`, with float32 activations beside bfloat16 weights even if the CPU has a bfloat16 unit."""
+    if not isinstance(backend, NativeBackend):
         return backend
-    isas = importlib.import_module("quire._native").available_isas()
-    isa = next(name for name in isas if "bf16" not in name)
-    return importlib.import_module("quire.devices.cpu.backend").NativeBackend(isa=isa)
+    return NativeBackend(isa=next(isa for isa in _native.available_isas() if "bf16" not in isa))

@@ -106,11 +106,11 @@ def _log_softmax(logits_LV: FloatArray) -> Array:
 def _reader(config: EngineConfig, window: int) -> Executable:
     """The configured model, ready to read a window in one step and give all its logits; the cache is one block."""
     info, loader = find_source(config.model)
-    backend = make_backend(config.device)
+    backend = make_backend(config.device, info)
     model = loader(backend, True)
     kv_dtype = config.cache.kv_cache_dtype
     spec: KVSpec = info.spec.kv_spec(info.dtype if kv_dtype == "auto" else kv_dtype)
-    return model.compile(backend, model.kv_cache(backend, spec, 1, window), Limits(window, 1, window))
+    return backend.compile(model.graph, backend.kv_cache(spec, 1, window), Limits(window, 1, window))
 
 
 def _tokens(config: EngineConfig, options: QualityOptions) -> Array:

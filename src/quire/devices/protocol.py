@@ -322,6 +322,43 @@ class Graph(msgspec.Struct, frozen=True):
     hidden_size: int
 
 
+class ForeignModel(Protocol):
+    """A model of a family that Quire does not have, which another library's code runs as a graph of one backend."""
+
+    @property
+    def dtype(self) -> FloatDtype: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def num_table_parameters(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def generation(self) -> dict[str, Any]:
+        """generation_config.json, or empty."""
+
+    @property
+    def bidirectional(self) -> bool: ...
+    @property
+    def segments(self) -> int: ...
+    def kv_spec(self, dtype: KVDtype) -> KVSpec:
+        """ConfigError if its cache cannot have that type."""
+
+    def outline(self) -> Graph:
+        """A graph to plan with. It cannot run."""
+
+    def load(self) -> Graph:
+        """Read the weights. ModelError if the model cannot run over a paged cache."""
+
+
 class MachineLimits(msgspec.Struct, frozen=True):
     """Measured limits of a device: reading memory in GB/s, and products of one arithmetic in GFLOP/s."""
 
@@ -337,6 +374,10 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """For logs and reports, for example 'native avx512, 2 threads'."""
+
+    @property
+    def caveat(self) -> str:
+        """What a user should know about models that run on it, completing "MODEL ..."; empty: nothing."""
 
     @property
     def threads(self) -> int:

@@ -5,6 +5,8 @@ A backend's module is imported when it is first used, so a machine needs only wh
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quire.errors import ConfigError
@@ -12,25 +14,48 @@ from quire.errors import ConfigError
 if TYPE_CHECKING:
     import quire.devices.cpu.backend as cpu
     import quire.devices.reference.backend as reference
-    from quire.devices.protocol import Backend
+    import quire.devices.torch.backend as torch
+    import quire.devices.torch.foreign as transformers
+    from quire.devices.protocol import Backend, ForeignModel
 else:
     from quire.lazy import Lazy
 
     cpu = Lazy("quire.devices.cpu.backend")
     reference = Lazy("quire.devices.reference.backend")
+    torch = Lazy("quire.devices.torch.backend")
+    transformers = Lazy("quire.devices.torch.foreign")
 
-BackendName = Literal["auto", "native", "reference"]
+BackendName = Literal["auto", "native", "reference", "torch"]
 Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"]
 
 
 def make_backend(name: BackendName = "auto", threads: int | None = None, isa: Isa = "auto") -> Backend:
     """The backend of that name; "auto" is the fastest for this machine.
 
-    `threads` None means one per core that the process may use. Raises ConfigError for an unknown name, EngineError if
-    the machine cannot run it.
+    `threads` None means one per core that the process may use. Raises ConfigError if the name is unknown or its library
+    is not installed, EngineError if the machine cannot run it.
     """
-    if name == "reference":
-        return reference.ReferenceBackend()
     if name in ("auto", "native"):
         return cpu.NativeBackend(threads, isa)
-    raise ConfigError(f"there is no backend {name!r}; choose auto, native or reference")
+    if name == "reference":
+        return reference.ReferenceBackend()
+    if name == "torch":
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError("--backend torch needs PyTorch: pip install torch, or leave the option out")
+        return torch.TorchBackend(threads)
+    raise ConfigError(f"there is no backend {name!r}; choose auto, native, reference or torch")
+
+
+def runs_foreign_models() -> bool:
+    """Whether the libraries are installed that run models of families that Quire does not have."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def open_foreign_model(directory: Path, dtype: str) -> ForeignModel:
+    """A model of a family that Quire does not have, run by its library's code. ModelError if that cannot be done."""
+    return transformers.open_model(directory, dtype)
+
+
+def make_foreign_backend(threads: int | None = None) -> Backend:
+    """The backend that runs the graphs of foreign models, and nothing else."""
+    return transformers.TransformersBackend(threads)

@@ -5,7 +5,6 @@ The one place that knows which parts an engine is made of.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
-from quire.model.spec import ArchSpec
+from quire.model.foreign import inspect_foreign, load_foreign
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
@@ -102,8 +101,15 @@ def model_directory(config: ModelConfig) -> Path:
     return shipped
 
 
-def make_backend(device: DeviceConfig) -> Backend:
-    return registry.make_backend(device.backend, device.threads, device.isa)
+def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> Backend:
+    """The configured backend, or the one that a foreign model needs. ConfigError if both are named and differ."""
+    if model is None or not model.foreign:
+        return registry.make_backend(device.backend, device.threads, device.isa)
+    if device.backend != "auto":
+        raise ConfigError(
+            f"{model.spec.architecture} runs through transformers, not --backend {device.backend}: leave it out"
+        )
+    return registry.make_foreign_backend(device.threads)
 
 
 def quantized_weights(config: ModelConfig) -> Scheme | None:
@@ -119,9 +125,9 @@ Loader = Callable[[Backend, bool], load.ServedModel]
 
 
 def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
-    """The configured model before it is read, and what reads it: by Quire's own families, or transformers' code.
+    """The configured model before it is read, and what reads it: one of Quire's own families, or transformers' code.
 
-    The loader takes a backend and whether the weights are wanted or a sketch of them. ModelError, ConfigError.
+    The loader takes a backend, and whether to read the weights or only outline them. ModelError, ConfigError.
     """
     directory, quantized = model_directory(config), quantized_weights(config)
     try:
@@ -131,11 +137,7 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
                 directory, backend, config.dtype, quantized
             )
     except UnknownArchitectureError:
-        if (
-            config.model_impl == "quire"
-            or is_gguf(directory)
-            or importlib.util.find_spec("transformers") is None
-        ):
+        if config.model_impl == "quire" or is_gguf(directory) or not registry.runs_foreign_models():
             raise
     if is_gguf(directory):
         raise ConfigError(
@@ -143,14 +145,8 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
         )
     if quantized is not None:
         raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
-    foreign: Any = importlib.import_module("quire.model.foreign")  # the one place that brings torch
-    info = foreign.inspect_foreign(directory, config.dtype)
-
-    def read(backend: Backend, real: bool) -> load.ServedModel:
-        model: load.ServedModel = foreign.ForeignModel(info).load() if real else foreign.ForeignModel(info)
-        return model
-
-    return info, read
+    info, foreign = inspect_foreign(directory, config.dtype)
+    return info, lambda backend, real: load_foreign(foreign, outline=not real)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +179,8 @@ def plan_engine(config: EngineConfig) -> Plan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
     model, loader = find_source(config.model)
     longest = _max_model_len(config.model, model)
-    config = _for_whole_prompts(config, longest) if _is_encoder(model) else config
-    backend = make_backend(config.device)
+    config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
+    backend = make_backend(config.device, model)
     outline = backend.outline()
     available = backend.free_memory()
     kv_spec = model.spec.kv_spec(_kv_dtype(config, model.dtype))
@@ -197,7 +193,7 @@ def plan_engine(config: EngineConfig) -> Plan:
     sketch = loader(outline, False)
     need = MemoryNeed(
         weights=sketch.weight_bytes,
-        workspace=sketch.workspace_bytes(outline, kv_spec, limits),
+        workspace=outline.workspace_bytes(sketch.graph, kv_spec, limits),
         kv_bytes_per_token=kv_spec.bytes_per_token,
         max_model_len=longest,
         max_model_len_is_given=config.model.max_model_len is not None,
@@ -230,8 +226,8 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
     with report.phase("packing the weights"):
         model = plan.load(backend, True)
     with report.phase("preparing to run"):
-        kv = model.kv_cache(backend, plan.kv_spec, memory.num_blocks, memory.block_size)
-        executable = model.compile(backend, kv, plan.limits)
+        kv = backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size)
+        executable = backend.compile(model.graph, kv, plan.limits)
         inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
@@ -249,22 +245,16 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
             memory.block_size,
             memory.max_model_len,
             config.cache.enable_prefix_caching,
-            whole_prompts=_is_encoder(plan.model),
+            whole_prompts=spec.bidirectional,
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
     report.step_bytes, report.arithmetic = plan.step_bytes, plan.arithmetic
-    if not isinstance(spec, ArchSpec):
-        report.backend = f"transformers' own code, {backend.threads} threads"
-        logger.warning(
-            "%s runs through transformers' own code: right, slower than a family of Quire's, and the last bits of its "
-            "logits may depend on what runs beside a request",
-            spec.architecture,
-        )
+    if backend.caveat:
+        logger.warning("%s %s", spec.architecture, backend.caveat)
     report.parameters, report.memory = plan.model.num_parameters, memory
     report.layer_parameters = plan.layer_parameters
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
     most, head = config.model.max_logprobs, plan.model.pooling
-    segments = spec.segments if isinstance(spec, ArchSpec) else 0
     info = ModelCard(
         name=plan.name,
         max_model_len=memory.max_model_len,
@@ -273,11 +263,11 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         eos_token_ids=plan.model.eos_token_ids,
         max_logprobs=most if most >= 0 else spec.vocab_size,
         defaults=_default_params(config.model, plan.model),
-        generates=not _is_encoder(plan.model),
+        generates=not spec.bidirectional,
         pooling=None if head is None else head.rows,
         scores=None if head is None else head.scores,
         labels=() if head is None else head.labels,
-        segment_size=spec.vocab_size // segments if segments > 1 else 0,
+        segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
     )
     return Started(EngineCore(scheduler, runner, grammars), info, report), model
 
@@ -292,10 +282,6 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
     """What grammars need of the tokenizer."""
     return vocabulary_of(load_tokenizer(config.model), vocab_size, ends)
-
-
-def _is_encoder(model: load.ModelInfo) -> bool:
-    return isinstance(model.spec, ArchSpec) and model.spec.bidirectional
 
 
 def _for_whole_prompts(config: EngineConfig, longest: int) -> EngineConfig:

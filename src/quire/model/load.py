@@ -17,12 +17,8 @@ import msgspec
 
 from quire.devices.protocol import (
     Backend,
-    Executable,
     FloatDtype,
     Graph,
-    KVCache,
-    KVSpec,
-    Limits,
     Matrix,
     Scheme,
 )
@@ -56,7 +52,7 @@ class ModelInfo:
     values in `dtype` (vectors in float32). `generation` is generation_config.json as it is, or empty. `directory` (or
     the GGUF file in its place) also holds the tokenizer. `pooling` makes vectors of
     hidden states where the model says how.
-    `limits` are those that a built engine was made for.
+    `limits` are those that a built engine was made for. A `foreign` model runs on a backend of its own library.
     """
 
     directory: Path
@@ -69,22 +65,24 @@ class ModelInfo:
     limits: engine_dir.Limits = UNLIMITED
     pooling: PoolingHead | None = None
     quantized: Scheme | None = None
+    foreign: bool = False
 
 
 class ServedModel(Protocol):
-    """A model that can be made ready to run, whoever computes it. `weight_bytes` is what its weights take, and
-    `step_bytes` what a greedy step of one sequence reads of them.
-    """
+    """A model ready to compile on its backend."""
 
     @property
-    def weight_bytes(self) -> int: ...
+    def graph(self) -> Graph: ...
     @property
-    def step_bytes(self) -> int: ...
-    def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int: ...
-    def kv_cache(self, backend: Backend, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
-    def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable: ...
+    def weight_bytes(self) -> int:
+        """Memory that its weights take."""
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of weights that a greedy step of one sequence reads."""
+
     def wait(self) -> None:
-        """Until all of it is read and found to be whole. ModelError where it is not."""
+        """Wait until its files are read and verified. ModelError if they are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +116,6 @@ class LoadedModel:
             matrices.pop(id(table), None)
         head = 0 if weights.head is None else weights.head.greedy_nbytes
         return head + sum(matrix.nbytes for matrix in matrices.values())
-
-    def workspace_bytes(self, backend: Backend, kv_spec: KVSpec, limits: Limits) -> int:
-        return backend.workspace_bytes(self.graph, kv_spec, limits)
-
-    def kv_cache(self, backend: Backend, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache:
-        return backend.kv_cache(spec, num_blocks, block_size)
-
-    def compile(self, backend: Backend, kv: KVCache, limits: Limits) -> Executable:
-        return backend.compile(self.graph, kv, limits)
 
     def wait(self) -> None:
         if self.check is not None:

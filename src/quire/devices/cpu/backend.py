@@ -49,6 +49,8 @@ class NativeBackend:
     find candidates for the largest logit (csrc/linear/screen.h). Neither changes a bit of any result.
     """
 
+    caveat = ""
+
     def __init__(
         self,
         threads: int | None = None,

@@ -31,6 +31,8 @@ from quire.errors import EngineError
 class ReferenceBackend:
     """numpy on any machine."""
 
+    caveat = ""
+
     @property
     def name(self) -> str:
         return "reference (numpy, float64 sums)"

@@ -1,0 +1,45 @@
+"""Attention in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quire.devices.protocol import Attention
+
+
+def first_seen(position: int, attention: Attention) -> int:
+    """The first position that a query at `position` sees."""
+    first = 0 if attention.window is None else max(0, position - attention.window + 1)
+    return first if attention.chunk is None else max(first, position // attention.chunk * attention.chunk)
+
+
+def attend(
+    query: Any, keys: Any, values: Any, first: int, start: int, attention: Attention, sinks: Any = None
+) -> Any:
+    """Queries [Q, N, H] over keys [K, G, H] and values [K, G, Hv], all float32: [Q, N, Hv].
+
+    Keys are at positions `first` onwards and queries at `start` onwards. `sinks` [N] as in `Attention`, on the device.
+    """
+    groups = query.shape[1] // keys.shape[1]
+    query = query.transpose(0, 1) * attention.scale
+    keys, values = (x.transpose(0, 1).repeat_interleave(groups, 0) for x in (keys, values))
+    scores = query @ keys.transpose(1, 2)  # [N, Q, K]
+    if attention.cap is not None:
+        scores = torch.tanh(scores / attention.cap) * attention.cap
+    key_K = torch.arange(first, first + scores.shape[2], device=scores.device)
+    query_Q1 = torch.arange(start, start + scores.shape[1], device=scores.device)[:, None]
+    if attention.slopes is not None:
+        slopes = torch.from_numpy(attention.slopes).to(scores.device)
+        scores = scores + slopes[:, None, None] * (key_K - query_Q1)
+    hidden = key_K > query_Q1 + attention.ahead
+    if attention.window is not None:
+        hidden |= key_K <= query_Q1 - attention.window
+    if attention.chunk is not None:
+        hidden |= key_K < query_Q1 // attention.chunk * attention.chunk
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is None:
+        return (scores.softmax(2) @ values).transpose(0, 1)
+    column = sinks.reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
+    return (torch.cat((scores, column), 2).softmax(2)[:, :, :-1] @ values).transpose(0, 1)

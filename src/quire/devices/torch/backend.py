@@ -1,0 +1,100 @@
+"""The torch backend: plain torch in float32 on any device, and other libraries' models over a paged cache.
+
+Needs torch, so it is imported on demand alone (devices/registry.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire import _native
+from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
+from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.protocol import (
+    Arithmetic,
+    Array,
+    Graph,
+    KVCache,
+    KVSpec,
+    Limits,
+    MachineLimits,
+    Matrix,
+    Quantized,
+    WeightType,
+)
+from quire.devices.torch.cache import TorchKVCache
+from quire.devices.torch.ops import TorchMatrix, own_matrix
+from quire.devices.torch.run import TorchExecutable, TorchSampler
+from quire.devices.widths import widest_activation
+from quire.errors import EngineError
+
+
+class TorchBackend:
+    """Plain torch, in float32. `threads` None: one per core that the process may use."""
+
+    caveat = ""
+
+    def __init__(self, threads: int | None = None, device: str = "cpu") -> None:
+        self._threads = usable_threads() if threads is None else threads
+        self._device = torch.device(device)
+
+    @property
+    def name(self) -> str:
+        return f"torch {self._device}, {self._threads} thread{'' if self._threads == 1 else 's'}"
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    @property
+    def fingerprint(self) -> str:
+        return "torch float32"
+
+    def outline(self) -> TorchBackend:
+        return TorchBackend(self._threads, "meta")
+
+    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> TorchMatrix:
+        return TorchMatrix.pack(parts, dtype, self._device)
+
+    head = matrix
+
+    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> TorchMatrix:
+        return TorchMatrix.pack([gate, up], dtype, self._device)
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        own = own_matrix(matrix)
+        about = {"rows": own.shape[0], "layout": "float32", "int8_rows": own.int8_rows}
+        return about, own.dequantize().reshape(-1).view(np.uint8)
+
+    def restore(self, about: dict[str, Any], data: Array) -> TorchMatrix:
+        values = np.array(data.view(np.float32).reshape(about["rows"], -1))
+        return TorchMatrix(torch.from_numpy(values).to(self._device), bool(about["int8_rows"]))
+
+    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> TorchKVCache:
+        return TorchKVCache(spec, num_blocks, block_size, self._device)
+
+    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> TorchExecutable:
+        if not isinstance(kv, TorchKVCache):
+            raise EngineError(f"the torch backend got a KV cache of {type(kv).__name__}")
+        return TorchExecutable(graph, kv, limits, self._threads)
+
+    def sampler(self, vocab_size: int) -> TorchSampler:
+        return TorchSampler(NativeSampler(vocab_size, _native.ThreadPool(self._threads)))
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        """Logits and four of the widest activation, which is about what torch holds at once."""
+        logits = 4 * limits.max_logit_rows * graph.vocab_size
+        return logits + 4 * 4 * limits.max_tokens * widest_activation(graph, kv_spec)
+
+    def free_memory(self) -> int:
+        return free_memory()
+
+    def arithmetic(self, weight: WeightType) -> Arithmetic:
+        return "int8" if isinstance(weight, Quantized) and weight.int8_rows else "fp32"
+
+    def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
+        return measure_limits(self._threads, arithmetic)

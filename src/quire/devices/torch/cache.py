@@ -1,0 +1,77 @@
+"""A paged KV cache of torch tensors, and where the tokens of a step lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.devices.protocol import IntArray, KVDtype, KVSpec, ModelInput
+
+# int8 values are kept in float32, rounded.
+DTYPES: dict[KVDtype, Any] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.float32,
+}
+
+
+class TorchKVCache:
+    """Keys and values [layers, num_blocks * block_size, G, H]. Without values of their own (latent attention), values
+    are a view of the keys.
+    """
+
+    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: Any) -> None:
+        self.spec, self.num_blocks, self.block_size = spec, num_blocks, block_size
+        shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
+        self.keys = torch.empty(shape, dtype=DTYPES[spec.dtype], device=device)
+        self._sides = [self.keys]
+        if spec.value_dim is None:
+            self.values = torch.empty_like(self.keys)
+            self._sides.append(self.values)
+        else:
+            self.values = self.keys[..., : spec.value_dim]
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for side in self._sides:
+            blocks = side.view(len(side), self.num_blocks, self.block_size, *side.shape[2:])
+            for source, destination in copies:
+                blocks[:, destination] = blocks[:, source]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Tokens begin..end-1 of a step, at positions up to length - 1. `places` [length] are those of all its tokens."""
+
+    begin: int
+    end: int
+    length: int
+    places: Any
+
+    @property
+    def start(self) -> int:
+        """Position of its first token in the step."""
+        return self.length - (self.end - self.begin)
+
+
+class TorchStep:
+    """A `ModelInput` on the device, and the cache that it reads and writes. A place is block * block_size + offset."""
+
+    def __init__(self, inputs: ModelInput, cache: TorchKVCache) -> None:
+        def tensor(values: IntArray) -> Any:
+            return torch.from_numpy(values.astype(np.int64)).to(cache.keys.device)
+
+        self.cache = cache
+        self.tokens_T, self.positions_T = tensor(inputs.tokens_T), tensor(inputs.positions_T)
+        self.logit_rows_L = tensor(inputs.logit_rows_L)
+        self.sequences: list[SequenceStep] = []
+        offsets = np.arange(cache.block_size)
+        cu_q, kv_len = inputs.cu_q_B1.tolist(), inputs.kv_len_B.tolist()
+        for b, slot in enumerate(inputs.slots_B.tolist()):
+            blocks = inputs.block_table_SM[slot, : -(-kv_len[b] // cache.block_size)]
+            places = (blocks[:, None] * cache.block_size + offsets).reshape(-1)[: kv_len[b]]
+            self.sequences.append(SequenceStep(cu_q[b], cu_q[b + 1], kv_len[b], tensor(places)))
+        self.places_T = torch.cat([s.places[s.start :] for s in self.sequences])

@@ -1,0 +1,328 @@
+"""Runs causal language models of `transformers` through that library's own code, over a paged KV cache.
+
+The model is inspected by running it: once without memory (on torch's meta device) to see the shapes of its attention,
+and once after loading, to compare what it computes over the cache with what it computes by itself. A model that mixes
+tokens by other means than attention is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from quire.devices.protocol import (
+    Attention,
+    FloatDtype,
+    ForeignModel,
+    Graph,
+    KVDtype,
+    KVSpec,
+    Limits,
+    ModelInput,
+    Ops,
+)
+from quire.devices.torch.attention import attend
+from quire.devices.torch.backend import TorchBackend
+from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep
+from quire.devices.torch.ops import TorchOps
+from quire.devices.torch.run import TorchExecutable
+from quire.errors import ConfigError, ModelError
+
+# Two prompts of different lengths: one that sees the other's tokens or positions shows.
+CHECKED = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3, 5))
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of logits, if the largest is about 10
+_names = itertools.count()
+
+
+class TransformersBackend(TorchBackend):
+    """Runs the graphs that `TransformersModel` makes. The weights are the library's own."""
+
+    caveat = (
+        "runs through transformers' own code: slower than one of Quire's own families, and the last bits of its "
+        "logits may depend on the other requests in a step"
+    )
+
+    @property
+    def name(self) -> str:
+        return f"transformers' own code, {self.threads} threads"
+
+    def outline(self) -> TransformersBackend:
+        return self
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        """Logits and activations. An estimate, since the library's code decides."""
+        return 8 * max(graph.vocab_size * limits.max_logit_rows, 64 * 4096 * limits.max_tokens // 16)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersModel:
+    """A model before its weights are read."""
+
+    directory: Path
+    dtype: FloatDtype
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_position: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_parameters: int
+    num_table_parameters: int
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any]
+    bidirectional: bool = False
+    segments: int = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self.num_parameters * DTYPES[self.dtype].itemsize)
+
+    def kv_spec(self, dtype: KVDtype) -> KVSpec:
+        if dtype == "int8":
+            raise ConfigError(
+                "--kv-cache-dtype int8 is for Quire's own families; this model runs through transformers"
+            )
+        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
+
+    def outline(self) -> Graph:
+        return Graph(_cannot_run, _cannot_run, self.vocab_size, self.hidden_size)
+
+    def load(self) -> Graph:
+        paged = PagedAttention()
+        config, _ = _config(self.directory, self.dtype)
+        settings = {
+            "config": config,
+            "dtype": DTYPES[self.dtype],
+            "attn_implementation": paged.name,
+            "experts_implementation": "eager",  # handles every dtype
+        }
+        model = _made(partial(_from_pretrained, self.directory, **settings), self.directory)
+        split = _SplitModel(model, paged)
+        graph = Graph(split.hidden, split.head, self.vocab_size, self.hidden_size)
+        _check(self, model, paged, graph)
+        return graph
+
+
+def _cannot_run(*args: Any) -> Any:
+    raise ModelError("an outline of a model cannot run")
+
+
+def open_model(directory: Path, dtype: str) -> ForeignModel:
+    """Read config and shapes, without the weights. ModelError if the model cannot be served this way."""
+    config, kept = _config(directory, dtype)
+    paged = PagedAttention()
+    with torch.device("meta"):
+        options = {
+            "attn_implementation": paged.name,
+            "experts_implementation": "batched_mm",  # needs no data
+        }
+        model = _made(partial(_from_config, config, **options), directory)
+    named = config.architectures or [type(model).__name__]
+    if type(model).__name__ not in named:
+        raise ModelError(
+            f"{directory}: config.json names {named[0]}, and transformers makes {type(model).__name__} of it"
+        )
+    seen = _probe(model, paged, directory)
+    tables = {
+        id(t.weight): t.weight.numel() for t in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    generation = directory / "generation_config.json"
+    settings: dict[str, Any] = json.loads(generation.read_text()) if generation.exists() else {}
+    eos = settings.get("eos_token_id", config.eos_token_id)
+    return TransformersModel(
+        directory=directory,
+        dtype=kept,
+        architecture=type(model).__name__,
+        vocab_size=config.vocab_size,
+        hidden_size=getattr(config, "hidden_size", 0),
+        max_position=getattr(config, "max_position_embeddings", None) or 2048,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=max(s.num_kv_heads for s in seen.values()),
+        head_dim=max(s.head_dim for s in seen.values()),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_table_parameters=sum(tables.values()),
+        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        generation=settings,
+    )
+
+
+def _from_config(config: Any, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+
+
+def _from_pretrained(directory: Path, **options: Any) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, **options)
+    return model.eval()
+
+
+def _config(directory: Path, dtype: str) -> tuple[Any, FloatDtype]:
+    """The model's configuration with its dtype set."""
+    config = _made(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
+    config = config.get_text_config()
+    own = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
+    kept: FloatDtype = "bfloat16" if (own if dtype == "auto" else dtype) == "bfloat16" else "float32"
+    config.dtype = DTYPES[kept]
+    config.pad_token_id = None  # there is no padding; some models look for it in every step
+    if getattr(config, "attention_chunk_size", None) is not None:
+        raise ModelError(f"{directory}: attention_chunk_size is not supported through transformers")
+    return config, kept
+
+
+def _made(make: Any, directory: Path) -> Any:
+    """The result of `make`; transformers' errors become ModelError."""
+    try:
+        return make()
+    except (ValueError, OSError, KeyError, AttributeError, ImportError) as error:
+        raise ModelError(f"{directory}: transformers cannot make this model: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The attention of one layer."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+def _probe(model: Any, paged: PagedAttention, directory: Path) -> dict[int, LayerShape]:
+    """Run two arbitrary tokens without memory, and return what reaches the attention of each layer."""
+    config = model.config
+    paged.seen = {}
+    tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
+    try:
+        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+    except (RuntimeError, TypeError, IndexError, NotImplementedError) as error:
+        raise ModelError(
+            f"{directory}: {type(model).__name__} cannot be run over a paged cache: {error}"
+        ) from error
+    seen, paged.seen = paged.seen, None
+    if set(seen) != set(range(config.num_hidden_layers)):
+        found = f"{len(seen)} of {config.num_hidden_layers} layers of {type(model).__name__}"
+        raise ModelError(
+            f"{directory}: {found} use attention that can be replaced; other states cannot be served"
+        )
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and not any(s.window for s in seen.values()):
+        raise ModelError(f"{directory}: {type(model).__name__} hides its sliding window from its attention")
+    return seen
+
+
+class PagedAttention:
+    """Replaces a model's attention: reads and writes the cache of the current step."""
+
+    def __init__(self) -> None:
+        self.name = f"quire_paged_{next(_names)}"
+        self.seen: dict[int, LayerShape] | None = None
+        self.step: TorchStep | None = None
+        AttentionInterface.register(self.name, self)
+
+    def __call__(
+        self,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: Any = None,
+        **options: Any,
+    ) -> tuple[Any, None]:
+        """query [1, N, T, H], key and value [1, G, T, H] -> [1, T, N, H], as transformers' AttentionInterface asks."""
+        layer, window = module.layer_idx, options.get("sliding_window")
+        out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        if self.seen is not None:
+            dim = max(key.shape[3], value.shape[3])
+            self.seen[layer] = LayerShape(key.shape[1], dim, window)
+            return out, None
+        step = self.step
+        assert step is not None
+        keys, values = (
+            side[layer][:, : new.shape[1], : new.shape[3]]
+            for side, new in ((step.cache.keys, key), (step.cache.values, value))
+        )
+        keys[step.places_T] = key[0].transpose(0, 1).to(keys.dtype)
+        values[step.places_T] = value[0].transpose(0, 1).to(values.dtype)
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        attention = Attention(scale, window=window, cap=options.get("softcap"))
+        sinks = options.get("s_aux")
+        for seq in step.sequences:
+            first = 0 if window is None else max(0, seq.start - window + 1)
+            places = seq.places[first:]
+            out[0, seq.begin : seq.end] = attend(
+                query[0, :, seq.begin : seq.end].transpose(0, 1).float(),
+                keys[places].float(),
+                values[places].float(),
+                first,
+                seq.start,
+                attention,
+                None if sinks is None else sinks.float(),
+            ).to(out.dtype)
+        return out, None
+
+
+class _SplitModel:
+    """A model's forward pass in two parts, as `Graph` has them: its layers, and its head on chosen rows."""
+
+    def __init__(self, model: Any, paged: PagedAttention) -> None:
+        self._model, self._base, self._paged = model, model.base_model, paged
+        self._output: Any = None
+
+    def hidden(self, ops: Ops[Any]) -> Any:
+        """All sequences of the step as one row of tokens: [L, D]."""
+        assert isinstance(ops, TorchOps)
+        self._paged.step = ops.step
+        self._output = self._base(
+            input_ids=ops.step.tokens_T[None], position_ids=ops.step.positions_T[None], use_cache=False
+        )
+        return self._output.last_hidden_state[0][ops.step.logit_rows_L]
+
+    def head(self, ops: Ops[Any], hidden_LD: Any) -> Any:
+        """The model's own forward pass with `hidden_LD` in place of its layers' result: [L, V] float32."""
+        assert isinstance(ops, TorchOps)
+        output = dataclasses.replace(self._output, last_hidden_state=hidden_LD[None])
+        self._base.forward = lambda *args, **options: output
+        try:
+            tokens = ops.step.tokens_T.new_zeros(1, len(hidden_LD))
+            return self._model(input_ids=tokens, use_cache=False).logits[0].float()
+        finally:
+            del self._base.forward
+
+
+@torch.inference_mode()
+def _check(info: TransformersModel, model: Any, paged: PagedAttention, graph: Graph) -> None:
+    """Compare two prompts in one step over the cache with each by itself in transformers' own attention."""
+    prompts = [[token % info.vocab_size for token in prompt] for prompt in CHECKED]
+    lengths = np.array([len(p) for p in prompts], np.int32)
+    cache = TorchKVCache(info.kv_spec("float32"), len(CHECKED), 8, "cpu")
+    executable = TorchExecutable(graph, cache, Limits(32, 2, 32), torch.get_num_threads())
+    found = executable.run(
+        ModelInput(
+            np.concatenate([np.array(p, np.int32) for p in prompts]),
+            np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            lengths,
+            np.arange(len(prompts), dtype=np.int32),
+            np.arange(len(prompts), dtype=np.int32)[:, None],
+            np.arange(sum(lengths), dtype=np.int32),
+        )
+    )
+    model.set_attn_implementation("eager")
+    alone = [model(input_ids=torch.tensor([p]), use_cache=False).logits[0].float() for p in prompts]
+    model.set_attn_implementation(paged.name)
+    wanted = torch.cat(alone).numpy()
+    off = float(np.abs(found.numpy() - wanted).max()) / max(1.0, float(np.abs(wanted).max()) / 10)
+    if not off <= TOLERANCE[info.dtype]:
+        raise ModelError(
+            f"{info.directory}: {info.architecture} gives other logits over a paged cache than by itself (by "
+            f"{off:.3g}): its layers see more than their attention shows"
+        )

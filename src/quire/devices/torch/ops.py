@@ -1,0 +1,294 @@
+"""Every operation in plain torch, in float32, executed at once on any device.
+
+Products, sums and transcendental functions run on one row (or one query) at a time, with shapes that depend on that row
+alone, because torch chooses algorithms, and so the order of a sum, by shape. That is what makes batched equal alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from quire.devices.cpu.pack import shape_of
+from quire.devices.protocol import (
+    Activation,
+    Array,
+    Attention,
+    Expert,
+    FloatArray,
+    Matrix,
+    Norm,
+    Quantized,
+    Rope,
+    Routing,
+    WeightType,
+)
+from quire.devices.reference.weights import LEAST, ReferenceMatrix
+from quire.devices.torch.attention import attend, first_seen
+from quire.devices.torch.cache import TorchStep
+from quire.errors import EngineError
+
+
+class TorchMatrix:
+    """A weight [O, K] as float32, rounded to its type."""
+
+    def __init__(self, values: Any, int8_rows: bool) -> None:
+        self.values, self.int8_rows = values, int8_rows
+
+    @classmethod
+    def pack(cls, parts: Sequence[Array], dtype: WeightType, device: Any) -> TorchMatrix:
+        if device.type == "meta":  # an outline: a shape without values
+            values = torch.empty(shape_of(parts), device=device)
+            return cls(values, isinstance(dtype, Quantized) and dtype.int8_rows)
+        rounded = ReferenceMatrix(parts, dtype)
+        return cls(torch.from_numpy(rounded.dequantize()).to(device), rounded.int8_rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+    @property
+    def greedy_nbytes(self) -> int:
+        return self.nbytes
+
+    def dequantize(self) -> FloatArray:
+        values: FloatArray = self.values.cpu().numpy()
+        return values
+
+    def times(self, row: Any) -> Any:
+        """weight @ row: [K] -> [O]."""
+        return torch.mv(self.values, round_int8(row) if self.int8_rows else row)
+
+
+def own_matrix(weight: Matrix) -> TorchMatrix:
+    if not isinstance(weight, TorchMatrix):
+        raise EngineError(
+            f"the torch backend got a weight of {type(weight).__name__}; load the model with it"
+        )
+    return weight
+
+
+def round_int8(x: Any) -> Any:
+    """Each row [..., K] to integers from -127 to 127 times a scale of its own."""
+    most = x.abs().amax(-1, keepdim=True)
+    inverse = torch.where(most >= float(LEAST), 127 / most.clamp(min=float(LEAST)), 0)
+    return torch.round(x * inverse) * (most / 127)
+
+
+def activate(kind: Activation, x: Any) -> Any:
+    if kind == "silu":
+        return functional.silu(x)
+    if kind == "relu":
+        return torch.relu(x)
+    if kind in ("gelu", "gelu_tanh"):
+        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    raise EngineError(f"the torch backend has no activation {kind!r}")
+
+
+def gate(kind: Activation, x: Any, up: Any) -> Any:
+    """activation(x) * up; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
+    if kind != "clamped_swiglu":
+        return activate(kind, x) * up
+    low = x.clamp(max=7.0)
+    return low * torch.sigmoid(1.702 * low) * (up.clamp(-7.0, 7.0) + 1.0)
+
+
+def by_row(function: Callable[[Any], Any], x: Any) -> Any:
+    return torch.stack([function(row) for row in x])
+
+
+def tensor_like(x: Any, values: FloatArray) -> Any:
+    return torch.from_numpy(np.array(values, np.float32)).to(x.device)
+
+
+def normalize(row: Any, weight: Any, bias: Any, norm: Norm) -> Any:
+    """RMSNorm or LayerNorm of the last axis, with statistics in float64."""
+    x = row.double()
+    if norm.kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + norm.eps) * weight
+    return (y if bias is None else y + bias).float()
+
+
+def norm_row(norm: Norm, like: Any) -> Callable[[Any], Any]:
+    weight = tensor_like(like, norm.weight)
+    bias = None if norm.bias is None else tensor_like(like, norm.bias)
+    return lambda row: normalize(row, weight, bias, norm)
+
+
+def norm_heads(heads_NH: Any, norm: Norm | None) -> Any:
+    """One token's queries or keys: one weight for all heads, one per head, or statistics over all heads together."""
+    if norm is None:
+        return heads_NH
+    function = norm_row(norm, heads_NH)
+    if norm.weight.ndim == 1 and norm.weight.size == heads_NH.numel():
+        return function(heads_NH.reshape(-1)).reshape(heads_NH.shape)
+    return function(heads_NH)
+
+
+def rotate(x_NH: Any, angles: Any) -> Any:
+    """Rope on the first rotary_dim elements of each head; `angles` [rotary_dim]: cosines, then sines."""
+    half = len(angles) // 2
+    cos, sin = angles[:half], angles[half:]
+    first, second, rest = x_NH[:, :half], x_NH[:, half : 2 * half], x_NH[:, 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=1)
+
+
+class TorchOps:
+    """`Ops` over one step."""
+
+    def __init__(self, step: TorchStep) -> None:
+        self.step, self._kv = step, step.cache
+
+    def embed(self, table: Matrix, scale: float = 1.0) -> Any:
+        return own_matrix(table).values[self.step.tokens_T] * scale
+
+    def embed_positions(self, table: Matrix, offset: int) -> Any:
+        return own_matrix(table).values[self.step.positions_T + offset]
+
+    def add(self, x: Any, other: Any, scale: float = 1.0) -> Any:
+        return x + scale * other
+
+    def scale(self, x: Any, scale: float, cap: float | None = None) -> Any:
+        if cap is None:
+            return x * scale
+        return by_row(lambda row: cap * torch.tanh(row * scale / cap), x)
+
+    def norm(self, x: Any, norm: Norm) -> Any:
+        return by_row(norm_row(norm, x), x)
+
+    def linear(
+        self,
+        x: Any,
+        weight: Matrix,
+        bias: FloatArray | None = None,
+        activation: Activation | None = None,
+        residual: Any = None,
+    ) -> Any:
+        y = by_row(own_matrix(weight).times, x)
+        if bias is not None:
+            y = y + tensor_like(x, bias)
+        if activation is not None:
+            y = by_row(lambda row: activate(activation, row), y)
+        return y if residual is None else y + residual
+
+    def gated_linear(
+        self, x: Any, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+    ) -> Any:
+        y = self.linear(x, weight, bias)
+        half = y.shape[1] // 2
+        return by_row(lambda row: gate(activation, row[:half], row[half:]), y)
+
+    def rope_angles(self, rope: Rope) -> Any:
+        angles_TR = self.step.positions_T.float()[:, None] * tensor_like(self.step.positions_T, rope.inv_freq)
+        return by_row(lambda row: rope.scale * torch.cat([torch.cos(row), torch.sin(row)]), angles_TR)
+
+    def store_kv(
+        self, qkv: Any, layer: int, num_heads: int, angles: Any, q_norm: Norm | None, k_norm: Norm | None
+    ) -> Any:
+        groups, head_dim = self._kv.spec.num_kv_heads, self._kv.spec.head_dim
+        heads = qkv.reshape(len(qkv), num_heads + 2 * groups, head_dim)
+        queries = []
+        for t, heads_NH in enumerate(heads):
+            q, k, v = heads_NH.split([num_heads, groups, groups])
+            q, k = norm_heads(q, q_norm), norm_heads(k, k_norm)
+            if angles is not None:
+                q, k = rotate(q, angles[t]), rotate(k, angles[t])
+            queries.append(q.reshape(-1))
+            self._store(layer, t, k, v)
+        return torch.stack(queries)
+
+    def store_latent(self, kv: Any, q_latent: Any, q_rope: Any, layer: int, angles: Any, norm: Norm) -> Any:
+        latent, rotary = len(norm.weight), angles.shape[1]
+        num_heads = q_latent.shape[1] // latent
+        normed, queries = norm_row(norm, kv), []
+        for t, row in enumerate(kv):
+            key = torch.cat([normed(row[:latent]), rotate(row[None, latent:], angles[t])[0]])
+            self._store(layer, t, key[None], None)
+            turned = rotate(q_rope[t].reshape(num_heads, rotary), angles[t])
+            queries.append(torch.cat([q_latent[t].reshape(num_heads, latent), turned], dim=1).reshape(-1))
+        return torch.stack(queries)
+
+    def head_linear(self, x: Any, weights: Sequence[Matrix]) -> Any:
+        heads = x.chunk(len(weights), dim=1)
+        return torch.cat([self.linear(head, w) for head, w in zip(heads, weights, strict=True)], dim=1)
+
+    def route(self, scores: Any, routing: Routing, correction: FloatArray | None = None) -> Any:
+        bias = None if correction is None else tensor_like(scores, correction)
+        return by_row(lambda row: _route(row, routing, bias), scores)
+
+    def experts(self, x: Any, routes: Any, experts: Sequence[Expert], activation: Activation) -> Any:
+        chosen = routes.shape[1] // 2
+        rows = []
+        for t, row in enumerate(x):
+            total = torch.zeros_like(row, dtype=torch.float64)
+            for place in torch.argsort(routes[t, :chosen]).tolist():
+                expert = experts[int(routes[t, place])]
+                inner = self.gated_linear(row[None], expert.up, activation, expert.up_bias)
+                total += (
+                    routes[t, chosen + place].double()
+                    * self.linear(inner, expert.down, expert.down_bias)[0].double()
+                )
+            rows.append(total.float())
+        return torch.stack(rows)
+
+    def attention(self, q: Any, layer: int, num_heads: int, attention: Attention) -> Any:
+        """One softmax over all that a query sees, not tiled."""
+        keys, values = self._kv.keys[layer], self._kv.values[layer]
+        sinks = None if attention.sinks is None else tensor_like(q, attention.sinks)
+        rows = []
+        for seq in self.step.sequences:
+            own_keys, own_values = keys[seq.places].float(), values[seq.places].float()
+            for t in range(seq.begin, seq.end):
+                position = seq.start + t - seq.begin
+                seen = slice(first_seen(position, attention), min(position + attention.ahead + 1, seq.length))
+                query = q[t].reshape(1, num_heads, -1)
+                out = attend(query, own_keys[seen], own_values[seen], seen.start, position, attention, sinks)
+                rows.append(out.reshape(-1))
+        return torch.stack(rows)
+
+    def select_rows(self, x: Any) -> Any:
+        return x[self.step.logit_rows_L]
+
+    def _store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
+        place, rounds = self.step.places_T[t], self._kv.spec.dtype == "int8"
+        for side, new in ((self._kv.keys, keys_GH), (self._kv.values, values_GH)):
+            if new is not None:
+                side[layer, place] = (round_int8(new) if rounds else new).to(side.dtype)
+
+
+def _route(scores: Any, routing: Routing, correction: Any) -> Any:
+    """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
+    weights = scores[: routing.num_experts].double()
+    if routing.scoring == "sigmoid":
+        weights = torch.sigmoid(weights)
+    elif not routing.softmax_after:
+        weights = weights.softmax(0)
+    ranks = weights if correction is None else weights + correction
+    if routing.num_groups > 1:
+        groups = ranks.reshape(routing.num_groups, -1)
+        best = groups.sort(1).values[:, -2 if routing.group_sum else -1 :].sum(1)
+        kept = torch.argsort(best, descending=True, stable=True)[: routing.top_groups]
+        hidden = torch.full_like(best, -torch.inf)
+        hidden[kept] = 0
+        ranks = (groups + hidden[:, None]).reshape(-1)
+    ids = torch.argsort(ranks, descending=True, stable=True)[: routing.top_k]
+    weights = weights[ids]
+    if routing.softmax_after:
+        weights = weights.softmax(0)
+    if routing.renormalize:
+        weights = weights / (weights.sum() + 1e-20)
+    weights = weights * routing.scale
+    if routing.shared:
+        own = torch.sigmoid(scores[-1:].double()) if routing.shared_gate else weights.new_ones(1)
+        ids, weights = torch.cat([ids, ids.new_tensor([routing.num_experts])]), torch.cat([weights, own])
+    return torch.cat([ids.double(), weights]).float()

@@ -1,0 +1,108 @@
+"""Runs a graph over torch tensors, and keeps its logits on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.host import HostLogits
+from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
+from quire.devices.sampling import Logits, Samples, SlotSampling, TokenMask
+from quire.devices.torch.cache import TorchKVCache, TorchStep
+from quire.devices.torch.ops import TorchOps
+from quire.errors import EngineError
+from quire.types import TokenLogprobs
+
+
+def _numpy(tensor: Any) -> FloatArray:
+    values: FloatArray = tensor.cpu().numpy()
+    return np.ascontiguousarray(values)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLogits:
+    """`Logits` on the device: a float32 tensor [L, V]."""
+
+    tensor: Any
+
+    def __len__(self) -> int:
+        return int(self.tensor.shape[0])
+
+    def __getitem__(self, rows: slice | Sequence[int]) -> TorchLogits:
+        return TorchLogits(self.tensor[rows])
+
+    def numpy(self) -> FloatArray:
+        return _numpy(self.tensor)
+
+
+class TorchExecutable:
+    """Calls the graph's functions anew each step."""
+
+    def __init__(self, graph: Graph, kv: TorchKVCache, limits: Limits, threads: int) -> None:
+        self._graph, self._kv, self._limits = graph, kv, limits
+        self._ops: TorchOps | None = None
+        self._hidden: Any = None
+        torch.set_num_threads(threads)
+
+    @torch.inference_mode()
+    def run(self, inputs: ModelInput) -> TorchLogits:
+        if len(inputs.tokens_T) > self._limits.max_tokens or len(inputs.kv_len_B) > self._limits.max_seqs:
+            raise EngineError(f"the step is over its limits {self._limits}")
+        self._ops = TorchOps(TorchStep(inputs, self._kv))
+        self._hidden = self._graph.hidden(self._ops)
+        return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
+
+    @torch.inference_mode()
+    def logits(self, start: int, stop: int) -> TorchLogits:
+        if self._ops is None or not 0 <= start <= stop <= len(self._hidden):
+            raise EngineError(f"logit rows {start}..{stop} are not of the last run")
+        if stop - start > self._limits.max_logit_rows:
+            raise EngineError(
+                f"{stop - start} logit rows at once; the limit is {self._limits.max_logit_rows}"
+            )
+        if start == stop:
+            return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
+        return TorchLogits(self._graph.head(self._ops, self._hidden[start:stop]))
+
+    def hidden(self) -> FloatArray:
+        return _numpy(self._hidden.float())
+
+
+class TorchSampler:
+    """Copies logits to the host and samples there."""
+
+    def __init__(self, sampler: NativeSampler) -> None:
+        self._sampler = sampler
+
+    def set(self, slot: int, state: SlotSampling) -> None:
+        self._sampler.set(slot, state)
+
+    def clear(self, slot: int) -> None:
+        self._sampler.clear(slot)
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        self._sampler.extend(slot, tokens)
+
+    def sample(
+        self,
+        logits: Logits,
+        slots_L: IntArray,
+        positions_L: Any,
+        drafts_L: IntArray | None = None,
+        masks_LW: TokenMask | None = None,
+    ) -> Samples:
+        return self._sampler.sample(_to_host(logits), slots_L, positions_L, drafts_L, masks_LW)
+
+    def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
+        return self._sampler.logprobs(_to_host(logits), targets_L, num_top)
+
+
+def _to_host(logits: Logits) -> HostLogits:
+    if not isinstance(logits, TorchLogits):
+        raise EngineError(f"the torch sampler got logits of {type(logits).__name__}")
+    return HostLogits(logits.numpy())
