@@ -9,23 +9,24 @@ import msgspec
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.scoring import plan_scores
-from quire.client.start import start_both
+from quire.client.start import start_front
 from quire.client.vectors import (
     ClassificationOutput,
     EmbeddingOutput,
     PoolingOutput,
     ScoringOutput,
     VectorRequestOutput,
-    compute,
     probabilities,
     shortened,
 )
 from quire.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.start import begin_start, finish_start
 from quire.errors import QuireError, RequestError
 from quire.lazy import Lazy
 from quire.params import OutputKind, SamplingParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import Delta, EngineStats, Pooling
+from quire.types import Delta, EngineStats, FinishReason, Pooling, Request
 
 if TYPE_CHECKING:
     from rich import progress
@@ -56,7 +57,10 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig, skip_tokenizer: bool) -> None:
-        started, self._front = start_both(config, skip_tokenizer, config.seed)
+        started, model = begin_start(config)
+        with started.report.phase("tokenizer"):  # while the weights of a built engine are being checked
+            self._front = start_front(config, started.info, skip_tokenizer, config.seed)
+        finish_start(started, model)
         self.config = config
         self.report = started.report
         self._core = started.core
@@ -145,7 +149,7 @@ class LLM:
         seconds = [text_2] if isinstance(text_2, str) else list(text_2)
         firsts = [text_1] if isinstance(text_1, str) else list(text_1)
         scoring = plan_scores(self._front, self._new_id, firsts, seconds)
-        scores = scoring.scores(compute(self._core, scoring.requests))
+        scores = scoring.scores(_compute(self._core, scoring.requests))
         return [
             VectorRequestOutput(
                 scoring.requests[scoring.pairs[i][-1]].id, ScoringOutput(score), scoring.tokens(i)
@@ -166,7 +170,7 @@ class LLM:
         self, texts: Sequence[list[int]], pooling: Pooling | None
     ) -> list[VectorRequestOutput[PoolingOutput]]:
         requests = [self._front.pooled(self._new_id(), tokens, pooling) for tokens in texts]
-        vectors = compute(self._core, requests)
+        vectors = _compute(self._core, requests)
         return [
             VectorRequestOutput(request.id, PoolingOutput(vector), request.tokens)
             for request, vector in zip(requests, vectors, strict=True)
@@ -373,3 +377,24 @@ def _progress(total: int, enabled: bool) -> Callable[[], None]:
             bar.stop()
 
     return advance
+
+
+def _compute(core: EngineCore, requests: Sequence[Request]) -> list[list[float]]:
+    """Run pooled requests and return their vectors in order. QuireError if one fails."""
+    vectors: dict[str, list[float]] = {}
+    try:
+        for request in requests:
+            core.add(request)
+        while core.has_work:
+            for delta in core.step():
+                if delta.finish_reason is FinishReason.ERROR:
+                    raise QuireError(f"request {delta.request_id} failed: {delta.error}")
+                if delta.embedding is not None:
+                    vectors[delta.request_id] = delta.embedding
+    finally:
+        for request in requests:
+            if request.id not in vectors:
+                core.abort(request.id)
+        while core.has_work:
+            core.step()
+    return [vectors[request.id] for request in requests]

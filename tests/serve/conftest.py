@@ -15,4 +15,4 @@ def server() -> Iterator[Server]:
     yield running
     assert running.stop() == 0
     assert "ASGI" not in running.log, running.log
-    assert "unforeseen" not in running.log, running.log
+    assert "unexpected error" not in running.log, running.log

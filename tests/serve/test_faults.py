@@ -320,7 +320,7 @@ def test_a_unix_socket_and_a_proxy_prefix(tmp_path: Path) -> None:
         assert http.get("/health").status_code == 200
         assert http.get("/llm/health").status_code == 200
         assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
-    with pytest.raises(AssertionError, match="another server listens"):
+    with pytest.raises(AssertionError, match="another server is listening"):
         start(uds=str(path))
     assert server.stop() == 0
     assert not path.exists()
@@ -421,3 +421,21 @@ def test_metrics_count_exactly() -> None:
     assert "vllm:num_requests_waiting_by_reason{" in text
     assert 'kv_cache_size_tokens="65536"' in text
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 10.0' in text
+
+
+@pytest.mark.parametrize(("seconds", "open_after"), [(75, True), (1, False)])
+def test_idle_connections_are_kept_for_the_configured_time(seconds: int, open_after: bool) -> None:
+    """The default outlasts the 5 s that httpx keeps idle connections, so a client never reuses one that closes."""
+    with serving(**({} if seconds == 75 else {"timeout_keep_alive": seconds})) as (server, _):
+        where = urlsplit(server.url)
+        with socket.create_connection((where.hostname, where.port), timeout=10) as connection:
+            connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 200 " in connection.recv(4096)
+            connection.settimeout(2.5 if not open_after else 5.5)
+            if open_after:
+                with pytest.raises(TimeoutError):
+                    connection.recv(1)
+                connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b" 200 " in connection.recv(4096)
+            else:
+                assert connection.recv(1) == b""

@@ -52,7 +52,7 @@ def scripted() -> Iterator[Server]:
     running = start(tool_call_parser="hermes", reasoning_parser="qwen3")
     yield running
     assert running.stop() == 0
-    assert "unforeseen" not in running.log, running.log
+    assert "unexpected error" not in running.log, running.log
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def real() -> Iterator[Server]:
     running = start(maker="quire.client.start", model="", max_model_len=768, threads=1)
     yield running
     assert running.stop() == 0
-    assert "unforeseen" not in running.log, running.log
+    assert "unexpected error" not in running.log, running.log
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def test_messages_have_blocks(messages: anthropic.Anthropic) -> None:
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "letters, digits"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'retrieval' is not"),
-        ({"tools": [*TOOLS, TOOLS[0]]}, "tools[2].function.name", "'weather' is there twice"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools[2].function.name", "'weather' appears twice"),
         (
             {"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters",
@@ -310,7 +310,7 @@ def test_messages_have_blocks(messages: anthropic.Anthropic) -> None:
         ),
         ({"tools": [{"function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict", "true or false"),
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "not 'always'"),
-        ({"tool_choice": "required"}, "tool_choice", "give tools"),
+        ({"tool_choice": "required"}, "tool_choice", "give at least one"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "wether"}}},
             "tool_choice",
@@ -363,7 +363,7 @@ def test_refused_with_the_reason(real: Server, fields: dict[str, Any], param: st
         ("messages", {"messages": say("x"), "tools": BLOCKS, "tool_choice": {"type": "some"}}, "'some'"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "tool_use"),
-        ("messages", {"messages": say("x"), "thinking": {"type": "enabled"}}, "does not reason"),
+        ("messages", {"messages": say("x"), "thinking": {"type": "enabled"}}, "no reasoning format"),
         ("messages", {"messages": say("x"), "thinking": {}}, "thinking.type"),
     ],
 )

@@ -78,7 +78,7 @@ def test_rerank_puts_the_best_first(path: str, server: Server) -> None:
 
 
 def test_a_model_without_labels_classifies_nothing(server: Server) -> None:
-    assert "no classifier" in refusal(server, "/classify", input="one")["message"]
+    assert "not a classifier" in refusal(server, "/classify", input="one")["message"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""The API process' side of the engine: starts it, feeds it, follows its requests, restarts it when it dies.
+"""The engine as the API process sees it: starts it, submits requests, receives deltas, restarts it when it dies.
 
-Owns the engine process and the line to it. Knows token ids only, no text and no HTTP.
+Owns the engine process and the socket to it. Knows token ids only, no text and no HTTP.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _START_ERRORS: dict[str, type[QuireError]] = {"ConfigError": ConfigError, "Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Bounds and times of the client. Seconds; None is no bound."""
+    """Limits and timeouts of the client, in seconds; None is no limit."""
 
     maker: str = "quire.client.start"
     max_num_queued_reqs: int | None = None
@@ -67,7 +67,7 @@ class ClientOptions:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """One request that the engine has: whose it is, which samples still run, and its times."""
+    """One request in the engine: its generation, its times, and the samples that still run."""
 
     generation: Generation
     times: RequestTimes
@@ -80,7 +80,7 @@ State = Literal["starting", "ready", "restarting", "stopped"]
 
 @dataclass(slots=True)
 class _Line:
-    """One engine process and the socket to it; replaced as a whole by a restart."""
+    """One engine process and the socket to it; a restart replaces both."""
 
     endpoint: Endpoint
     socket: zmq.asyncio.Socket
@@ -94,7 +94,7 @@ class _Line:
 
 @dataclass(slots=True)
 class Startup:
-    """Where the time of the last start went, in seconds by phase; `total` is the time that really passed."""
+    """The last start in seconds by phase; `total` is the time that passed."""
 
     phases: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
@@ -103,8 +103,8 @@ class Startup:
 class AsyncEngine:
     """An engine in another process. Use from one event loop.
 
-    Errors: OverloadedError where the queue is full or no engine runs just now; EngineError for requests that
-    an engine took along when it died; ConfigError and ModelError from `start`.
+    Errors: OverloadedError if the queue is full or no engine is running; EngineError for requests that were in an
+    engine when it died; ConfigError and ModelError from `start`.
     """
 
     def __init__(self, config: EngineConfig, options: ClientOptions, metrics: Metrics) -> None:
@@ -127,18 +127,18 @@ class AsyncEngine:
     # --- life of the engine ----------------------------------------------------------------------------
 
     async def start(self) -> ModelCard:
-        """Start the engine process and wait until it is ready. Raises what kept it from starting."""
+        """Start the engine process and wait until it is ready. Raises the error that keeps it from starting."""
         info = await self._launch()
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._heartbeat())]
         return info
 
     async def stop(self) -> None:
-        """End everything that runs, and the engine process."""
+        """Abort all requests and end the engine process."""
         self.state = "stopped"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.end_all(EngineError("the server was stopped before this request was done: send it again"))
+        self.end_all(EngineError("the server was stopped before this request finished: send it again"))
         line, self._line = self._line, None
         if line is not None:
             await line.socket.send(encode(Stop()))
@@ -147,22 +147,22 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """The engine process' id while there is one."""
+        """The id of the engine process, if it runs."""
         return None if self._line is None else self._line.process.pid
 
     @property
     def healthy(self) -> bool:
-        """The engine takes requests and has made progress, or answered, within `health_timeout`."""
+        """Whether the engine takes requests, and has made progress or replied within `health_timeout`."""
         return self.state == "ready" and time.monotonic() - self._last_event < self.options.health_timeout
 
     @property
     def num_live(self) -> int:
-        """Requests that are queued or running."""
+        """Number of requests that are queued or running."""
         return len(self._live)
 
     @property
     def num_queued(self) -> int:
-        """Requests that no step has worked on yet."""
+        """Number of requests that wait for their first step."""
         return self._num_queued
 
     async def _launch(self) -> ModelCard:
@@ -223,7 +223,7 @@ class AsyncEngine:
             died.cancel()
 
     async def _reap(self, line: _Line, grace: float) -> None:
-        """Let the process end by itself for `grace` seconds, then kill it."""
+        """Wait `grace` seconds for the process to end, then kill it."""
         try:
             await asyncio.wait_for(line.process.wait(), grace)
         except asyncio.TimeoutError:
@@ -233,18 +233,18 @@ class AsyncEngine:
         line.close()
 
     async def _supervise(self) -> None:
-        """Follow the engine; when it dies, fail what it had and start another."""
+        """Watch the engine process; when it dies, fail its requests and start another."""
         while True:
             line = self._line
             assert line is not None
             reader = asyncio.create_task(self._read(line))
             try:
                 await line.process.wait()
-                await asyncio.wait({reader}, timeout=0.05)  # a last word may be on its way
+                await asyncio.wait({reader}, timeout=0.05)  # its last message may still be in the socket
             finally:
                 reader.cancel()
             why = line.failure.message if line.failure else _status(line.process)
-            log.error("the engine process is gone (%s): starting another", why)
+            log.error("the engine process ended (%s): starting another", why)
             self.state, self._line = "restarting", None
             line.close()
             self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
@@ -265,13 +265,13 @@ class AsyncEngine:
                 log.info("the engine is ready again")
                 return True
         self.state = "stopped"
-        log.critical("the engine does not start any more: giving up")
+        log.critical("the engine does not start: giving up")
         if self.on_dead is not None:
             self.on_dead()
         return False
 
     async def _heartbeat(self) -> None:
-        """Ask an engine that is silent whether it is there; its answer counts as progress."""
+        """Ping an engine that is silent; its reply counts as progress."""
         interval = min(1.0, self.options.health_timeout / 4)
         asked: asyncio.Future[Reply] | None = None
         while True:
@@ -284,7 +284,7 @@ class AsyncEngine:
     # --- requests --------------------------------------------------------------------------------------
 
     def submit(self, requests: list[Request]) -> Generation:
-        """Queue the requests of one call, all or none. Raises OverloadedError where they do not fit."""
+        """Queue the requests of one call, all or none. Raises OverloadedError if they do not fit."""
         self._admit(requests)
         now = time.monotonic()
         generation = Generation(self, requests, [RequestTimes(request, now) for request in requests])
@@ -296,14 +296,14 @@ class AsyncEngine:
         return generation
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
-        """The news of one request until all its samples have ended. Leaving early aborts it."""
+        """The deltas of one request until all its samples have ended. Leaving early aborts it."""
         with self.submit([request]) as generation:
             while deltas := await generation.take():
                 for delta in deltas:
                     yield delta
 
     def end_sample(self, request_id: str, index: int, reason: FinishReason) -> None:
-        """Stop one sample; what it had waiting is dropped. Samples that have ended are ignored."""
+        """Abort one sample and drop its pending deltas. Samples that have ended are ignored."""
         live = self._live.get(request_id)
         if live is None or index not in live.samples:
             return
@@ -312,7 +312,7 @@ class AsyncEngine:
         self._sample_over(live, index, reason)
 
     def forget(self, request_id: str, reason: FinishReason) -> None:
-        """Abort what still runs of a request, and take no more news of it."""
+        """Abort the samples of a request that still run, and ignore their further deltas."""
         live = self._live.get(request_id)
         if live is None:
             return
@@ -333,16 +333,16 @@ class AsyncEngine:
         return live is not None
 
     async def stats(self, timeout: float = 1.0) -> EngineStats:
-        """Fresh numbers, or where the engine is in a long step the last known ones."""
+        """Fresh statistics, or the last known ones if the engine does not reply in time."""
         if self.state == "ready":
             try:
                 await asyncio.wait_for(self._ask("stats"), timeout)
             except (asyncio.TimeoutError, EngineError):
-                log.debug("the engine is busy or gone: its last stats are used")
+                log.debug("the engine is busy or has ended: using its last statistics")
         return self.metrics.stats
 
     async def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes that no running sequence holds."""
+        """Drop cached prefixes that no running sequence uses."""
         await self._answered("reset")
 
     def _admit(self, requests: Iterable[Request]) -> None:
@@ -367,16 +367,16 @@ class AsyncEngine:
                 f"the queue is full ({queued} of {limit}, --{name}): try again later", retry_after=1
             )
 
-    # --- what the engine says --------------------------------------------------------------------------
+    # --- messages from the engine ----------------------------------------------------------------------
 
     async def _read(self, line: _Line) -> None:
         while True:
-            self._hear(line, decode_event(await line.socket.recv()))
+            self._receive(line, decode_event(await line.socket.recv()))
 
-    def _hear(self, line: _Line, event: Event) -> None:
+    def _receive(self, line: _Line, event: Event) -> None:
         self._last_event = time.monotonic()
         if isinstance(event, News):
-            self._news(event, self._last_event)
+            self._stepped(event, self._last_event)
         elif isinstance(event, Reply):
             if event.stats is not None:
                 self.metrics.stats = event.stats
@@ -386,10 +386,11 @@ class AsyncEngine:
         elif isinstance(event, Failed):
             line.failure = event
 
-    def _news(self, news: News, now: float) -> None:
-        if news.stats is not None:
-            self.metrics.stats = news.stats
-        for mark in news.scheduled:
+    def _stepped(self, step: News, now: float) -> None:
+        """The engine has computed a step."""
+        if step.stats is not None:
+            self.metrics.stats = step.stats
+        for mark in step.scheduled:
             live = self._live.get(mark.request_id)
             if live is not None:
                 self.metrics.scheduled(live.times, mark.at)
@@ -397,10 +398,10 @@ class AsyncEngine:
         known: list[tuple[RequestTimes, Delta]] = []
         owners: list[Generation] = []
         ended: list[tuple[_Live, Delta]] = []
-        for delta in news.deltas:
+        for delta in step.deltas:
             live = self._live.get(delta.request_id)
             if live is None or delta.index not in live.samples:
-                continue  # ended by us meanwhile
+                continue  # aborted by us meanwhile
             known.append((live.times, delta))
             owners.append(live.generation)
             if delta.finish_reason is not None:
@@ -440,11 +441,11 @@ class AsyncEngine:
             if not future.done():
                 future.set_exception(error)
 
-    # --- the line --------------------------------------------------------------------------------------
+    # --- the socket ------------------------------------------------------------------------------------
 
     def _send(self, command: Command) -> None:
         if self._line is None:
-            return  # no engine has the request any more
+            return  # the engine that had the request has ended
         sent = cast("asyncio.Future[Any]", self._line.socket.send(encode(command)))
         if sent.done():
             sent.result()
@@ -466,7 +467,7 @@ class AsyncEngine:
 
 
 def _startup(began: float, loading: float, phases: dict[str, float], now: float) -> Startup:
-    """All phases from the call to now; what no phase names is called "other", so that they add up."""
+    """All phases from the call until now; unattributed time becomes "other", so that they add up."""
     parts = {"starting the engine process": loading - began, **phases}
     parts["other"] = (now - began) - sum(parts.values())
     return Startup(parts, now - began)

@@ -1,6 +1,6 @@
-"""From what a caller says to a Request: tokenizes, resolves defaults, and refuses what cannot run.
+"""Makes Requests: tokenizes prompts, resolves defaults, refuses what cannot run.
 
-Shared by `LLM` and the server, so both accept and refuse the same. Knows text; knows no scheduler and no arrays.
+Shared by `LLM` and the server, so that both accept and refuse the same. Knows text; no scheduler and no arrays.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 
 class Front:
-    """Makes Requests and the OutputStreams that follow them. Stateless but for the source of unset seeds.
+    """Makes Requests and their OutputStreams. Its only state is the source of unset seeds.
 
-    `compile_grammar` turns a constraint into `Request.grammar` where that may take the time; without, whoever
-    queues the request does so.
+    `compile_grammar` turns a constraint into `Request.grammar`; if it is None, the caller of `request` does so.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Front:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template, read when it is first asked for: only chats need it. ModelError where it is broken."""
+        """The chat template, loaded on first use, because only chats need it. ModelError if it is broken."""
         return None if self._load_template is None else self._load_template()
 
     def default_params(self, **given: Any) -> SamplingParams:
@@ -57,7 +56,7 @@ class Front:
         return self._need_tokenizer().encode(text, add_special_tokens=add_special_tokens)
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """A conversation as the text that the model was trained on; options as in `ChatTemplate.render`."""
+        """A conversation rendered by the chat template; options as in `ChatTemplate.render`."""
         if self.template is None:
             raise RequestError(
                 f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
@@ -78,7 +77,7 @@ class Front:
     ) -> Request:
         """Check a prompt and its parameters against the model. Raises RequestError naming the field at fault.
 
-        A max_tokens that does not fit beside the prompt is refused, or with `clamp` cut to what fits.
+        If max_tokens does not fit after the prompt, the request is refused, or with `clamp` max_tokens is lowered.
         """
         if not self.info.generates:
             raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
@@ -132,7 +131,7 @@ class Front:
     def pooled(
         self, request_id: str, tokens: list[int], pooling: Pooling | None = None, priority: int = 0
     ) -> Request:
-        """A request that ends with one vector; `pooling` None is the model's own way, or the last hidden state."""
+        """A request for one vector; `pooling` None means the model's own way, else the last hidden state."""
         self._check_tokens(tokens)
         longest = min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
         if len(tokens) > longest:
@@ -153,13 +152,13 @@ class Front:
         )
 
     def pair(self, first: str, second: str) -> list[int]:
-        """Two texts as a classifier reads them together, the second one's tokens in its segment."""
+        """Two texts as one input of a classifier; the tokens of the second are in its segment."""
         tokens, kinds = self._need_tokenizer().encode_pair(first, second)
         size = self.info.segment_size
         return [token + size * kind for token, kind in zip(tokens, kinds, strict=True)]
 
     def truncated(self, tokens: list[int], limit: int | None) -> list[int]:
-        """At most `limit` tokens (-1: what the model takes): the last ones; of an encoder the first, and the end."""
+        """The last `limit` tokens (-1: as many as the model takes); of encoders the first ones and the end."""
         if limit is None:
             return tokens
         keep = self.info.max_model_len if limit == -1 else limit
@@ -173,16 +172,18 @@ class Front:
         return OutputStream(request, prompt, self.tokenizer)
 
     def _choices(self, params: SamplingParams, room: int) -> tuple[tuple[int, ...], ...]:
-        """The texts that a request selects among, as tokens that follow its prompt."""
+        """The choices of a selecting request as tokens that follow its prompt."""
         constraint = params.structured_outputs
         texts = constraint.choice if constraint is not None and constraint.choice is not None else ()
         choices = tuple(tuple(self.encode(text, add_special_tokens=False)) for text in texts)
         if params.n > 1:
-            raise RequestError(f"select has one answer, the likeliest: n must be 1, got {params.n}", "n")
+            raise RequestError(
+                f"select returns one answer, the most likely choice: n must be 1, got {params.n}", "n"
+            )
         if any(not 0 < len(choice) < room for choice in choices):
             raise RequestError(
                 f"select: every choice must have at least one token and fit into the {room - 1} that are left "
-                "behind the prompt",
+                "after the prompt",
                 "structured_outputs",
             )
         return choices
@@ -214,7 +215,7 @@ class Front:
             wanted = getattr(params, name) or 0
             if (vocab if wanted == -1 else wanted) > self.info.max_logprobs:
                 raise RequestError(
-                    f"{name} asks for {wanted if wanted != -1 else 'all'} entries a token, the most is "
+                    f"{name} asks for {wanted if wanted != -1 else 'all'} entries per token, the most is "
                     f"{self.info.max_logprobs} (--max-logprobs)",
                     name,
                 )
@@ -224,7 +225,7 @@ class Front:
             raise RequestError("stop strings and bad words need a tokenizer: use stop_token_ids", "stop")
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is tokenized at the start of a text and after a space, as vLLM reads bad_words."""
+        """The tokens of each word, at the start of a text and after a space, as in vLLM."""
         found: dict[tuple[int, ...], None] = {}
         for word in params.bad_words or ():
             for text in (word, " " + word.lstrip()):
@@ -235,12 +236,12 @@ class Front:
 
 
 class Maker(Protocol):
-    """A module that makes the parts of an engine and of its front; tests put a scripted one in its place."""
+    """A module that makes the core of an engine and its front; tests replace it by a scripted one."""
 
     def start_core(self, config: EngineConfig) -> Started: ...
     def start_front(self, config: EngineConfig, info: ModelCard) -> Front: ...
 
 
 def load_maker(name: str) -> Maker:
-    """Import the maker of that module name."""
+    """Import the maker module of that name."""
     return cast(Maker, importlib.import_module(name))

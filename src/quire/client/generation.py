@@ -1,4 +1,4 @@
-"""The requests of one call while they run: their news wait here for a reader. Knows token ids only."""
+"""The running requests of one call, and their deltas until a reader takes them. Knows token ids only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from quire.types import Delta, FinishReason, Request
 
 
 class Ender(Protocol):
-    """Who can end what runs: the engine client."""
+    """The part of the engine client that ends requests."""
 
     def end_sample(self, request_id: str, index: int, reason: FinishReason) -> None: ...
     def forget(self, request_id: str, reason: FinishReason) -> None: ...
 
 
 class Generation:
-    """The requests of one call while they run. News wait here, merged by sample, until they are taken.
+    """The running requests of one call. Deltas are merged per sample until they are taken.
 
-    So a reader that is slow or gone costs one Delta a sample, and never holds up another. Close it (or leave
-    its `with`) to end what still runs.
+    So a slow reader costs one Delta per sample and never delays another. Closing it, or leaving its `with` block,
+    aborts what still runs.
     """
 
     __slots__ = (
@@ -49,14 +49,14 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Nothing runs and nothing waits to be taken."""
+        """Whether nothing runs and nothing is left to take."""
         return self._open == 0 and not self._pending
 
     async def take(self, whole: bool = False) -> list[Delta]:
-        """What is new, at most one Delta a sample; waits for it. Empty when all samples have ended.
+        """Wait for new deltas, at most one per sample. Empty once all samples have ended.
 
-        With `whole` it waits until all have ended, or one has failed. Raises EngineError where the engine died,
-        and what `fail` was given.
+        With `whole`, wait until all have ended or one has failed. Raises EngineError if the engine died, or the
+        error given to `fail`.
         """
         self._whole = whole
         while not self._pending or self._incomplete:
@@ -74,15 +74,15 @@ class Generation:
 
     @property
     def _incomplete(self) -> bool:
-        """The reader wants to wait for more than there is."""
+        """Whether the reader waits for the end and it has not come."""
         return self._whole and self._open > 0 and not self._failed
 
     def end_sample(self, request_id: str, index: int, reason: FinishReason = FinishReason.STOP) -> None:
-        """End one sample that needs no more tokens, for example at a stop string."""
+        """End one sample early, for example at a stop string."""
         self._client.end_sample(request_id, index, reason)
 
     def fail(self, error: Exception) -> None:
-        """End everything; `take` raises `error` once the news before it are taken."""
+        """End everything; `take` raises `error` after the deltas before it."""
         if self._error is None:
             self._error = error
         self.close()
@@ -101,7 +101,7 @@ class Generation:
         self.close()
 
     def put(self, delta: Delta) -> None:
-        """For the client: news of a sample."""
+        """For the client: a delta of a sample."""
         key = (delta.request_id, delta.index)
         waiting = self._pending.get(key)
         if waiting is None:
@@ -112,7 +112,7 @@ class Generation:
         self._wake()
 
     def sample_ended(self, request_id: str, index: int, *, discard: bool) -> None:
-        """For the client: the sample has ended; `discard` drops what waits of it."""
+        """For the client: the sample has ended; `discard` drops its pending deltas."""
         self._open -= 1
         if discard:
             self._pending.pop((request_id, index), None)

@@ -1,6 +1,6 @@
-"""Has each constraint tried out in a process of its own, within time and memory, and remembers the answers.
+"""Compiles each constraint in a separate process within limits of time and memory, and caches the results.
 
-Knows no HTTP. Whatever a constraint does to that process, it ends in a RequestError for its request alone.
+Knows no HTTP. Whatever a constraint does to that process, only its own request fails, with a RequestError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START_TIMEOUT = 120.0
 
 
 class GrammarChecker:
-    """Use from one event loop. The process starts with the first constraint and is replaced when it is lost."""
+    """Use from one event loop. The process starts with the first constraint; a new one replaces it when it ends."""
 
     def __init__(self, config: EngineConfig, maker: str) -> None:
         self._config = config
@@ -40,15 +40,17 @@ class GrammarChecker:
         self._size = 0
 
     async def check(self, params: StructuredOutputsParams, info: ModelCard) -> str:
-        """The constraint's grammar, for `Request.grammar`.
+        """The grammar of the constraint, for `Request.grammar`.
 
-        RequestError: malformed, not supported, or too much work. OverloadedError: too many wait to be tried out.
+        RequestError: malformed, not supported, or too expensive. OverloadedError: too many constraints are waiting.
         """
         key = msgspec.msgpack.encode(params)
         verdict = self._known.get(key)
         if verdict is None:
             if self._waiting >= MAX_WAITING:
-                raise OverloadedError("too many new constraints wait to be compiled: try again later", 1)
+                raise OverloadedError(
+                    "too many new constraints are waiting to be compiled: try again later", 1
+                )
             self._waiting += 1
             try:
                 async with self._lock:
@@ -86,7 +88,7 @@ class GrammarChecker:
             why = f"takes more than {limit:g} s to compile (--grammar-timeout)"
         except (asyncio.IncompleteReadError, ConnectionError):
             why = f"takes more than {self._config.grammar.grammar_memory_mib} MiB to compile (--grammar-memory-mib)"
-        except BaseException:  # the caller is gone: so is the answer that would come next
+        except BaseException:  # cancelled: the next caller would read the pending reply
             await self.close()
             raise
         log.warning("a constraint %s: refused", why)

@@ -1,6 +1,6 @@
-"""The process that tries constraints out before the engine sees them: it may be slow, grow, crash and be killed.
+"""The process that compiles constraints before the engine sees them, so that they may be slow, grow or crash.
 
-Started as `python -m quire.client.grammar_worker`; frames go over standard input and output, each with its length.
+Started as `python -m quire.client.grammar_worker`. Exchanges length-prefixed frames over standard input and output.
 Knows the tokenizer and grammars; no engine, no HTTP.
 """
 
@@ -31,7 +31,7 @@ LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame: where the tokenizer comes from, and how much memory may be added to it (bytes)."""
+    """The first frame: the source of the tokenizer, and how many bytes of memory compiling may add."""
 
     maker: str
     config: EngineConfig
@@ -40,7 +40,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a constraint, and with an empty text to the setup: its grammar, or why there is none."""
+    """The reply to a constraint: its grammar or an error. The reply to the setup has an empty text."""
 
     text: str = ""
     error: str | None = None
@@ -52,7 +52,7 @@ def frame(message: Setup | StructuredOutputsParams | Verdict) -> bytes:
 
 
 def _read() -> bytes:
-    """The next frame's content; exits where there is none any more."""
+    """The content of the next frame; exits at the end of the input."""
     head = sys.stdin.buffer.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise SystemExit(0)
@@ -65,7 +65,7 @@ def _write(verdict: Verdict) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """From here on this process may take `more` bytes (Linux)."""
+    """Allow this process `more` bytes from now on (Linux only)."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + more
@@ -85,7 +85,7 @@ def main() -> int:
         os.nice(10)
     setup = msgspec.msgpack.decode(_read(), type=Setup)
     compiler = make_compiler(setup)
-    compiler.prepare()  # now, so that the first constraint is not charged for it
+    compiler.prepare()  # now, so that its memory is not charged to the first constraint
     _limit_memory(setup.memory)
     _write(Verdict())
     while True:
@@ -95,9 +95,9 @@ def main() -> int:
         except RequestError as error:
             _write(Verdict(error=str(error)))
         except MemoryError:
-            raise  # as where the compiler itself runs out: the process ends
+            raise  # ends the process, as when native code runs out of memory
         except Exception as error:
-            log.exception("a constraint broke its compiler")
+            log.exception("unexpected error while compiling a constraint")
             _write(Verdict(error=f"the constraint cannot be read: {type(error).__name__}: {error}"))
 
 

@@ -1,7 +1,7 @@
-"""Counts and times of requests as the API process sees them, and the Prometheus families made of them.
+"""Counts and times of requests in the API process, and the Prometheus families built from them.
 
-Names and labels are vLLM's after the prefix. Numbers are plain fields; families exist only while a scrape
-runs, so a token costs a list increment. Knows no engine and no HTTP.
+Names and labels after the prefix are vLLM's. Values are plain fields and families are built during a scrape, so a
+token costs one list increment. Knows no engine and no HTTP.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LATENCY_BUCKETS = (
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
 
-# Counters of EngineStats that go on where they were after a restart of the engine.
+# Counters of EngineStats that must not fall when the engine restarts.
 COUNTED = ("prefix_queries", "prefix_hits", "num_preemptions", "jump_forward_tokens")
 
 
@@ -55,7 +55,7 @@ def buckets_125(high: int) -> tuple[float, ...]:
 
 
 class Histogram:
-    """Counts of observed values by bucket; `bounds` are the inclusive upper ends, but for the last."""
+    """Counts of observed values by bucket; `bounds` are inclusive upper bounds of all buckets but the last."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -73,7 +73,7 @@ class Histogram:
         return sum(self.counts)
 
     def rows(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus wants them."""
+        """Cumulative counts by upper bound, in Prometheus' form."""
         rows, running = [], 0
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
             running += count
@@ -83,7 +83,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When the parts of one request happened, in seconds on the monotonic clock; 0 is "not yet"."""
+    """Times of one request in seconds on the monotonic clock; 0 if not yet."""
 
     request: Request
     arrival: float
@@ -101,7 +101,7 @@ class RequestTimes:
 
 
 class Metrics:
-    """Everything that `/metrics` shows. One writer: the event loop of the API process."""
+    """The values behind `/metrics`. Written only by the event loop of the API process."""
 
     def __init__(self, model_name: str, prefix: str = "quire", max_model_len: int = 1 << 20) -> None:
         self.model_name = model_name
@@ -133,15 +133,15 @@ class Metrics:
                 ("request_prompt_tokens", "Prompt tokens of a request.", tokens),
                 ("request_generation_tokens", "Output tokens of a request.", tokens),
                 ("request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", tokens),
-                ("request_params_n", "Samples a request asks for.", SMALL_BUCKETS),
-                ("request_params_max_tokens", "Output tokens a request allows.", tokens),
+                ("request_params_n", "Samples requested.", SMALL_BUCKETS),
+                ("request_params_max_tokens", "Output token limit of a request.", tokens),
                 ("request_num_preemptions", "Preemptions of a request.", (0, *SMALL_BUCKETS)),
                 ("iteration_tokens_total", "Prompt and output tokens of a step.", ITERATION_BUCKETS),
             )
         }
 
     def name_model(self, model_name: str, config: CacheConfig, max_model_len: int) -> None:
-        """Name the model, once the engine has started: labels of all families and of cache_config_info."""
+        """Set the model, once the engine has started: the labels of all families, and cache_config_info."""
         self.model_name = model_name
         num_blocks = self.stats.num_blocks
         size = num_blocks * config.block_size
@@ -154,16 +154,16 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         self.histograms[name][1].observe(value)
 
-    # --- what happens to requests ----------------------------------------------------------------------
+    # --- events of requests ----------------------------------------------------------------------------
 
     def scheduled(self, times: RequestTimes, at: float) -> None:
-        """A sample got a slot: the first one ends the time in the queue, one more than n is a preemption."""
+        """A sample got a slot. The first slot ends the time in the queue; each beyond n is a preemption."""
         times.num_scheduled += 1
         if not times.scheduled:
             times.scheduled = max(at, times.arrival)
 
     def step(self, deltas: list[tuple[RequestTimes, Delta]], now: float) -> None:
-        """The news of one step, with the times of their requests."""
+        """The deltas of one step, with the times of their requests."""
         num_tokens = num_prompt = 0
         gaps = self.histograms["inter_token_latency_seconds"][1]
         for times, delta in deltas:
@@ -186,7 +186,7 @@ class Metrics:
             self.observe("iteration_tokens_total", num_tokens + num_prompt)
 
     def _first_token(self, times: RequestTimes, delta: Delta, now: float) -> int:
-        """Returns the prompt tokens that are done with this step."""
+        """Returns the number of prompt tokens that this step completes."""
         times.first_token = now
         times.num_cached = delta.usage.num_cached
         self.observe("time_to_first_token_seconds", now - times.arrival)
@@ -195,7 +195,7 @@ class Metrics:
         return delta.usage.num_prompt
 
     def end(self, times: RequestTimes, reason: FinishReason, now: float) -> None:
-        """A request is over, for whatever reason; called once for each request that was accepted."""
+        """A request has ended, for whatever reason. Called once per accepted request."""
         self.finished[reason.value] += 1
         params, num_prompt = times.request.sampling, len(times.request.tokens)
         self.observe("e2e_request_latency_seconds", now - times.arrival)
@@ -222,7 +222,7 @@ class Metrics:
         self.answers[key] = self.answers.get(key, 0) + 1
 
     def restarted(self) -> None:
-        """The engine's own counters start again from 0: keep what they were, so ours never fall."""
+        """The counters of the new engine start at 0: keep the old values, so that ours never fall."""
         self.restarts += 1
         for name in self._before_restart:
             self._before_restart[name] += getattr(self.stats, name)
@@ -250,10 +250,10 @@ class Metrics:
         stats = self.stats
         held = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
         for name, text, value in (
-            ("num_requests_running", "Sequences that run.", stats.num_running),
-            ("num_requests_waiting", "Sequences that wait.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", held),
-            ("kv_blocks_cached", "KV blocks kept for reuse, held by no sequence.", stats.num_cached_blocks),
+            ("num_requests_running", "Running sequences.", stats.num_running),
+            ("num_requests_waiting", "Waiting sequences.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", held),
+            ("kv_blocks_cached", "KV blocks kept for reuse that no sequence uses.", stats.num_cached_blocks),
             ("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
         ):
             family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
@@ -261,7 +261,7 @@ class Metrics:
             yield family
         reasons = GaugeMetricFamily(
             self._name("num_requests_waiting_by_reason"),
-            "Sequences that wait, by what they wait for.",
+            "Waiting sequences, by reason.",
             labels=("model_name", "engine", "reason"),
         )
         reasons.add_metric((self.model_name, "0", "capacity"), stats.num_waiting)
@@ -284,16 +284,16 @@ class Metrics:
             ("num_preemptions", "Preemptions.", total("num_preemptions")),
             ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
             ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.prompt_tokens),
-            ("prompt_tokens_cached", "Of them, found in the cache.", self.cached_tokens),
-            ("generation_tokens", "Tokens made.", self.generation_tokens),
-            ("engine_restarts", "Times the engine process was started again.", self.restarts),
+            ("prompt_tokens_cached", "Those found in the cache.", self.cached_tokens),
+            ("generation_tokens", "Generated tokens.", self.generation_tokens),
+            ("engine_restarts", "Restarts of the engine process.", self.restarts),
         ):  # fmt: skip
             family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
             family.add_metric((self.model_name, "0"), value)
             yield family
         for name, text, label, values in (
-            ("request_success", "Requests that ended.", "finished_reason", self.finished),
-            ("admission_rejections", "Requests refused at the door.", "reason", self.rejections),
+            ("request_success", "Finished requests.", "finished_reason", self.finished),
+            ("admission_rejections", "Requests refused on arrival.", "reason", self.rejections),
         ):
             family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine", label))
             for key, value in values.items():

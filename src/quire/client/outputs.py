@@ -1,4 +1,4 @@
-"""What a caller gets: results with text. Turns a request's Deltas into them; knows no scheduler and no model."""
+"""Results with text, built from the Deltas of a request. Knows no scheduler and no model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened, in seconds of `time.perf_counter`; None is not yet."""
+    """Times in seconds of `time.perf_counter`; None if not yet."""
 
     arrival_time: float
     first_token_time: float | None = None
@@ -50,7 +50,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Everything about a request so far; names are vLLM's."""
+    """The result of a request so far. Names are vLLM's."""
 
     request_id: str
     prompt: str | None
@@ -68,9 +68,9 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class Chunk:
-    """The new part of one sample: text that is safe to show, and the tokens that came with this step.
+    """The new part of one sample: text that is safe to show, and the new tokens.
 
-    `abort` asks the caller to end the sample in the engine: a stop string was found that the engine cannot see.
+    `abort` asks the caller to end the sample in the engine, which cannot see that a stop string was found.
     """
 
     index: int
@@ -84,9 +84,9 @@ class Chunk:
 
 
 class OutputStream:
-    """Follows one request: `push` each Delta in order, read `output` at any time.
+    """Builds the output of one request: `push` each Delta in order, read `output` at any time.
 
-    Without a tokenizer (or with detokenize=False) texts stay empty and stop strings cannot be used.
+    Without a tokenizer, or with detokenize=False, texts stay empty and stop strings are not available.
     """
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
@@ -98,7 +98,7 @@ class OutputStream:
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
         self._num_open = params.n
-        self._shown = [(0, 0)] * params.n  # characters and tokens that new_part has given out
+        self._shown = [(0, 0)] * params.n  # characters and tokens that new_part has returned
         self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
         if params.logprobs is not None:
             for sample in self.output.outputs:
@@ -120,7 +120,7 @@ class OutputStream:
         return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output)
 
     def new_part(self) -> RequestOutput:
-        """`output` with only what came since the last call."""
+        """`output` reduced to what is new since the last call."""
         parts = []
         for i, sample in enumerate(self.output.outputs):
             text, tokens = self._shown[i]
@@ -133,11 +133,11 @@ class OutputStream:
         return replace(self.output, outputs=parts)
 
     def parts(self, delta: Delta) -> Iterable[Delta]:
-        """`delta` in the portions to push: single tokens where a stop string may end the text between them."""
+        """`delta` in the parts to push: single tokens if a stop string may end the text between them."""
         return _by_token(delta) if self.request.sampling.stop else (delta,)
 
     def push(self, delta: Delta) -> Chunk | None:
-        """Take one Delta; returns the news, or None where it came after the sample's end."""
+        """Take one Delta; returns the new part, or None after the end of the sample."""
         sample = self.output.outputs[delta.index]
         if sample.finished:
             return None
@@ -164,14 +164,14 @@ class OutputStream:
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
-        """The text that became safe to show, and the stop string that was hit, if one was."""
+        """The text that is now safe to show, and the stop string that was found, if any."""
         detok = self._detok[delta.index]
         if detok is None:
             return "", None
         tokens = delta.tokens
         ended_by_token = delta.finish_reason is FinishReason.STOP and not delta.complete
         if ended_by_token and not self.request.sampling.include_stop_str_in_output:
-            tokens = tokens[:-1]  # the token that ended the sample is no part of its text
+            tokens = tokens[:-1]  # the token that ended the sample is not part of its text
         text = detok.push(tokens)
         if detok.stopped is None and delta.finish_reason is not None:
             text += detok.finish()
@@ -192,11 +192,11 @@ class OutputStream:
 
     def _add_prompt_logprobs(self, scores: list[TokenLogprobs]) -> None:
         if self.output.prompt_logprobs is None:
-            self.output.prompt_logprobs = [None]  # nothing comes before the first token
+            self.output.prompt_logprobs = [None]  # the first token has no score
         self.output.prompt_logprobs += [self._entry(t) for t in scores]
 
     def _entry(self, scores: TokenLogprobs) -> dict[int, Logprob]:
-        """The token itself first, then the most likely ones; as vLLM orders them."""
+        """The token itself, then the most likely ones, in vLLM's order."""
         entry = {scores.token: Logprob(scores.logprob, scores.rank, self._token_text(scores.token))}
         for rank, (token, logprob) in enumerate(zip(scores.top_ids, scores.top, strict=True), 1):
             entry.setdefault(token, Logprob(logprob, rank, self._token_text(token)))
@@ -207,7 +207,7 @@ class OutputStream:
 
 
 def _by_token(delta: Delta) -> Iterator[Delta]:
-    """The same news token by token, so that what a stop string cuts off does not depend on how news were merged."""
+    """The delta split by token, so that the cut at a stop string does not depend on how deltas were merged."""
     last = len(delta.tokens) - 1
     if last < 1:
         yield delta

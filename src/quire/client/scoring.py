@@ -1,7 +1,7 @@
-"""How well texts suit each other: what to run for that, and the scores out of its vectors. Knows no HTTP.
+"""Scores of pairs of texts: the requests to run, and the scores from their vectors. Knows no HTTP.
 
-A classifier of pairs with one output reads both texts together; any other model gives each its embedding, and the score
-is their cosine.
+A classifier with one output reads both texts together; for any other model, the score is the cosine similarity of the
+embeddings of the two texts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from quire.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """`requests` are to be run; pair i is made of the vectors of requests `pairs[i]`: one, or two to compare."""
+    """Run `requests`; the score of pair i comes from the vectors of requests `pairs[i]`: one, or two to compare."""
 
     requests: list[Request]
     pairs: list[tuple[int, ...]]
     kind: str | None
 
     def scores(self, vectors: Sequence[list[float]]) -> list[float]:
-        """The score of each pair, from the vectors of the requests."""
+        """The score of each pair, from the vectors of the requests in order."""
         if self.kind is not None:
             return [probabilities(vectors[pair[0]], self.kind)[0] for pair in self.pairs]
         return [cosine(vectors[first], vectors[second]) for first, second in self.pairs]
@@ -42,12 +42,12 @@ def plan_scores(
     limit: int | None = None,
     priority: int = 0,
 ) -> Scoring:
-    """One first text goes with each of the second ones, or as many go pair by pair. RequestError.
+    """Pairs one first text with each second text, or equally many one by one. Raises RequestError.
 
-    `limit` is the most tokens of a request, as in Front.truncated.
+    `limit` truncates each text, as in Front.truncated.
     """
     if not firsts or not seconds:
-        raise RequestError("give at least one text on either side", "text_1" if not firsts else "text_2")
+        raise RequestError("give at least one text on each side", "text_1" if not firsts else "text_2")
     if len(firsts) not in (1, len(seconds)):
         raise RequestError(f"{len(firsts)} texts cannot be paired with {len(seconds)}", "text_1")
     info = front.info

@@ -1,4 +1,4 @@
-"""From configuration to the front that feeds an engine: its tokenizer and chat template; or to both at once."""
+"""The default maker: the core of an engine, and the front that makes its requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire.client.front import Front
 from quire.config import EngineConfig
-from quire.engine.start import Started, begin_start, finish_start, load_tokenizer, start_core
+from quire.engine.start import load_tokenizer, start_core
 from quire.lazy import Lazy
 from quire.types import ModelCard
 
@@ -15,23 +15,13 @@ if TYPE_CHECKING:
 else:
     chat = Lazy("quire.text.chat")
 
-__all__ = ["start_both", "start_core", "start_front"]
-
-
-def start_both(
-    config: EngineConfig, skip_tokenizer: bool = False, seed: int | None = None
-) -> tuple[Started, Front]:
-    """The engine, and the front that feeds it: its tokenizer is read while a built engine's weights are checked."""
-    started, model = begin_start(config)
-    with started.report.phase("tokenizer"):
-        front = start_front(config, started.info, skip_tokenizer, seed)
-    return finish_start(started, model), front
+__all__ = ["start_core", "start_front"]
 
 
 def start_front(
     config: EngineConfig, info: ModelCard, skip_tokenizer: bool = False, seed: int | None = None
 ) -> Front:
-    """The tokenizer and chat template of the configured model, ready to make requests."""
+    """A front with the tokenizer and the chat template of the configured model."""
     if skip_tokenizer:
         return Front(info, None, None, seed)
     tokenizer = load_tokenizer(config.model)

@@ -1,4 +1,4 @@
-"""Vectors that requests end with, as results: embeddings, classes, scores. Knows no model and no HTTP."""
+"""Results made of vectors: embeddings, classes, scores. Knows no model and no HTTP."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from quire.engine.core import EngineCore
-from quire.errors import QuireError
-from quire.types import FinishReason, Request
-
 T = TypeVar("T")
 
 
 class PoolingOutput(msgspec.Struct, frozen=True):
-    """The model's vector as it is."""
+    """The unprocessed vector of the model."""
 
     data: list[float]
 
@@ -41,7 +37,7 @@ class ScoringOutput(msgspec.Struct, frozen=True):
 
 
 class VectorRequestOutput(msgspec.Struct, Generic[T], frozen=True):
-    """What one text (or pair of texts) ended with."""
+    """The result for one text, or pair of texts."""
 
     request_id: str
     outputs: T
@@ -49,29 +45,8 @@ class VectorRequestOutput(msgspec.Struct, Generic[T], frozen=True):
     finished: bool = True
 
 
-def compute(core: EngineCore, requests: Sequence[Request]) -> list[list[float]]:
-    """Run pooled requests to their end; their vectors in order. QuireError where one fails."""
-    vectors: dict[str, list[float]] = {}
-    try:
-        for request in requests:
-            core.add(request)
-        while core.has_work:
-            for delta in core.step():
-                if delta.finish_reason is FinishReason.ERROR:
-                    raise QuireError(f"request {delta.request_id} failed: {delta.error}")
-                if delta.embedding is not None:
-                    vectors[delta.request_id] = delta.embedding
-    finally:
-        for request in requests:
-            if request.id not in vectors:
-                core.abort(request.id)
-        while core.has_work:
-            core.step()
-    return [vectors[request.id] for request in requests]
-
-
 def shortened(vector: list[float], dimensions: int | None) -> list[float]:
-    """The first dimensions, scaled to length 1 again (Matryoshka, Kusupati et al. 2022, arXiv:2205.13147)."""
+    """The first dimensions, normalized to length 1 (Matryoshka, Kusupati et al. 2022, arXiv:2205.13147)."""
     if dimensions is None or dimensions == len(vector):
         return vector
     kept = vector[:dimensions]
@@ -80,7 +55,7 @@ def shortened(vector: list[float], dimensions: int | None) -> list[float]:
 
 
 def probabilities(outputs: Sequence[float], scores: str | None) -> list[float]:
-    """A classifier's outputs through its softmax or sigmoid."""
+    """The outputs of a classifier after its softmax or sigmoid."""
     if scores == "softmax":
         top = max(outputs)
         weights = [math.exp(x - top) for x in outputs]
@@ -90,7 +65,7 @@ def probabilities(outputs: Sequence[float], scores: str | None) -> list[float]:
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """How alike two vectors are, from -1 to 1."""
+    """Cosine similarity, from -1 to 1."""
     dot = math.fsum(a * b for a, b in zip(first, second, strict=True))
     return dot / (math.sqrt(_square(first) * _square(second)) or 1.0)
 

@@ -1,4 +1,4 @@
-"""The web application: routes, errors in the API's shape, the OpenAPI document. Knows no engine but through Service."""
+"""The web application: the table of endpoints, the middleware, and errors in each API's shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -16,33 +15,19 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.errors import QuireError
-from quire.serve import anthropic, chat, completions, embeddings, responses, tokenize, vectors
-from quire.serve.dashboard.about import about_model
-from quire.serve.dashboard.router import dashboard_router
-from quire.serve.dashboard.stats import PageSource
-from quire.serve.errors import ErrorBody, ErrorInfo, HttpError, as_http, not_found, unavailable
+from quire.serve.anthropic import count_tokens, messages
+from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
+from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.gate import Gate, Keys
-from quire.serve.protocol import (
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    ModelCard,
-    ModelList,
-)
+from quire.serve.native import classify, pooling, rerank, score, tokenize
+from quire.serve.native.operations import add_operations
+from quire.serve.openai import chat, completions, embeddings, models, responses
+from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
+from quire.serve.openai.responses_protocol import ResponseObject, ResponsesRequest
+from quire.serve.openai.texts import PoolingRequest
+from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
 from quire.serve.service import Service
-from quire.serve.sse import Answer, Disconnected, reply
-
-ERRORS = (400, 401, 404, 408, 413, 415, 422, 499, 500, 503, 504)
-
-# One event of a stream, as OpenAPI sees it.
-EVENT = {
-    "type": "object",
-    "required": ["data"],
-    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
-}
-
-_encode = msgspec.json.Encoder().encode
+from quire.serve.stream import Answer, Disconnected, reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +43,7 @@ class Generating:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """An endpoint that takes a body and answers it with JSON."""
+    """An endpoint that answers a body with JSON."""
 
     path: str
     make: Callable[[Service, HttpRequest], Awaitable[bytes]]
@@ -68,28 +53,24 @@ class Plain:
 
 
 ENDPOINTS: tuple[Generating | Plain, ...] = (
-    Generating("/v1/completions", completions.complete, CompletionRequest, Completion, "Continue prompts"),
-    Generating("/v1/chat/completions", chat.chat, ChatRequest, ChatCompletion, "Answer a conversation"),
     Generating(
-        "/v1/responses",
-        responses.respond,
-        responses.ResponsesRequest,
-        responses.ResponseObject,
-        "Answer an input",
+        "/v1/completions",
+        completions.complete,
+        completions.CompletionRequest,
+        completions.Completion,
+        "Continue prompts",
     ),
+    Generating("/v1/chat/completions", chat.chat, ChatRequest, ChatCompletion, "Answer a conversation"),
+    Generating("/v1/responses", responses.respond, ResponsesRequest, ResponseObject, "Answer an input"),
     Generating(
-        "/v1/messages",
-        anthropic.create,
-        anthropic.MessagesRequest,
-        anthropic.MessageObject,
-        "Answer a conversation, as Anthropic does",
+        "/v1/messages", messages.create, MessagesRequest, MessageObject, "Answer a conversation (Anthropic)"
     ),
     Plain(
         "/v1/messages/count_tokens",
-        anthropic.count,
-        anthropic.CountRequest,
-        anthropic.TokenCount,
-        "Count a conversation's tokens",
+        count_tokens.count,
+        CountRequest,
+        count_tokens.TokenCount,
+        "Count the tokens of a conversation (Anthropic)",
     ),
     Plain(
         "/v1/embeddings",
@@ -98,33 +79,21 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
         embeddings.Embeddings,
         "Vectors of texts",
     ),
+    Plain("/pooling", pooling.pool, PoolingRequest, pooling.PoolingAnswer, "Unprocessed vectors of texts"),
+    Plain(
+        "/classify",
+        classify.classify,
+        classify.ClassifyRequest,
+        classify.ClassifyAnswer,
+        "Class probabilities of texts",
+    ),
     *(
-        Plain(path, make, body, answer, summary)
-        for paths, make, body, answer, summary in (
-            (
-                "/pooling",
-                vectors.pool,
-                embeddings.PoolingRequest,
-                vectors.PoolingAnswer,
-                "Vectors as they are",
-            ),
-            (
-                "/classify",
-                vectors.classify,
-                vectors.ClassifyRequest,
-                vectors.ClassifyAnswer,
-                "Classes of texts",
-            ),
-            ("/score /v1/score", vectors.score, vectors.ScoreRequest, vectors.ScoreAnswer, "Scores of pairs"),
-            (
-                "/rerank /v1/rerank /v2/rerank",
-                vectors.rerank,
-                vectors.RerankRequest,
-                vectors.RerankAnswer,
-                "Documents by how well they suit a query",
-            ),
-        )
-        for path in paths.split()
+        Plain(path, score.score, score.ScoreRequest, score.ScoreAnswer, "Scores of pairs of texts")
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Plain(path, rerank.rerank, rerank.RerankRequest, rerank.RerankAnswer, "Documents ranked for a query")
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Plain("/tokenize", tokenize.tokenize, tokenize.TokenizeRequest, tokenize.Tokenized, "Text to token ids"),
     Plain(
@@ -139,13 +108,14 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
 
 def make_app(service: Service) -> FastAPI:
     """The application around one service."""
+    config = service.config
     app = FastAPI(
-        title="Quire", version=__version__, docs_url=None, redoc_url=None, root_path=service.config.root_path
+        title="Quire", version=__version__, docs_url=None, redoc_url=None, root_path=config.root_path
     )
     for endpoint in ENDPOINTS:
         _add_endpoint(app, service, endpoint)
     _add_models(app, service)
-    _add_operations(app, service)
+    add_operations(app, service)
     for kind in (
         HttpError,
         QuireError,
@@ -156,12 +126,11 @@ def make_app(service: Service) -> FastAPI:
     ):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(Exception, _handle)
-    config = service.config
     known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Gate,
         keys=Keys(config.api_keys()),
-        shape=_shaped,
+        error_response=_error_response,
         count=lambda method, path, status: service.metrics.answered(
             method, path if path in known else "other", status
         ),
@@ -174,13 +143,14 @@ def make_app(service: Service) -> FastAPI:
         allow_headers=list(config.allowed_headers),
         allow_credentials=config.allow_credentials,
     )
-    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    bodies = tuple(kind for e in ENDPOINTS for kind in (e.body, e.answer))
+    app.openapi = lambda: document(app, bodies)  # type: ignore[method-assign]
     return app
 
 
-def _shaped(path: str, error: HttpError) -> Response:
-    """The error as the API of that path says it."""
-    body = anthropic.error_body(error) if path.startswith("/v1/messages") else error.body()
+def _error_response(path: str, error: HttpError) -> Response:
+    """The error in the shape of the API that `path` belongs to."""
+    body = error_body(error) if path.startswith("/v1/messages") else error.body()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
@@ -190,7 +160,7 @@ async def _handle(http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # the router's own: 404, 405
         info = ErrorInfo(str(error.detail), "invalid_request_error", None, None)
         error = HttpError(error.status_code, info, dict(error.headers or {}))
-    return _shaped(http.scope["path"], as_http(error))
+    return _error_response(http.scope["path"], as_http(error))
 
 
 def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) -> None:
@@ -203,7 +173,7 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) 
         return Response(await endpoint.make(service, http), media_type="application/json")
 
     streams = isinstance(endpoint, Generating)
-    content: dict[str, Any] = {"application/json": {"schema": _ref(endpoint.answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": reference(endpoint.answer)}}
     if streams:
         content["text/event-stream"] = {"schema": EVENT}
     app.add_api_route(
@@ -213,122 +183,22 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) 
         summary=endpoint.summary,
         operation_id=endpoint.path.strip("/").replace("/", "_"),
         response_class=Response,
-        responses=_responses(content),
+        responses=responses_of(content),
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": _ref(endpoint.body)}},
+                "content": {"application/json": {"schema": reference(endpoint.body)}},
             }
         },
     )
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    def card(name: str) -> ModelCard:
-        info = service.front.info
-        return ModelCard(name, service.created, info.name, info.max_model_len)
+    async def all_models() -> Response:
+        return json_response(models.model_list(service))
 
-    async def models() -> Response:
-        return _json(ModelList([card(name) for name in service.names]))
+    async def one_model(model_id: str) -> Response:
+        return json_response(models.model_card(service, model_id))
 
-    async def model(model_id: str) -> Response:
-        if model_id not in service.names:
-            raise not_found(f"The model `{model_id}` does not exist", "model", "model_not_found")
-        return _json(card(model_id))
-
-    _get(app, "/v1/models", models, ModelList, "The served names")
-    _get(app, "/v1/models/{model_id:path}", model, ModelCard, "One served name")
-
-
-def _add_operations(app: FastAPI, service: Service) -> None:
-    async def health() -> Response:
-        if service.healthy:
-            return Response()
-        raise unavailable(
-            "the server is shutting down" if service.draining else f"the engine is {service.engine.state}"
-        )
-
-    async def version() -> Response:
-        return _json({"version": __version__})
-
-    async def load() -> Response:
-        return _json({"server_load": service.engine.num_live})
-
-    async def metrics() -> Response:
-        await service.engine.stats(timeout=0.5)
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
-
-    async def reset() -> Response:
-        await service.engine.reset_prefix_cache()
-        return Response()
-
-    async def stats() -> Response:
-        await service.engine.stats(timeout=0.5)
-        return _json(await source.snapshot())
-
-    source = PageSource(
-        service.metrics, service.engine, lambda: _state(service), lambda: about_model(service)
-    )
-    service.background.append(source.run)
-
-    _get(app, "/health", health, None, "200 while the engine makes progress or idles and answers")
-    _get(app, "/ping", health, None, "The same as /health")
-    app.add_api_route("/ping", health, methods=["POST"], response_class=Response, responses=_responses({}))
-    _get(app, "/version", version, dict[str, str], "Version of the server")
-    _get(app, "/load", load, dict[str, int], "Requests that are queued or running")
-    _get(app, "/stats", stats, dict[str, Any], "The engine's numbers")
-    app.add_api_route("/metrics", metrics, include_in_schema=False)
-    app.include_router(dashboard_router(source))
-    app.add_api_route(
-        "/reset_prefix_cache", reset, methods=["POST"], response_class=Response, responses=_responses({})
-    )
-
-
-def _state(service: Service) -> dict[str, Any]:
-    engine = service.engine
-    return {
-        "model": service.name,
-        "healthy": service.healthy,
-        "draining": service.draining,
-        "requests_live": engine.num_live,
-        "requests_queued": engine.num_queued,
-    }
-
-
-def _get(
-    app: FastAPI, path: str, handler: Callable[..., Awaitable[Response]], answer: Any, summary: str
-) -> None:
-    content = {} if answer is None else {"application/json": {"schema": _ref(answer)}}
-    app.add_api_route(path, handler, summary=summary, response_class=Response, responses=_responses(content))
-
-
-def _json(value: Any) -> Response:
-    return Response(_encode(value), media_type="application/json")
-
-
-# --- the OpenAPI document ---------------------------------------------------------------------------------
-
-TYPES = (ErrorBody, ModelList, ModelCard, *(t for e in ENDPOINTS for t in (e.body, e.answer)))
-
-
-def _ref(kind: Any) -> dict[str, Any]:
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    return schema
-
-
-def _responses(content: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    error = {"description": "Error", "content": {"application/json": {"schema": {}}}}
-    found: dict[int | str, dict[str, Any]] = dict.fromkeys(ERRORS, error)
-    found[200] = {"description": "Success", "content": content}
-    return found
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document with the schemas of our structs."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        _, components = msgspec.json.schema_components(TYPES, ref_template="#/components/schemas/{name}")
-        document.setdefault("components", {}).setdefault("schemas", {}).update(components)
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        app.openapi_schema = document
-    return app.openapi_schema
+    add_get(app, "/v1/models", all_models, models.ModelList, "The served names")
+    add_get(app, "/v1/models/{model_id:path}", one_model, models.ModelCard, "One served name")

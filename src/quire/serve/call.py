@@ -1,4 +1,4 @@
-"""One HTTP call's requests while they run: text from their Deltas, stop strings, ends. Knows no HTTP shapes."""
+"""The running requests of one HTTP call: text from their Deltas, stop strings, ends. Knows no HTTP shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("quire.serve")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request, its prompt's text where that is known, the field that constrains it, and how its output is read."""
+    """A request, the text of its prompt if known, the field that constrains it, and how to read its output."""
 
     request: Request
     text: str | None = None
@@ -32,16 +32,16 @@ class Prompt:
 
 
 class Piece(NamedTuple):
-    """News of one sample of one prompt."""
+    """New output of one sample of one prompt."""
 
     prompt: int
     chunk: Chunk
 
 
 class Call:
-    """Runs prompts and gives their news as text. Leave its `with` to end what still runs.
+    """Runs prompts and returns their output as text. Leaving its `with` block aborts what still runs.
 
-    Raises what kept a prompt from being queued. An error of one sample ends the whole call.
+    Raises whatever keeps a prompt from being queued. An error of one sample ends the whole call.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Call:
 
     @property
     def usage(self) -> Usage:
-        """Token counts of all prompts; a prompt counts once, however many samples it has."""
+        """Token counts of all prompts; each prompt counts once, whatever its number of samples."""
         parts = [stream.usage for stream in self.streams]
         return Usage(
             sum(p.num_prompt for p in parts),
@@ -76,28 +76,28 @@ class Call:
         )
 
     def pieces(self, deltas: list[Delta]) -> list[Piece]:
-        """News as text. Raises EngineError where a sample failed."""
+        """The text of deltas. Raises EngineError if a sample failed."""
         found: list[Piece] = []
         for delta in deltas:
             self._push(delta, found)
         return found
 
     async def take(self) -> list[Delta]:
-        """What is new since it was last taken, for `pieces`; empty at the end.
+        """The deltas since the last call, for `pieces`; empty at the end.
 
-        Raises EngineError where the engine died, and what `fail` was given.
+        Raises EngineError if the engine died, or the error given to `fail`.
         """
         return await self.generation.take()
 
     async def finish(self) -> None:
-        """Wait for the end of all samples; results are in `streams`."""
-        # A stop string is seen here alone, so news that may hold one are looked at as they come.
+        """Wait until all samples have ended; results are in `streams`."""
+        # The engine does not see stop strings, so output that may hold one is checked as it arrives.
         whole = not any(stream.request.sampling.stop for stream in self.streams)
         while deltas := await self.generation.take(whole):
             self.pieces(deltas)
 
     def fail(self, error: Exception) -> None:
-        """End everything; whoever waits for news gets `error`."""
+        """End everything; a waiting reader gets `error`."""
         self.generation.fail(error)
 
     def __enter__(self) -> Call:
@@ -126,7 +126,7 @@ class Call:
             found.append(Piece(position, chunk))
 
     def _log(self) -> None:
-        """One line with counts and times of each request."""
+        """Log one line per request with its counts and times."""
         for stream, times in zip(self.streams, self.generation.times, strict=True):
             usage = stream.usage
             fields = {

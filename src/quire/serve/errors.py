@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in OpenAI's shape. Knows HTTP status codes, no engine."""
+"""Errors as HTTP answers in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ log = logging.getLogger("quire.serve")
 
 encode = msgspec.json.Encoder().encode
 
-# msgspec says where a value is wrong as "... - at `$.messages[0].content`".
+# msgspec ends its messages with the path of the wrong value, as "... - at `$.messages[0].content`".
 _PLACE = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
 
 
 class ErrorInfo(msgspec.Struct):
-    """What went wrong: `param` names the field at fault, `code` is for programs."""
+    """`param` names the field at fault; `code` is for programs."""
 
     message: str
     type: str
@@ -35,7 +35,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class HttpError(QuireError):
-    """An answer other than success. `headers` come along with it."""
+    """Any answer but success, with its extra `headers`."""
 
     def __init__(self, status: int, info: ErrorInfo, headers: dict[str, str] | None = None) -> None:
         super().__init__(info.message)
@@ -53,7 +53,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def unsupported(param: str, why: str) -> HttpError:
-    """400: a field that this server knows and does not offer."""
+    """400: a known field that this server does not support."""
     return invalid(f"{param} is not supported: {why}", param, "unsupported_parameter")
 
 
@@ -74,12 +74,12 @@ def unauthorized() -> HttpError:
 
 
 def timed_out(seconds: float) -> HttpError:
-    message = f"the request took more than {seconds:g} s (--request-timeout) and was ended"
+    message = f"the request took more than {seconds:g} s (--request-timeout) and was aborted"
     return HttpError(504, ErrorInfo(message, "timeout_error", None, "timeout"))
 
 
 def from_decoding(error: msgspec.MsgspecError) -> HttpError:
-    """A body that is not JSON, or not the JSON that the endpoint takes."""
+    """The error for a body that is not JSON, or does not match the endpoint's schema."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid(f"the body is not valid JSON: {error}", None, "invalid_json")
     message = str(error)
@@ -96,7 +96,7 @@ def from_decoding(error: msgspec.MsgspecError) -> HttpError:
 
 
 def as_http(error: Exception) -> HttpError:
-    """The answer to any error. What nobody foresaw becomes a 500 and is logged with its traceback."""
+    """The answer to any error. Unexpected ones become a 500 and are logged with their traceback."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
@@ -112,6 +112,6 @@ def as_http(error: Exception) -> HttpError:
         return invalid("the body is nested too deeply", None, "invalid_json")
     if isinstance(error, QuireError):
         return HttpError(500, ErrorInfo(str(error), "engine_error", None, "engine_error"))
-    log.error("a request failed unforeseen", exc_info=error)
-    message = f"the server failed on this request ({type(error).__name__}); its log says more"
+    log.error("unexpected error in a request", exc_info=error)
+    message = f"the server failed on this request ({type(error).__name__}); see its log"
     return HttpError(500, ErrorInfo(message, "internal_error", None, "internal_error"))

@@ -1,4 +1,4 @@
-"""What every HTTP request passes first: a name for the log, the API key, a count of the answer. Knows no engine."""
+"""The first middleware of every HTTP request: sets its id, checks its API key, counts its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.serve.dashboard.router import open_paths
 from quire.serve.errors import HttpError, unauthorized
 
-# Open to all: what probes and scrapers ask, and pages that hold nothing secret (a page asks for the key itself).
+# Open without a key: probes, scrapers, and pages without data (the dashboard asks its user for the key).
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 
@@ -23,13 +23,13 @@ CountAnswer = Callable[[str, str, int], None]
 
 
 class Keys:
-    """The API keys, kept as digests. Without any, everybody is let in."""
+    """The API keys, stored as digests. Without any, every request is allowed."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def admits(self, headers: Headers) -> bool:
-        """Whether `Authorization: Bearer KEY` or `x-api-key: KEY` is one of them, in time that tells nothing."""
+        """Whether `Authorization: Bearer KEY` or `x-api-key: KEY` holds a known key; takes constant time."""
         if not self._digests:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -46,25 +46,25 @@ def _digest(key: bytes) -> bytes:
 
 
 def _path(scope: Scope) -> str:
-    """The path as the routes see it, without what a proxy in front did not take off."""
+    """The path as the routes see it: without the prefix that a proxy may have left in place."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 class Gate:
-    """ASGI middleware. Sets `state.request_id`, answers with X-Request-Id, refuses wrong keys, counts answers."""
+    """Sets `state.request_id`, adds X-Request-Id to answers, refuses wrong keys, counts answers."""
 
     def __init__(
         self,
         app: ASGIApp,
         keys: Keys,
-        shape: Callable[[str, HttpError], Response],
+        error_response: Callable[[str, HttpError], Response],
         count: CountAnswer,
         show_id: bool,
     ) -> None:
         self._app = app
         self._keys = keys
-        self._shape = shape
+        self._error_response = error_response
         self._count = count
         self._show_id = show_id
 
@@ -88,4 +88,4 @@ class Gate:
         if path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._keys.admits(headers):
             await self._app(scope, receive, answer)
         else:
-            await self._shape(path, unauthorized())(scope, receive, answer)
+            await self._error_response(path, unauthorized())(scope, receive, answer)

@@ -1,4 +1,4 @@
-"""An output as a sequence of items (reasoning, texts, calls) in the order in which they came. Knows no API's shapes."""
+"""An output as a sequence of items: reasoning, texts and calls, in order. Independent of any API's shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Item:
-    """One item; `text` of a call is its arguments. `call_id` is what the call's result will name."""
+    """One item. The `text` of a call is its arguments; the result of the call will refer to its `call_id`."""
 
     kind: Kind
     index: int
@@ -26,7 +26,7 @@ class Item:
 
 
 class Change(NamedTuple):
-    """An item begins, grows by `text`, or ends."""
+    """An item opens, grows by `text`, or closes."""
 
     what: Literal["open", "grow", "close"]
     item: Item
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 class Items:
-    """Makes items of an output's text. Without a reading all is one text, which is there from the beginning."""
+    """Splits output text into items. Without a reading, all of it is one text item that exists from the start."""
 
     def __init__(self, reading: Reading | None) -> None:
         self._reading = reading
@@ -43,7 +43,7 @@ class Items:
         self.all: list[Item] = []
 
     def whole(self, text: str) -> list[Item]:
-        """All items of a whole output, by the same machine that reads streams."""
+        """All items of a complete output, by the same parser that reads streams."""
         self.feed(text)
         self.finish()
         return self.all
@@ -52,13 +52,13 @@ class Items:
         return self._switch("text") if self._reading is None and not self.all else []
 
     def feed(self, text: str) -> list[Change]:
-        """What `text`, which comes next, changes."""
+        """The changes made by the next piece of text."""
         if self._reader is None:
             return self.begin() + self._grow(text)
         return self._apply(self._reader.feed(text))
 
     def finish(self) -> list[Change]:
-        """The last changes. There is at least one item then."""
+        """The last changes. Afterwards there is at least one item."""
         changes = [] if self._reader is None else self._apply(self._reader.finish())
         if not self.all:
             changes += self._switch("text")

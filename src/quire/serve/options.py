@@ -1,4 +1,4 @@
-"""The server's options, and the YAML file that may hold them with the engine's. Knows no engine and no HTTP."""
+"""The options of the server, and the YAML file that can hold them together with those of the engine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How the server listens, who may use it, and what it takes on."""
+    """Where the server listens, who may use it, and how much it accepts."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
-    port: int = option(8000, "TCP port; 0 takes a free one.", low=0, high=65535)
+    port: int = option(8000, "TCP port; 0 picks a free one.", low=0, high=65535)
     uds: str | None = option(None, "Listen on this Unix socket instead of host and port.")
-    api_key: tuple[str, ...] = option((), "Key that requests must bring; repeat for several.")
-    api_key_file: str | None = option(None, "File with more keys, one a line.")
+    api_key: tuple[str, ...] = option((), "Key that requests must send; repeat for several.")
+    api_key_file: str | None = option(None, "File with more keys, one per line.")
     served_model_name: tuple[str, ...] = option((), "Name of the model in the API; repeat for aliases.")
-    root_path: str = option("", "Path prefix that a proxy in front takes off.")
+    root_path: str = option("", "Path prefix that a proxy in front strips.")
+    timeout_keep_alive: int = option(75, "Seconds that an idle connection is kept open.", low=1)
     ssl_keyfile: str | None = option(None, "File with the TLS key.")
     ssl_certfile: str | None = option(None, "File with the TLS certificate.")
     allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from (CORS).")
@@ -35,48 +36,47 @@ class ServerConfig:
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send (CORS).")
     allow_credentials: bool = option(False, "Whether browsers may send cookies (CORS).")
     uvicorn_log_level: UvicornLogLevel = option("info", "Level of the web server's own log.")
-    disable_uvicorn_access_log: bool = option(False, "Leave out the line for each HTTP request.")
+    disable_uvicorn_access_log: bool = option(False, "Do not log a line for each HTTP request.")
     enable_log_requests: bool = option(False, "Log each finished request with its counts and times.")
     log_format: LogFormat = option("text", "Log lines as text or as JSON.")
-    log_level: LogLevel = option("info", "Least level that is logged.")
+    log_level: LogLevel = option("info", "Lowest level that is logged.")
     max_num_queued_reqs: int | None = option(
-        16384, "Most requests that wait for their first step; more are answered 503.", low=1
+        16384, "Most requests waiting for their first step; further ones get a 503.", low=1
     )
     max_num_queued_tokens: int | None = option(
-        4194304, "Most prompt tokens that wait for their first step; more are answered 503.", low=1
+        4194304, "Most prompt tokens waiting for their first step; further requests get a 503.", low=1
     )
-    max_body_bytes: int = option(33554432, "Largest request body.", low=1024)
+    max_body_bytes: int = option(33554432, "Largest request body, in bytes.", low=1024)
     request_timeout: float | None = option(
-        None, "Seconds that a request may take before it is ended with an error.", low=0.001
+        None, "Seconds that a request may take before it is aborted with an error.", low=0.001
     )
     shutdown_timeout: float = option(
-        30.0, "Seconds that running requests get to finish after SIGTERM; 0 ends them at once.", low=0
+        30.0, "Seconds that running requests have to finish after SIGTERM; 0 aborts them at once.", low=0
     )
     health_timeout: float = option(
-        30.0, "Seconds without progress or answer after which the engine counts as unhealthy.", low=0.1
+        30.0, "Seconds without progress or reply after which the engine is unhealthy.", low=0.1
     )
     sse_keep_alive_interval: float = option(
-        0.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.", low=0
+        0.0, "Seconds of silence after which a stream sends a comment line; 0 sends none.", low=0
     )
-    enable_prompt_tokens_details: bool = option(True, "Say in `usage` how many prompt tokens were cached.")
+    enable_prompt_tokens_details: bool = option(True, "Report the number of cached prompt tokens in `usage`.")
     enable_force_include_usage: bool = option(False, "End every stream with its usage.")
-    enable_request_id_headers: bool = option(True, "Answer with an X-Request-Id header.")
-    return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as `token_id:N`.")
+    enable_request_id_headers: bool = option(True, "Add an X-Request-Id header to answers.")
+    return_tokens_as_token_ids: bool = option(False, "Write tokens in logprobs as `token_id:N`.")
     response_role: str = option("assistant", "Role of the answers in chats.")
     tool_call_parser: str = option(
         "auto",
-        "Format of the model's tool calls: hermes, llama3_json, ...; auto tells it by the chat template.",
+        "Format of the model's tool calls: hermes, llama3_json, ...; auto detects it from the chat template.",
     )
     reasoning_parser: str = option(
-        "auto", "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto as above."
+        "auto",
+        "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto detects it likewise.",
     )
     enable_auto_tool_choice: bool = option(True, "Let the model choose whether to call offered tools.")
     pooling: Pooling | None = option(
-        None, "How embeddings are made of hidden states; default is the model's own way, or the last."
+        None, "How embeddings are pooled from hidden states; defaults to the model's own way, else the last."
     )
-    metrics_prefix: str = option(
-        "quire", "First part of every metric's name; vllm suits existing dashboards."
-    )
+    metrics_prefix: str = option("quire", "Prefix of every metric's name; vllm fits existing dashboards.")
     check: bool = option(False, "Validate the configuration and the memory plan, then exit.")
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class ServerConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
 
     def api_keys(self) -> tuple[str, ...]:
-        """All keys, those of the file included. Raises ConfigError where the file has none or cannot be read."""
+        """All keys, including those of the file. Raises ConfigError if the file is unreadable or has no key."""
         if self.api_key_file is None:
             return self.api_key
         try:
@@ -106,7 +106,7 @@ class ServerConfig:
 
 
 def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
-    """Sort flat options (`port=1, block_size=32`) to the engine and the server; unknown names are errors."""
+    """Split flat options (`port=1, block_size=32`) into the engine's and the server's; unknown names are errors."""
     names = {f.name for f in fields(ServerConfig)}
     server = {name: value for name, value in options.items() if name in names}
     engine = {name: value for name, value in options.items() if name not in names}
@@ -148,7 +148,7 @@ def _option_types() -> dict[str, str]:
 
 
 def _converted(path: str, key: str, type_name: str, value: Any) -> Any:
-    """`value` as the field's type, where YAML's type can mean it; a list or one value for repeatable options."""
+    """`value` as the type of the field, if YAML's type allows it; repeatable options take a list or one value."""
     optional = type_name.endswith("| None")
     type_name = type_name.removesuffix("| None").strip()
     if value is None and optional:
@@ -163,6 +163,6 @@ def _converted(path: str, key: str, type_name: str, value: Any) -> Any:
     elif type_name in ("int", "bool"):
         if type(value).__name__ == type_name:
             return value
-    elif isinstance(value, str):  # a string or one of several
+    elif isinstance(value, str):  # a string or a choice
         return value
     raise ConfigError(f"--config {path!r}: {key} must be of type {type_name}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Runs the server: start-up and its log, the listening socket, signals, draining. Ties the parts, owns none."""
+"""Runs the server: start-up and its log, the listening socket, signals, draining."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError
 from quire.serve.options import ServerConfig
 from quire.serve.service import Service
-from quire.serve.sse import Direct
+from quire.serve.stream import Direct
 from quire.types import ModelCard
 
 if TYPE_CHECKING:
@@ -38,17 +38,18 @@ log = logging.getLogger("quire.serve")
 MakeApp = Callable[[Service], "FastAPI"]
 MAKER = "quire.client.start"
 BACKLOG = 2048
-# Stands in until the engine says what its model is.
+# Used until the engine has described its model.
 UNKNOWN = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
-# Answers that are ready get this long to leave after the last request has ended.
+# Seconds to send the last answers after all requests have ended.
 FLUSH_SECONDS = 5
 
 
 def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> int:
-    """Serve until told to stop; returns the exit status. `maker` names the module that makes the engine.
+    """Serve until a signal; returns the exit status, 1 if the engine died for good.
 
-    SIGTERM or SIGINT: new requests are refused, running ones get `shutdown_timeout` seconds; a second one ends
-    all now. Raises ConfigError and ModelError where it cannot start. Status 1: the engine died for good.
+    `maker` names the module that makes the engine. SIGTERM or SIGINT: new requests are refused and running ones
+    have `shutdown_timeout` seconds to finish; a second signal aborts them. Raises ConfigError and ModelError if the
+    server cannot start.
     """
     if config.check:
         print(check(engine_config, config, maker))
@@ -58,7 +59,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
 
 
 def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> str:
-    """Load everything as `serve` would, listen to nothing, and say what was found. Raises what `serve` would."""
+    """Load everything as `serve` does without listening; returns a summary. Raises the errors of `serve`."""
     config.api_keys()
     _tls(config)
     parts = load_maker(maker)
@@ -67,7 +68,7 @@ def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     stats, info = started.core.stats(), started.info
     tokens = stats.num_blocks * engine_config.cache.block_size
     return (
-        f"{info.name}: ready to be served\n"
+        f"{info.name}: ready to serve\n"
         f"  longest request   {info.max_model_len} tokens\n"
         f"  KV cache          {stats.num_blocks} blocks of {engine_config.cache.block_size}, {tokens} tokens\n"
         f"  longest requests  {tokens / info.max_model_len:.1f} at once\n"
@@ -92,7 +93,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
     )
     engine = AsyncEngine(engine_config, options, metrics)
     try:
-        # This process gets itself ready while the other one loads the model.
+        # This process prepares itself while the engine process loads the model.
         preparing = asyncio.create_task(asyncio.to_thread(_prepare, engine, engine_config, config, maker))
         try:
             info = await engine.start()
@@ -119,7 +120,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
 def _prepare(
     engine: AsyncEngine, engine_config: EngineConfig, config: ServerConfig, maker: str
 ) -> tuple[Service, FastAPI]:
-    """All that needs no engine yet. The web framework takes long to import, so nothing else here imports it."""
+    """Everything that does not need the engine. Importing the web framework is slow, so it is done only here."""
     make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
     front = load_maker(maker).start_front(engine_config, UNKNOWN)
     service = Service(engine, front, config, GrammarChecker(engine_config, maker))
@@ -127,7 +128,7 @@ def _prepare(
 
 
 class _Clock:
-    """Where the time went since the process began: phases that add up to the total, by taking each as what is left."""
+    """Times of the start by phase. Each phase is measured from the end of the last, so they add up to the total."""
 
     def __init__(self) -> None:
         self._began = time.monotonic() - _process_age()
@@ -135,26 +136,26 @@ class _Clock:
         self.phases: dict[str, float] = {}
 
     def mark(self, name: str) -> None:
-        """All since the last mark was `name`."""
+        """Attribute the time since the last mark to `name`."""
         now = time.monotonic()
         self.phases[name] = self.phases.get(name, 0.0) + now - self._last
         self._last = now
 
     def add(self, phases: dict[str, float], total: float) -> None:
-        """A stretch of `total` seconds, begun at the last mark, that consists of `phases`."""
+        """Attribute `total` seconds since the last mark to `phases`."""
         for name, seconds in phases.items():
             self.phases[name] = self.phases.get(name, 0.0) + seconds
         self._last += total
 
     def log(self) -> None:
-        """Log total and phases: the numbers shown add up to the total shown, to the millisecond."""
+        """Log total and phases; the phases as shown add up to the total as shown, to the millisecond."""
         shown = {name: round(seconds, 3) for name, seconds in self.phases.items()}
         parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in shown.items())
         log.info("ready in %.3f s: %s", sum(shown.values()), parts)
 
 
 def _process_age() -> float:
-    """Seconds since this process was started, where the system tells (Linux); else 0."""
+    """Seconds since this process was started; 0 if the system does not tell (only Linux does)."""
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
@@ -163,7 +164,7 @@ def _process_age() -> float:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with signals that drain."""
+    """uvicorn with signals that drain it."""
 
     def __init__(self, service: Service, app: FastAPI, listener: socket.socket, clock: _Clock) -> None:
         config = service.config
@@ -181,6 +182,7 @@ class _Server(uvicorn.Server):
                 backlog=BACKLOG,
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
+                timeout_keep_alive=config.timeout_keep_alive,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
             )
         )
@@ -192,7 +194,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """In place of uvicorn's: the first signal drains, the second stops now."""
+        """Replaces uvicorn's: the first signal drains, the second stops at once."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
@@ -225,7 +227,7 @@ class _Server(uvicorn.Server):
             service.draining = True
             seconds = service.config.shutdown_timeout
             log.info(
-                "%s: no new requests; %d running get %g s to finish (a second signal ends them now)",
+                "%s: no new requests; %d running have %g s to finish (a second signal aborts them)",
                 signal.Signals(number).name,
                 service.engine.num_live,
                 seconds,
@@ -245,8 +247,8 @@ class _Server(uvicorn.Server):
     def _end_all(self) -> None:
         engine = self._service.engine
         if engine.num_live:
-            log.warning("%d requests are ended by the shutdown", engine.num_live)
-        engine.end_all(EngineError("the server was stopped before this request was done: send it again"))
+            log.warning("the shutdown aborts %d requests", engine.num_live)
+        engine.end_all(EngineError("the server was stopped before this request finished: send it again"))
         self.should_exit = True
 
     def _on_dead(self) -> None:
@@ -255,7 +257,7 @@ class _Server(uvicorn.Server):
 
 
 def _tls(config: ServerConfig) -> None:
-    """Raise ConfigError where the TLS files cannot be used."""
+    """Raise ConfigError if the TLS files cannot be used."""
     if config.ssl_certfile is None:
         return
     try:
@@ -267,7 +269,7 @@ def _tls(config: ServerConfig) -> None:
 
 
 def _listen(config: ServerConfig) -> socket.socket:
-    """The bound socket: a port that is taken is told before anything is loaded."""
+    """The bound socket. Bound first, so that a port in use is reported before anything is loaded."""
     if config.uds is not None:
         return _listen_unix(config.uds)
     try:
@@ -276,7 +278,7 @@ def _listen(config: ServerConfig) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(f"--host {config.host!r} is no address of this machine: {error}") from error
+        raise ConfigError(f"--host {config.host!r} is not an address of this machine: {error}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -289,13 +291,13 @@ def _listen(config: ServerConfig) -> socket.socket:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """A Unix socket at `path`, in place of one that nobody listens on any more."""
+    """A Unix socket at `path`; replaces one without a listener."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if Path(path).is_socket():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 if probe.connect_ex(path) == 0:
-                    raise ConfigError(f"--uds {path!r}: another server listens there")
+                    raise ConfigError(f"--uds {path!r}: another server is listening there")
             Path(path).unlink()
         listener.bind(path)
     except OSError as error:
@@ -316,7 +318,7 @@ def _url(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def _curl(service: Service, listener: socket.socket) -> str:
-    """A command that shows the server at work."""
+    """A command that tries the server."""
     config = service.config
     url = _url(config, listener)
     where = f"--unix-socket {config.uds} http://localhost" if config.uds is not None else url

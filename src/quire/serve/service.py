@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, the front that makes requests, the model's names, and who is let in."""
+"""What all endpoints share: the engine, the front that makes requests, model names, bodies, draining."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from quire.client.metrics import Metrics
 from quire.errors import RequestError
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
+from quire.serve.openai.chat_protocol import ChatRequest
+from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
-from quire.serve.protocol import ChatRequest
-from quire.serve.structured import at_field
 from quire.serve.tools import Formats, Offer, offer_of
 
 T = TypeVar("T")
 
-# Texts longer than this are tokenized in a thread, so that streams go on meanwhile.
+# Longer texts are tokenized in a thread, so that streams continue meanwhile.
 INLINE_CHARACTERS = 16384
 BODY_TIMEOUT = 60.0
 
 
 class Service:
-    """One served model. `draining` refuses new requests while those that run may finish."""
+    """One served model. While `draining`, new requests are refused and running ones may finish."""
 
     def __init__(
         self, engine: AsyncEngine, front: Front, config: ServerConfig, grammars: GrammarChecker
@@ -53,12 +53,12 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the model is called in the API."""
+        """The names of the model in the API."""
         return self.config.served_model_name or (self.front.info.name,)
 
     @property
     def name(self) -> str:
-        """The model's name in answers."""
+        """The name of the model in answers."""
         return self.names[0]
 
     @property
@@ -66,7 +66,7 @@ class Service:
         return self.engine.healthy and not self.draining
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; 404 for a model that is not served."""
+        """The name for the answer; 404 if that model is not served."""
         if name is None or name in self.names:
             return name or self.name
         raise not_found(
@@ -76,10 +76,10 @@ class Service:
         )
 
     def offer(self, body: ChatRequest) -> Offer:
-        """The tools that a chat offers. 400 where they are malformed, or the choice is one that is switched off."""
+        """The tools that a chat offers. 400 if they are malformed or the choice is disabled."""
         offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         if offer.choice == "auto" and not self.config.enable_auto_tool_choice:
-            raise unsupported("tool_choice", "auto is switched off (--no-enable-auto-tool-choice)")
+            raise unsupported("tool_choice", "auto is disabled (--no-enable-auto-tool-choice)")
         return offer
 
     def new_id(self, prefix: str, http: HttpRequest, given: str | None = None) -> str:
@@ -110,13 +110,13 @@ class Service:
             raise HttpError(408, info, {"Connection": "close"}) from None
 
     async def work(self, size: int, job: Callable[[], T]) -> T:
-        """Run `job`, which handles `size` characters, where it holds up nobody."""
+        """Run `job` on `size` characters: inline if short, else in a thread."""
         return job() if size <= INLINE_CHARACTERS else await asyncio.to_thread(job)
 
     async def start(self, call_id: str, prompts: list[Prompt]) -> Call:
-        """Queue the requests of a call, once their constraints are known to compile.
+        """Queue the requests of a call after checking that their constraints compile.
 
-        Raises HttpError 503 where there is no room or no engine, RequestError for a constraint that is refused.
+        Raises HttpError 503 if there is no room or no engine, RequestError for a constraint that is refused.
         """
         self.check_draining()
         prompts = [await self._with_grammar(prompt) for prompt in prompts]
@@ -134,22 +134,22 @@ class Service:
         return replace(prompt, request=msgspec.structs.replace(prompt.request, grammar=grammar))
 
     def check_draining(self) -> None:
-        """503 once the server is on its way out."""
+        """503 once the server is shutting down."""
         if self.draining:
             self.metrics.rejections["draining"] += 1
-            raise unavailable("the server is shutting down: send this to another")
+            raise unavailable("the server is shutting down: send this request to another")
 
     def next_request_id(self, call_id: str) -> str:
-        """An id that no other request of this process has."""
+        """An id that is unique in this process."""
         return f"{call_id}-{next(self._numbers):x}"
 
     def text_of(self, tokens: list[int]) -> str:
-        """The text of token ids, special tokens by name."""
+        """The text of token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
 
     def refuse(self, body: object, reasons: dict[str, str]) -> None:
-        """400 for the first of these fields that is set."""
+        """400 for the first of these fields that the body sets."""
         for name, why in reasons.items():
             value = getattr(body, name)
             if value is not None and value is not False and value != [] and value != {}:

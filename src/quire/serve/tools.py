@@ -1,4 +1,4 @@
-"""What a call offers of tools, how its answer is constrained by that, and how it is read. Knows bodies, no engine."""
+"""The tools that a call offers, the constraint that follows for its answer, and how that answer is read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """How the served model writes tool calls and reasoning, and whether it uses special tokens for that."""
+    """How the served model writes tool calls and reasoning; `special` if it uses special tokens for them."""
 
     tools: ToolFormat
     reasoning: ReasoningFormat | None
@@ -36,7 +36,7 @@ class Formats:
 
     @classmethod
     def of(cls, front: Front, config: ServerConfig) -> Formats:
-        """As the options name them, or as the chat template tells."""
+        """The formats named by the options, or detected from the chat template."""
         template = "" if front.template is None else front.template.source
         tools = tool_format(config.tool_call_parser, template)
         reasoning = reasoning_format(config.reasoning_parser, template)
@@ -50,7 +50,7 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The functions that a call offers (OpenAI's shape) and what it wants of them.
+    """The functions that a call offers (OpenAI's shape) and which of them it may or must call.
 
     `choice` is "auto", "none", "required", or "named" for the functions of `forced`.
     """
@@ -62,17 +62,17 @@ class Offer:
 
     @property
     def functions(self) -> dict[str, Mapping[str, Any]]:
-        """Names with the JSON Schemas of their parameters."""
+        """The JSON Schema of the parameters of each function, by name."""
         return {t["function"]["name"]: t["function"].get("parameters") or {} for t in self.tools}
 
     @property
     def strict(self) -> bool:
-        """Whether some function's calls must be valid whenever they are made."""
+        """Whether the calls of some function must always match its schema."""
         return any(tool["function"].get("strict") for tool in self.tools)
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Tools in the shape of chats. 400 that names what is wrong with them."""
+    """Validated tools. 400 naming what is wrong with them."""
     if len(tools) > MAX_TOOLS:
         raise invalid(f"tools must be at most {MAX_TOOLS}", "tools", "invalid_value")
     names: set[str] = set()
@@ -87,7 +87,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
             )
         _check_function(function, f"{where}.function")
         if function["name"] in names:
-            message = f"{where}.function.name: {function['name']!r} is there twice"
+            message = f"{where}.function.name: {function['name']!r} appears twice"
             raise invalid(message, f"{where}.function.name", "invalid_value")
         names.add(function["name"])
     return tuple({**tool, "type": "function"} for tool in tools)
@@ -103,7 +103,7 @@ def _check_function(function: Mapping[str, Any], where: str) -> None:
         if kind != "object":
             message = f"{where}.parameters must be a JSON schema of an object"
             raise invalid(message, f"{where}.parameters", "invalid_value")
-    for key, kind, what in (("description", str, "a text"), ("strict", bool, "true or false")):
+    for key, kind, what in (("description", str, "a string"), ("strict", bool, "true or false")):
         if function.get(key) is not None and not isinstance(function[key], kind):
             raise invalid(f"{where}.{key} must be {what}", f"{where}.{key}", "invalid_type")
 
@@ -111,7 +111,7 @@ def _check_function(function: Mapping[str, Any], where: str) -> None:
 def offer_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> Offer:
-    """The offer as a chat's body makes it. 400 where it is malformed."""
+    """The offer that the fields of a chat make. 400 if they are malformed."""
     offered = check_tools(tools or ())
     if choice is None:
         choice = "auto" if offered else "none"
@@ -123,12 +123,12 @@ def offer_of(
         message = f"tool_choice must be auto, none, required or a function, not {choice[:64]!r}"
         raise invalid(message, "tool_choice", "invalid_value")
     if choice in ("required", "named") and not offered:
-        raise invalid("tool_choice needs tools to choose from: give tools", "tool_choice", "invalid_value")
+        raise invalid("tool_choice needs tools: give at least one", "tool_choice", "invalid_value")
     return Offer(offered, choice if offered else "none", forced, parallel is not False)
 
 
 def _named(choice: Mapping[str, Any], names: set[str]) -> tuple[str, tuple[str, ...]]:
-    """The choice and its functions, from {"type": "function", "function": {"name": ...}} and its like."""
+    """The choice and its functions, from an object such as {"type": "function", "function": {"name": ...}}."""
     kind = choice.get("type")
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
@@ -160,7 +160,7 @@ def _name_of(part: Any, names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one call's output is read. The prompt has `opened` the reasoning, or `closed` it, or neither."""
+    """How to read the output of one call. The prompt may have `opened` or `closed` the reasoning."""
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
@@ -175,21 +175,21 @@ class Reading:
         )
 
     def whole(self, text: str) -> Parsed:
-        """A whole output, by the same machine that reads streams."""
+        """Parse a complete output, by the same parser that reads streams."""
         parser, parsed = self.parser(), Parsed()
         parsed.add(parser.feed(text))
         parsed.add(parser.finish())
         return parsed
 
     def call_id(self, name: str, index: int) -> str:
-        """A new id for a call, of the form that the model knows."""
+        """A new id for a call, in the form that the model uses."""
         random = uuid.uuid4().hex
         template = "call_{hex}" if self.tools is None else self.tools.call_id
         return template.format(hex=random[:24], hex9=random[:9], name=name, index=index)
 
 
 class OutputReader:
-    """An OutputParser that leaves out calls after the first where they are not `parallel`."""
+    """An OutputParser that drops calls after the first unless they may be `parallel`."""
 
     def __init__(self, parser: OutputParser, parallel: bool) -> None:
         self._parser = parser
@@ -206,7 +206,7 @@ class OutputReader:
 
 
 def reading_of(formats: Formats, offer: Offer, prompt: str) -> Reading | None:
-    """How to read an answer to `prompt`; None where there is nothing to look for."""
+    """How to read an answer to `prompt`; None if it is plain text."""
     tools = None if offer.choice == "none" else formats.tools
     if tools is None and formats.reasoning is None:
         return None
@@ -218,10 +218,10 @@ def reading_of(formats: Formats, offer: Offer, prompt: str) -> Reading | None:
 def with_tools(
     params: SamplingParams, formats: Formats, offer: Offer, reading: Reading | None
 ) -> tuple[SamplingParams, str | None]:
-    """The parameters with what the offer asks of the answer, and the field that asks it, if one does.
+    """Add the offer's constraint on the answer to the parameters. Also returns the field it comes from, if any.
 
-    A constraint that the body has already holds for what follows the reasoning; with tools to choose from, for
-    answers that are no calls. 400 where both cannot be.
+    A constraint of the body applies to the text after the reasoning; if tools may be called, to answers that are
+    not calls. 400 for a forced call together with such a constraint.
     """
     if reading is None:
         return params, None
@@ -246,7 +246,7 @@ _KEPT = ("disable_any_whitespace", "disable_additional_properties", "whitespace_
 def _form(
     formats: Formats, offer: Offer, own: StructuredOutputsParams | None
 ) -> tuple[tool_tags.Form | None, str | None]:
-    """What the answer must look like after the reasoning, and the field that says so."""
+    """The required form of the answer after the reasoning, and the field that asks for it."""
     functions = offer.functions
     chosen = {name: functions[name] for name in offer.forced} if offer.forced else functions
     if offer.choice in ("required", "named"):

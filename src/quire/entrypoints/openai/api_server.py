@@ -1,4 +1,4 @@
-"""`python -m quire.entrypoints.openai.api_server --model M ...`: the old way to say `quire serve M ...`."""
+"""`python -m quire.entrypoints.openai.api_server --model M ...`: the same as `quire serve M ...`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.cli import main as run
 
 
 def as_serve(argv: Sequence[str]) -> list[str]:
-    """The same as arguments of `quire`: `--model M` and `--model=M` become the first argument of `serve`."""
+    """The arguments of `quire`: `--model M` or `--model=M` becomes the first argument of `serve`."""
     model: list[str] = []
     rest: list[str] = []
     words = iter(argv)

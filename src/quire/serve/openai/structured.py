@@ -1,4 +1,4 @@
-"""The constraint on an answer, from whichever field of a body asks for it: OpenAI's, vLLM's or SGLang's. No engine."""
+"""The constraint on an answer, from the fields of OpenAI, vLLM and SGLang that can set one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from quire.errors import RequestError
 from quire.params import StructuredOutputsParams
 from quire.serve.errors import HttpError, invalid
-from quire.serve.protocol import SamplingFields
+from quire.serve.openai.protocol import SamplingFields
 
-# Fields of the body that are a constraint by themselves, and what each is called in StructuredOutputsParams.
+# Fields that hold a constraint directly, with its name in StructuredOutputsParams.
 PLAIN = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -25,7 +25,7 @@ FIELDS = ("response_format", "structured_outputs", *PLAIN)
 
 
 def constrained_by(body: SamplingFields) -> str | None:
-    """The field that constrains the answer. 400 that names two where there are two."""
+    """The field that constrains the answer, if any. 400 if two fields do."""
     given = [name for name in FIELDS if getattr(body, name) not in (None, {"type": "text"})]
     if len(given) > 1:
         message = f"{given[0]} and {given[1]} both constrain the answer: give one"
@@ -34,7 +34,7 @@ def constrained_by(body: SamplingFields) -> str | None:
 
 
 def constraint_of(body: SamplingFields) -> StructuredOutputsParams | None:
-    """What the body asks of its answer, or None. 400 that names the field at fault."""
+    """The constraint on the answer, or None. 400 naming the field at fault."""
     field = constrained_by(body)
     if field is None:
         if body.guided_whitespace_pattern is not None:
@@ -54,13 +54,13 @@ def constraint_of(body: SamplingFields) -> StructuredOutputsParams | None:
 
 
 def at_field(error: RequestError, field: str) -> HttpError:
-    """The error as a 400 about the field that the caller knows."""
+    """The error as a 400 that names the field the caller sent."""
     message = str(error).removeprefix("structured_outputs ").removeprefix("structured_outputs: ")
     return invalid(f"{field}: {message}", field, "invalid_value")
 
 
 def _read(value: dict[str, Any]) -> StructuredOutputsParams | None:
-    """vLLM's `structured_outputs`; null members count as left out."""
+    """vLLM's `structured_outputs`; null members are absent."""
     given = {name: item for name, item in value.items() if item is not None}
     for name in ("_backend", "_backend_was_auto", "disable_fallback"):
         given.pop(name, None)
@@ -74,7 +74,7 @@ def _read(value: dict[str, Any]) -> StructuredOutputsParams | None:
 
 
 def response_format(wanted: dict[str, Any]) -> StructuredOutputsParams | None:
-    """OpenAI's `response_format`, and vLLM's structural tags in it. RequestError where it is malformed."""
+    """OpenAI's `response_format`, with vLLM's structural tags. RequestError if it is malformed."""
     kind = wanted.get("type")
     if kind == "text":
         return None
@@ -84,12 +84,12 @@ def response_format(wanted: dict[str, Any]) -> StructuredOutputsParams | None:
         return StructuredOutputsParams(structural_tag=wanted)
     if kind == "json_schema":
         return StructuredOutputsParams(json=_schema(wanted.get("json_schema"), "json_schema.schema"))
-    kinds = "text, json_object, json_schema and structural_tag"
-    raise RequestError(f"type {str(kind)[:64]!r} is not supported: {kinds} are", "response_format")
+    kinds = "text, json_object, json_schema or structural_tag"
+    raise RequestError(f"type {str(kind)[:64]!r} is not supported; use {kinds}", "response_format")
 
 
 def text_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The `text.format` of the responses API as a `response_format`: its schema is not one level down."""
+    """The `text.format` of the responses API as a `response_format`, whose schema is one level further down."""
     if wanted.get("type") != "json_schema":
         return wanted
     return {"type": "json_schema", "json_schema": {k: v for k, v in wanted.items() if k != "type"}}

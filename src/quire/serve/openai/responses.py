@@ -1,165 +1,45 @@
-"""/v1/responses: OpenAI's newer API, for text. Nothing is stored, so every call brings its whole conversation."""
+"""/v1/responses: OpenAI's newer API, for text. Nothing is stored: every call sends its whole conversation."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.chat import prepare
 from quire.serve.errors import HttpError, invalid, unsupported
 from quire.serve.items import Change, Item, Items
-from quire.serve.params import TokenNames, chat_logprobs, sampling_params
-from quire.serve.protocol import ChatRequest, Int64, LogprobCount, Name, Priority, Stop, TokenId, TokenLogprob
-from quire.serve.response_input import messages_of, tools_of
+from quire.serve.openai.chat_protocol import ChatRequest
+from quire.serve.openai.conversation import prepare
+from quire.serve.openai.logprobs import TokenLogprob, TokenNames, chat_logprobs
+from quire.serve.openai.protocol import DrawFields
+from quire.serve.openai.responses_input import messages_of, tools_of
+from quire.serve.openai.responses_protocol import (
+    InputDetails,
+    OutputCall,
+    OutputDetails,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+    ResponseFailure,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from quire.serve.openai.sampling import sampling_params
+from quire.serve.openai.structured import text_format
 from quire.serve.service import Service
-from quire.serve.sse import event
-from quire.serve.structured import text_format
-
-
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses."""
-
-    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    model: Name | None = None
-    instructions: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] | None = None
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    truncation: str | None = None
-    text: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
-    include: list[str] | None = None
-    reasoning: dict[str, Any] | None = None
-    background: bool | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
-    service_tier: str | None = None
-    seed: Int64 | None = None
-    stop: Stop | None = None
-    stop_token_ids: list[TokenId] | None = None
-    top_k: LogprobCount | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    ignore_eos: bool = False
-    priority: Priority = 0
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
-
-
-class OutputText(msgspec.Struct, tag="output_text"):
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
-
-
-class OutputMessage(msgspec.Struct, tag="message"):
-    id: str
-    content: list[OutputText]
-    status: str = "completed"
-    role: str = "assistant"
-
-
-class ReasoningText(msgspec.Struct, tag="reasoning_text"):
-    text: str
-
-
-class OutputReasoning(msgspec.Struct, tag="reasoning"):
-    id: str
-    content: list[ReasoningText]
-    status: str = "completed"
-    summary: list[Any] = []
-    encrypted_content: str | None = None
-
-
-class OutputCall(msgspec.Struct, tag="function_call"):
-    """`arguments` is JSON text, which a call that was cut off leaves unfinished."""
-
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: str = "completed"
-
-
-OutputItem = OutputMessage | OutputReasoning | OutputCall
-
-
-class InputDetails(msgspec.Struct):
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-
-
-class ResponseUsage(msgspec.Struct):
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-class ResponseFailure(msgspec.Struct):
-    code: str
-    message: str
-
-
-class ResponseObject(msgspec.Struct):
-    """Answer of /v1/responses, and what its first and last events carry."""
-
-    id: str
-    created_at: int
-    model: str
-    output: list[OutputItem]
-    status: str
-    instructions: str | None
-    max_output_tokens: int | None
-    temperature: float
-    top_p: float
-    metadata: dict[str, str]
-    user: str | None
-    usage: ResponseUsage | None = None
-    error: ResponseFailure | None = None
-    incomplete_details: dict[str, str] | None = None
-    object: str = "response"
-    parallel_tool_calls: bool = True
-    tool_choice: str | dict[str, Any] = "auto"
-    tools: list[Any] = []
-    previous_response_id: str | None = None
-    text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
-    truncation: str = "disabled"
-    store: bool = False
-    background: bool = False
-    top_logprobs: int = 0
-    service_tier: str = "default"
-    reasoning: dict[str, Any] | None = None
-
+from quire.serve.stream import event
 
 decoder = msgspec.json.Decoder(ResponsesRequest)
 _encode = msgspec.json.Encoder().encode
 _NOT_STORED = "responses are not stored: send the whole conversation as input"
 _REFUSED = {
-    "max_tool_calls": "calls are not counted; parallel_tool_calls false allows one",
+    "max_tool_calls": "there is no such limit; parallel_tool_calls false allows one call",
     "background": _NOT_STORED,
     "store": _NOT_STORED,
     "previous_response_id": _NOT_STORED,
@@ -184,26 +64,25 @@ def _check(service: Service, body: ResponsesRequest) -> None:
     service.refuse(body, _REFUSED)
     reasoning = body.reasoning or {}
     if set(reasoning) - {"effort", "summary"} or reasoning.get("summary") not in (None, "auto"):
-        raise unsupported("reasoning", "only effort is; reasoning is shown whole, without a summary")
+        raise unsupported("reasoning", "only effort is; reasoning is returned whole, without a summary")
     if not isinstance(reasoning.get("effort"), str | None):
         raise invalid("reasoning.effort must be a text", "reasoning.effort", "invalid_type")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "an input that is too long is refused")
     if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", "there is one")
+        raise unsupported("service_tier", "only auto and default are")
     wanted = dict(body.text or {})
     if not isinstance(wanted.pop("format", {}), dict) or wanted.pop("verbosity", None) or wanted:
         raise unsupported("text", "only format is, an object")
     for name in body.include or []:
         if name != _LOGPROBS:
-            raise unsupported("include", f"only {_LOGPROBS!r} can be, not {name[:64]!r}")
+            raise unsupported("include", f"only {_LOGPROBS!r} is, not {name[:64]!r}")
     if set(body.stream_options or {}) - {"include_obfuscation"}:
         raise invalid("stream_options takes include_obfuscation only", "stream_options", "unknown_parameter")
 
 
 def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
     front = service.front
-    names = ("temperature", "top_p", "seed", "stop", "stop_token_ids", "top_k", "min_p", "repetition_penalty")
     wanted = (body.text or {}).get("format")
     conversation = ChatRequest(
         messages=messages_of(body.input, body.instructions),
@@ -212,9 +91,8 @@ def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=(body.reasoning or {}).get("effort"),
         chat_template_kwargs=body.chat_template_kwargs,
-        ignore_eos=body.ignore_eos,
         response_format=text_format(wanted) if wanted is not None else None,
-        **{name: getattr(body, name) for name in names},
+        **{name: getattr(body, name) for name in DrawFields.__struct_fields__},
     )
     scored = _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
     params = sampling_params(
@@ -232,7 +110,7 @@ def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
 
 
 class ResponseAnswer:
-    """The call as /v1/responses shows it: reasoning, messages and function calls, each an item of the output."""
+    """Writes a call as an answer of /v1/responses; reasoning, messages and function calls are output items."""
 
     def __init__(self, service: Service, body: ResponsesRequest, model: str, call: Call) -> None:
         self.call = call
@@ -285,18 +163,18 @@ class ResponseAnswer:
         if cut:
             answer.incomplete_details = {"reason": "max_output_tokens"}
         usage = self.call.usage
-        thoughts = "".join(item.text for item in items if item.kind == "reasoning")
+        reasoning = "".join(item.text for item in items if item.kind == "reasoning")
         answer.usage = ResponseUsage(
             usage.num_prompt,
             InputDetails(usage.num_cached),
             usage.num_output,
-            OutputDetails(self._num_tokens(thoughts, usage.num_output)),
+            OutputDetails(self._num_tokens(reasoning, usage.num_output)),
             usage.num_prompt + usage.num_output,
         )
         return answer
 
     def _num_tokens(self, text: str, most: int) -> int:
-        """How many tokens the text is, written anew."""
+        """Number of tokens of `text` when it is tokenized again."""
         return min(most, len(self._front.encode(text, add_special_tokens=False))) if text else 0
 
     def _item(self, item: Item, cut: bool) -> OutputItem:
@@ -308,7 +186,7 @@ class ResponseAnswer:
         return OutputMessage(f"msg_{item.id}", [self._text(item)], status)
 
     def _text(self, item: Item) -> OutputText:
-        """The scores of all tokens, those of reasoning and calls too, are with the last text there is."""
+        """The last text carries the logprobs of all tokens, reasoning and calls included."""
         last = [i for i in self._items.all if i.kind == "text"][-1:]
         steps = self._sample.logprobs if item in last else None
         return OutputText(item.text, [], self._logprobs(steps))

@@ -1,4 +1,4 @@
-"""Server-sent events: encoding, and the response that streams them. Knows ASGI, no endpoint and no engine."""
+"""Server-sent events: their encoding, and the response that streams them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Disconnected(QuireError):
-    """The client went away before the answer was done."""
+    """The client disconnected before the answer was complete."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -35,13 +35,13 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 class Running(Protocol):
-    """What a client's leaving ends."""
+    """Anything that must end when its client disconnects."""
 
     def fail(self, error: Exception) -> None: ...
 
 
 class Answer(Protocol):
-    """What an endpoint makes of a call."""
+    """A call in the shape of one endpoint."""
 
     @property
     def call(self) -> Call: ...
@@ -50,24 +50,24 @@ class Answer(Protocol):
     def streaming(self) -> bool: ...
 
     def whole(self) -> bytes:
-        """The JSON body, when everything is done."""
+        """The JSON body, once the call has finished."""
         ...
 
     def step(self, pieces: list[Piece]) -> bytes:
-        """The encoded events of some news, which may be none."""
+        """The encoded events for new pieces; may be empty."""
         ...
 
     def end(self) -> bytes:
-        """The encoded events after the last news."""
+        """The encoded events after the last piece."""
         ...
 
     def error_event(self, error: HttpError) -> bytes:
-        """How the stream says that it failed, its end included."""
+        """The encoded events that end a stream with an error."""
         ...
 
 
 class Direct:
-    """ASGI middleware, outermost: lets streams write without passing through all layers for each event."""
+    """Outermost ASGI middleware: lets streams bypass the other layers when they send events."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -80,12 +80,12 @@ class Direct:
 async def _watch(receive: Receive, running: Running) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    running.fail(Disconnected("the client went away"))
+    running.fail(Disconnected("the client disconnected"))
 
 
 @asynccontextmanager
 async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
-    """While inside, a client that goes away ends what runs: who waits for it gets Disconnected."""
+    """While inside, a disconnecting client fails `running` with Disconnected."""
     watcher = asyncio.create_task(_watch(receive, running))
     try:
         yield
@@ -94,7 +94,7 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
 
 
 async def reply(http: HttpRequest, answer: Answer, keep_alive: float) -> Response:
-    """The answer as it is wanted: streamed, or whole as one JSON body. A client that goes away ends the call."""
+    """The answer, streamed or as one JSON body. A client that disconnects ends the call."""
     if answer.streaming:
         return EventStream(answer, keep_alive)
     with answer.call:
@@ -104,11 +104,11 @@ async def reply(http: HttpRequest, answer: Answer, keep_alive: float) -> Respons
 
 
 class EventStream(Response):
-    """Streams an answer's events. An error before the first event is raised, to become a plain HTTP error, but
-    with `keep_alive`, which starts the answer at once.
+    """Streams the events of an answer.
 
-    A reader that does not read holds up this stream alone: the server's transport stops taking bytes, and the
-    call's news wait, merged, until it reads on.
+    An error before the first event is raised, and so becomes a plain HTTP error; except with `keep_alive` (seconds
+    of silence before a comment line), which sends the headers at once. A client that stops reading blocks only its
+    own stream: the transport stops taking bytes, and the call's deltas are merged until it reads on.
     """
 
     def __init__(self, answer: Answer, keep_alive: float) -> None:
@@ -127,7 +127,7 @@ class EventStream(Response):
                     if not self._keep_alive:
                         data = self._answer.step(call.pieces(await call.take()))
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    # A task of its own, so that waking it does not wake all layers around this one.
+                    # In its own task, so that each event does not wake all the layers above.
                     await asyncio.create_task(self._stream(data, direct))
         except Disconnected:
             return
@@ -150,7 +150,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _kept_alive(self, send: Send) -> list[Delta]:
-        """The next news, with a comment for each interval of silence before them."""
+        """The next deltas; sends a comment line after each interval of silence."""
         while True:
             try:
                 return await asyncio.wait_for(self._answer.call.take(), self._keep_alive)

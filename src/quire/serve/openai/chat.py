@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import Chunk, CompletionOutput
-from quire.params import SamplingParams
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.completions import usage_info
 from quire.serve.errors import HttpError, invalid, unsupported
-from quire.serve.params import (
-    REFUSED,
-    TokenNames,
-    chat_logprobs,
-    prompt_logprobs,
-    sampling_params,
-    truncated,
-)
-from quire.serve.protocol import (
+from quire.serve.openai.chat_protocol import (
     AnswerMessage,
     CalledFunction,
     ChatChoice,
@@ -29,32 +18,34 @@ from quire.serve.protocol import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    ChatLogprobs,
     ChatRequest,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
 )
+from quire.serve.openai.conversation import prepare
+from quire.serve.openai.logprobs import ChatLogprobs, TokenNames, chat_logprobs, prompt_logprobs
+from quire.serve.openai.sampling import REFUSED, sampling_params, truncated
+from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
-from quire.serve.sse import DONE, event
-from quire.serve.structured import constrained_by
-from quire.serve.tools import Offer, OutputReader, Reading, reading_of, with_tools
+from quire.serve.stream import DONE, event
+from quire.serve.tools import OutputReader
 from quire.text.events import CallArguments, CallEnd, CallStart, Parsed
 
 decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
 _NOTHING = ChatDelta()
 
-_OLD = "it is out of date: use tools and tool_choice"
+_OLD = "it is deprecated: use tools and tool_choice"
 _REFUSED = {
     **REFUSED,
     "functions": _OLD,
     "function_call": _OLD,
     "audio": "this server answers in text",
-    "prediction": "predicted outputs are not used",
+    "prediction": "predicted outputs are not implemented",
     "web_search_options": "this server does not search",
     "store": "answers are not stored",
-    "chat_template": "templates come with the model or --chat-template, never with a request",
+    "chat_template": "set the template with --chat-template, not in a request",
 }
 _NEUTRAL = {
     "modalities": (["text"],),
@@ -79,7 +70,7 @@ def _check(service: Service, body: ChatRequest) -> None:
     for name, values in _NEUTRAL.items():
         value = getattr(body, name)
         if value is not None and value not in values:
-            raise unsupported(name, f"it can only be {values[0]!r}")
+            raise unsupported(name, f"only {values[0]!r} is")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is for stream=true", "stream_options", "invalid_value")
     if body.top_logprobs is not None and not body.logprobs:
@@ -89,45 +80,6 @@ def _check(service: Service, body: ChatRequest) -> None:
         and body.max_tokens != body.max_completion_tokens
     ):
         raise invalid("give max_completion_tokens or max_tokens, not both", "max_tokens", "invalid_value")
-
-
-def render(service: Service, body: ChatRequest, offer: Offer) -> str:
-    """The conversation as the model's text, with the tools that may be called."""
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} & set(
-        variables
-    )
-    if taken:
-        name = f"chat_template_kwargs.{min(taken)}"
-        raise invalid(f"{name}: this is a field of the body itself", name, "invalid_value")
-    return service.front.render(
-        body.messages,
-        tools=list(offer.tools) if offer.choice != "none" else None,
-        documents=body.documents,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        **variables,
-    )
-
-
-class Prepared(NamedTuple):
-    """A conversation's text, its parameters with what its tools ask, who asks it, and how its answer is read."""
-
-    text: str
-    params: SamplingParams
-    field: str | None
-    reading: Reading | None
-
-
-def prepare(service: Service, body: ChatRequest, params: SamplingParams) -> Prepared:
-    """What the tools, the constraint and the reasoning of a chat come to. Raises HttpError or RequestError."""
-    offer = service.offer(body)
-    text = render(service, body, offer)
-    reading = reading_of(service.formats, offer, text)
-    params, field = with_tools(params, service.formats, offer, reading)
-    return Prepared(text, params, field or constrained_by(body), reading)
 
 
 def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
@@ -144,7 +96,7 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:
-    """The text of the last message: what `echo` puts before the answer."""
+    """The text of the last message, which `echo` repeats before the answer."""
     content = messages[-1].get("content")
     if isinstance(content, str):
         return content
@@ -153,12 +105,12 @@ def last_text(messages: list[dict[str, Any]]) -> str:
 
 
 def _reason(reason: str | None, calls: bool) -> str | None:
-    """Why a sample ended, where it may have ended in calls."""
+    """The finish reason of a sample that may have made tool calls."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 class ChatAnswer:
-    """The call as /v1/chat/completions shows it."""
+    """Writes a call as an answer of /v1/chat/completions."""
 
     def __init__(self, service: Service, body: ChatRequest, model: str, call: Call) -> None:
         self.call = call
@@ -168,22 +120,17 @@ class ChatAnswer:
         self._opened = False
         self._readers: dict[int, OutputReader] = {}
         self._calling: set[int] = set()
-        self._details = service.config.enable_prompt_tokens_details
         same = bool(body.messages) and body.messages[-1].get("role") == service.config.response_role
         self._role = service.config.response_role
         self._echo = last_text(body.messages) if body.echo and same else ""
         as_ids = body.return_tokens_as_token_ids
         as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
         self._names = TokenNames(service.front.tokenizer, as_ids)
-        options = body.stream_options
-        self._usage_in_end = service.config.enable_force_include_usage or bool(
-            options and options.include_usage
-        )
-        self._usage_in_all = bool(options and options.continuous_usage_stats)
+        self._usage = UsageReport(service.config, body)
 
     def whole(self) -> bytes:
         stream, body = self.call.streams[0], self._body
-        usage = usage_info(self.call.usage, self._details)
+        usage = self._usage.of(self.call.usage)
         choices = [self._choice(sample) for sample in stream.output.outputs]
         answer = ChatCompletion(self.call.id, int(self.call.began), self._model, choices, usage)
         if body.prompt_logprobs is not None:
@@ -235,13 +182,15 @@ class ChatAnswer:
         return b"".join(chunks)
 
     def end(self) -> bytes:
-        if not self._usage_in_end:
+        if not self._usage.in_end:
             return DONE
-        return event(self._chunk([], usage_info(self.call.usage, self._details))) + DONE
+        return event(self._chunk([], self._usage.of(self.call.usage))) + DONE
 
     def _opening(self, index: int) -> bytes:
-        """The chunk that says who speaks, and repeats what is echoed."""
-        chunk = self._chunk([ChatChunkChoice(index, ChatDelta(self._role, self._echo))], self._no_usage())
+        """The first chunk of a sample: the role, and the echoed text."""
+        chunk = self._chunk(
+            [ChatChunkChoice(index, ChatDelta(self._role, self._echo))], self._usage.in_chunk(self.call.usage)
+        )
         stream = self.call.streams[0]
         if self._body.prompt_logprobs is not None and index == 0:
             chunk.prompt_logprobs = prompt_logprobs(stream) or []
@@ -251,7 +200,7 @@ class ChatAnswer:
 
     def _piece(self, piece: Piece) -> bytes:
         chunk = piece.chunk
-        choice = ChatChunkChoice(chunk.index, self._news(chunk))
+        choice = ChatChunkChoice(chunk.index, self._delta(chunk))
         if self._body.logprobs:
             choice.logprobs = self._logprobs(chunk.logprobs)
         if chunk.finish_reason is not None:
@@ -260,11 +209,11 @@ class ChatAnswer:
         if self._body.return_token_ids:
             choice.token_ids = chunk.token_ids
         elif choice.delta == _NOTHING and chunk.finish_reason is None and not choice.logprobs:
-            return b""  # held back until it is known what it is
-        return event(self._chunk([choice], self._no_usage()))
+            return b""  # the reader holds this text back until it knows what it belongs to
+        return event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
 
-    def _news(self, chunk: Chunk) -> ChatDelta:
-        """What the chunk's text, read with what came before it, makes known."""
+    def _delta(self, chunk: Chunk) -> ChatDelta:
+        """The content, reasoning and calls that become known with this chunk."""
         reading, index = self.call.reading, chunk.index
         if reading is None:
             return ChatDelta(content=chunk.text)
@@ -273,7 +222,7 @@ class ChatAnswer:
         events = self._readers[index].feed(chunk.text)
         if chunk.finish_reason is not None:
             events += self._readers[index].finish()
-        news = Parsed()
+        parsed = Parsed()
         delta = ChatDelta()
         calls: list[ToolCallDelta] = []
         for part in events:
@@ -287,20 +236,14 @@ class ChatAnswer:
                 else:
                     calls.append(ToolCallDelta(part.index, FunctionDelta(part.text)))
             elif not isinstance(part, CallEnd):
-                news.add([part])
-        if news.content:
-            delta.content = news.content
-        if news.reasoning and self._body.include_reasoning:
-            delta.reasoning_content = delta.reasoning = news.reasoning
+                parsed.add([part])
+        if parsed.content:
+            delta.content = parsed.content
+        if parsed.reasoning and self._body.include_reasoning:
+            delta.reasoning_content = delta.reasoning = parsed.reasoning
         if calls:
             delta.tool_calls = calls
         return delta
-
-    def _no_usage(self) -> Any:
-        """What a chunk before the end says of usage: the running counts, null, or nothing."""
-        if self._usage_in_all:
-            return usage_info(self.call.usage, self._details)
-        return None if self._usage_in_end else UNSET
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Any) -> ChatChunk:
         return ChatChunk(self.call.id, int(self.call.began), self._model, choices, usage=usage)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.serve.chat import render
 from quire.serve.errors import invalid
-from quire.serve.protocol import ChatRequest, Name, TokenId
+from quire.serve.openai.chat_protocol import ChatRequest
+from quire.serve.openai.conversation import render
+from quire.serve.openai.protocol import Messages, Name, TokenId
 from quire.serve.service import Service
 
 
@@ -19,7 +19,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
     add_generation_prompt: bool = True

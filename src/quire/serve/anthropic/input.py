@@ -1,4 +1,4 @@
-"""The conversation and the tools of /v1/messages in the shapes of a chat. Knows bodies, no answers."""
+"""The messages and the tools of /v1/messages as those of a chat."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TOOL_FIELDS = {"type", "name", "description", "input_schema", "cache_control", 
 
 
 def text_of(content: Any, where: str) -> str:
-    """A text, or blocks of text, as one text."""
+    """A string, or the joined text of text blocks."""
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in _blocks(content, where, {"text"}))
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict[str, Any]]:
-    """The conversation as a chat. Raises HttpError naming what is malformed."""
+    """The messages of a chat. Raises HttpError naming what is malformed."""
     chat: list[dict[str, Any]] = []
     if system is not None:
         chat.append({"role": "system", "content": text_of(system, "system")})
@@ -49,9 +49,9 @@ def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict
 
 
 def _blocks(content: Any, where: str, kinds: set[str]) -> list[dict[str, Any]]:
-    """The blocks of a message, which are of these kinds and have what they must have."""
+    """The blocks of a message, checked: their types are in `kinds` and their required fields are present."""
     if not isinstance(content, list):
-        raise invalid(f"{where} must be a text or a list of blocks", where, "invalid_type")
+        raise invalid(f"{where} must be a string or a list of blocks", where, "invalid_type")
     for i, part in enumerate(content):
         place = f"{where}[{i}]"
         kind = part.get("type") if isinstance(part, dict) else None
@@ -65,14 +65,14 @@ def _blocks(content: Any, where: str, kinds: set[str]) -> list[dict[str, Any]]:
             str(kind), ("tool_use_id",)
         ):
             if not isinstance(part.get(name), str):
-                raise invalid(f"{place}.{name} must be a text", f"{place}.{name}", "invalid_type")
+                raise invalid(f"{place}.{name} must be a string", f"{place}.{name}", "invalid_type")
         if kind == "tool_use" and not isinstance(part.get("input"), dict):
             raise invalid(f"{place}.input must be an object", f"{place}.input", "invalid_type")
     return content
 
 
 def _answer(blocks: list[dict[str, Any]], names: dict[str, str]) -> dict[str, Any]:
-    """An assistant's message of text, thinking and calls."""
+    """An assistant message from its text, thinking and tool uses."""
     texts = [part["text"] for part in blocks if part["type"] == "text"]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
     thoughts = [part["thinking"] for part in blocks if part["type"] == "thinking"]
@@ -98,7 +98,7 @@ def _answer(blocks: list[dict[str, Any]], names: dict[str, str]) -> dict[str, An
 
 
 def _turn(blocks: list[dict[str, Any]], where: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A user's message: the tools' results, each a message, then the text."""
+    """The messages of a user turn: one for each tool result, then one for the text."""
     messages: list[dict[str, Any]] = []
     for i, part in enumerate(blocks):
         if part["type"] == "tool_result":
@@ -113,7 +113,7 @@ def _turn(blocks: list[dict[str, Any]], where: str, names: Mapping[str, str]) ->
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as chats have them. 400 for Anthropic's own (web search, ...), which a server of theirs would run."""
+    """Tools in the shape of chats. 400 for tools that Anthropic's servers run themselves (web search, ...)."""
     found = []
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
@@ -149,7 +149,7 @@ def choice_of(choice: Mapping[str, Any] | None) -> tuple[str | dict[str, Any] | 
 
 
 def partial_object(text: str) -> dict[str, Any]:
-    """A call's arguments as an object: of one that was cut off, the members that are whole."""
+    """The arguments of a call as an object; only complete members if the call was cut off."""
     whole = _object(text)
     if whole is not None:
         return whole
@@ -169,7 +169,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _cuts(text: str) -> list[tuple[int, str]]:
-    """Places where JSON can be cut off, the last ones, with the brackets that close what is open there."""
+    """The last places where the JSON text can end, each with the brackets that close it there."""
     stack: list[str] = []
     cuts: deque[tuple[int, str]] = deque(maxlen=64)
     quoted = escape = False

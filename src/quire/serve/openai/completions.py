@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput, OutputStream
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.params import (
-    REFUSED,
+from quire.serve.openai.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
     TokenNames,
     completion_logprobs,
     prompt_logprobs,
-    sampling_params,
-    truncated,
 )
-from quire.serve.protocol import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-    PromptTokensDetails,
-    UsageInfo,
-)
+from quire.serve.openai.prompts import split_prompts
+from quire.serve.openai.protocol import Count, CountOrAll, SamplingFields, UsageInfo
+from quire.serve.openai.protocol import Prompt as PromptField
+from quire.serve.openai.sampling import REFUSED, sampling_params, truncated
+from quire.serve.openai.structured import constrained_by
+from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
-from quire.serve.sse import DONE, event
-from quire.serve.structured import constrained_by
+from quire.serve.stream import DONE, event
 from quire.types import Usage
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 4096
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions."""
+
+    prompt: PromptField
+    echo: bool | None = False
+    logprobs: CountOrAll | None = None
+    best_of: Count | None = None
+    suffix: str | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """Answer of /v1/completions, and a chunk of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: UsageInfo | UnsetType | None = UNSET
+
 
 decoder = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
@@ -43,7 +71,7 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
     body = await service.read(http, decoder)
     model = service.check_model(body.model)
-    service.refuse(body, {**REFUSED, "suffix": "there is no filling in the middle"})
+    service.refuse(body, {**REFUSED, "suffix": "fill-in-the-middle is not implemented"})
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of must equal n: samples are not ranked", "best_of", "unsupported_parameter")
     if body.stream_options is not None and not body.stream:
@@ -55,29 +83,11 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     return CompletionAnswer(service, body, model, await service.start(call_id, made))
 
 
-def split_prompts(prompt: Any) -> list[str | list[int]]:
-    """One text, several texts, one list of token ids, or several: as a list of prompts."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise invalid("prompt is empty", "prompt", "invalid_value")
-    kinds = {type(item) for item in prompt}
-    if len(kinds) > 1:
-        raise invalid(
-            "prompt must be all texts, all token ids or all lists of token ids", "prompt", "invalid_type"
-        )
-    if kinds == {int}:
-        return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise invalid(f"one call takes at most {MAX_PROMPTS} prompts", "prompt", "invalid_value")
-    return list(prompt)
-
-
 def _make(service: Service, body: CompletionRequest, prompt: str | list[int], call_id: str) -> Prompt:
     front = service.front
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and body.echo:
-        max_tokens = 1  # the prompt is scored by a step that also makes a token, which is then left out
+        max_tokens = 1  # the step that scores the prompt also samples a token, which the answer omits
     params = sampling_params(front, body, max_tokens, body.logprobs)
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
@@ -94,24 +104,19 @@ def _make(service: Service, body: CompletionRequest, prompt: str | list[int], ca
 
 
 class CompletionAnswer:
-    """The call as /v1/completions shows it. Choice i of prompt p has index p * n + i."""
+    """Writes a call as an answer of /v1/completions. Choice i of prompt p has index p * n + i."""
 
     def __init__(self, service: Service, body: CompletionRequest, model: str, call: Call) -> None:
         self.call = call
         self.streaming = bool(body.stream)
         self._body = body
         self._model = model
-        self._details = service.config.enable_prompt_tokens_details
         self._n = body.n or 1
         self._scores_only = bool(body.echo) and body.max_tokens == 0
         as_ids = body.return_tokens_as_token_ids
         as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
         self._names = TokenNames(service.front.tokenizer, as_ids, body.skip_special_tokens)
-        options = body.stream_options
-        self._usage_in_end = service.config.enable_force_include_usage or bool(
-            options and options.include_usage
-        )
-        self._usage_in_all = bool(options and options.continuous_usage_stats)
+        self._usage = UsageReport(service.config, body)
         self._offsets: dict[int, int] = {}
         self._unseen = set(range(len(call.streams) * self._n))
 
@@ -121,7 +126,7 @@ class CompletionAnswer:
             for position, stream in enumerate(self.call.streams)
             for sample in stream.output.outputs
         ]
-        return _encode(self._chunk(choices, self._usage()))
+        return _encode(self._chunk(choices, self._usage.of(self._counts)))
 
     def _choice(self, position: int, stream: OutputStream, sample: CompletionOutput) -> CompletionChoice:
         body, echo = self._body, bool(self._body.echo)
@@ -158,12 +163,13 @@ class CompletionAnswer:
             index = piece.prompt * self._n + piece.chunk.index
             choice = self._piece(piece, index, index in self._unseen)
             self._unseen.discard(index)
-            usage = self._usage() if self._usage_in_all else (None if self._usage_in_end else UNSET)
-            chunks.append(event(self._chunk([choice], usage)))
+            chunks.append(event(self._chunk([choice], self._usage.in_chunk(self._counts))))
         return b"".join(chunks)
 
     def end(self) -> bytes:
-        return (event(self._chunk([], self._usage())) if self._usage_in_end else b"") + DONE
+        if not self._usage.in_end:
+            return DONE
+        return event(self._chunk([], self._usage.of(self._counts))) + DONE
 
     def _piece(self, piece: Piece, index: int, first: bool) -> CompletionChoice:
         body, chunk = self._body, piece.chunk
@@ -195,15 +201,7 @@ class CompletionAnswer:
     def _chunk(self, choices: list[CompletionChoice], usage: Any) -> Completion:
         return Completion(self.call.id, int(self.call.began), self._model, choices, usage=usage)
 
-    def _usage(self) -> UsageInfo:
+    @property
+    def _counts(self) -> Usage:
         usage = self.call.usage
-        if self._scores_only:
-            usage = Usage(usage.num_prompt, usage.num_cached, 0)
-        return usage_info(usage, self._details)
-
-
-def usage_info(usage: Usage, details: bool) -> UsageInfo:
-    """In OpenAI's names; `details` says how much was cached."""
-    cached = PromptTokensDetails(usage.num_cached) if details else None
-    total = usage.num_prompt + usage.num_output
-    return UsageInfo(usage.num_prompt, usage.num_output, total, cached)
+        return Usage(usage.num_prompt, usage.num_cached, 0) if self._scores_only else usage

@@ -1,4 +1,4 @@
-"""The input and the tools of /v1/responses in the shapes of a chat. Knows bodies, no answers."""
+"""The input and the tools of /v1/responses as those of a chat."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
 
 def messages_of(given: str | Sequence[Mapping[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """The input as chat messages: an answer's reasoning, text and calls are one message again.
+    """The input as chat messages; the reasoning, text and calls of one answer become one message.
 
-    Raises HttpError naming an item that is none of these.
+    Raises HttpError naming an item of another kind.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
@@ -27,7 +27,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]], instructions: str | No
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     names: dict[str, str] = {}
-    turn: dict[str, Any] | None = None  # the assistant's message that further items belong to
+    turn: dict[str, Any] | None = None  # the assistant message that the next items belong to
     for i, item in enumerate(given):
         where = f"input[{i}]"
         kind = _kind_of(item, where)
@@ -65,7 +65,7 @@ def _kind_of(item: Mapping[str, Any], where: str) -> str:
 
 
 def _content(content: Any) -> Any:
-    """Parts as the template reads them; what this API adds to its own answers is left out."""
+    """Content parts without the fields that this API adds to its own answers."""
     if not isinstance(content, list):
         return content
     return [
@@ -87,7 +87,7 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise invalid(f"{where}.{name} must be a text", f"{where}.{name}", "invalid_type")
+        raise invalid(f"{where}.{name} must be a string", f"{where}.{name}", "invalid_type")
     return value
 
 
@@ -101,13 +101,15 @@ def _call(item: Mapping[str, Any], where: str, names: dict[str, str]) -> dict[st
 def _result(item: Mapping[str, Any], where: str, names: Mapping[str, str]) -> dict[str, Any]:
     call_id, output = _text(item, "call_id", where), item.get("output")
     if not isinstance(output, (str, list)):
-        raise invalid(f"{where}.output must be a text or a list of parts", f"{where}.output", "invalid_type")
+        raise invalid(
+            f"{where}.output must be a string or a list of parts", f"{where}.output", "invalid_type"
+        )
     message = {"role": "tool", "tool_call_id": call_id, "content": _content(output)}
     return {**message, "name": names[call_id]} if call_id in names else message
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Functions with their fields one level down, as chats have them. 400 for other kinds of tools."""
+    """Functions in the shape of chats, with their fields one level down. 400 for other kinds of tools."""
     found = []
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"

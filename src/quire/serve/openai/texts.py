@@ -1,36 +1,33 @@
-"""/v1/embeddings: a vector for each text, pooled from the final hidden states of any model."""
+"""What the endpoints share that turn texts into vectors: bodies, requests, and their results."""
 
 from __future__ import annotations
 
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
 from quire.client.generation import Generation
-from quire.client.vectors import shortened
 from quire.errors import EngineError
-from quire.serve.completions import split_prompts
-from quire.serve.errors import invalid
-from quire.serve.protocol import LogprobCount, Name, Priority, Prompt
+from quire.serve.openai.prompts import split_prompts
+from quire.serve.openai.protocol import CountOrAll, Int32, Name, Prompt
 from quire.serve.service import Service
-from quire.serve.sse import watched
+from quire.serve.stream import watched
 from quire.types import FinishReason, Pooling, Request
 
 
 class TextsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every request says that has a vector made of each of its texts."""
+    """The fields of every body whose texts become vectors."""
 
     input: Prompt
     model: Name | None = None
     user: str | None = None
     add_special_tokens: bool = True
-    truncate_prompt_tokens: LogprobCount | None = None
-    priority: Priority = 0
+    truncate_prompt_tokens: CountOrAll | None = None
+    priority: Int32 = 0
 
 
 class PoolingRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
@@ -40,57 +37,11 @@ class PoolingRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
     pooling: Pooling | None = None
 
 
-class EmbeddingRequest(PoolingRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/embeddings."""
+class TextUsage(msgspec.Struct):
+    """Token counts of all texts."""
 
-    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-
-
-class Embedding(msgspec.Struct):
-    index: int
-    embedding: list[float] | str
-    object: Literal["embedding"] = "embedding"
-
-
-class EmbeddingUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
-
-
-class Embeddings(msgspec.Struct):
-    """Answer of /v1/embeddings."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: EmbeddingUsage
-    object: Literal["list"] = "list"
-
-
-decoder = msgspec.json.Decoder(EmbeddingRequest)
-_encode = msgspec.json.Encoder().encode
-
-
-async def embed(service: Service, http: HttpRequest) -> bytes:
-    """Read, check, queue and wait. Vectors are made in the model's own way, in the order of the input."""
-    body = await service.read(http, decoder)
-    model = service.check_model(body.model)
-    if service.front.info.scores is not None:
-        raise invalid(
-            f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
-        )
-    call_id = service.new_id("embd-", http)
-    requests = await pooled_requests(service, body, body.pooling or service.config.pooling, call_id)
-    vectors = await run_vectors(service, http, requests)
-    width = len(vectors[0])
-    if body.dimensions is not None and body.dimensions > width:
-        raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
-    data = [
-        Embedding(i, coded(shortened(vector, body.dimensions), body.encoding_format))
-        for i, vector in enumerate(vectors)
-    ]
-    return _encode(Embeddings(call_id, service.created, model, data, usage_of(requests)))
 
 
 async def pooled_requests(
@@ -109,13 +60,13 @@ async def pooled_requests(
     return await service.work(size, lambda: [make(text) for text in texts])
 
 
-def usage_of(requests: Sequence[Request]) -> EmbeddingUsage:
+def usage_of(requests: Sequence[Request]) -> TextUsage:
     count = sum(len(request.tokens) for request in requests)
-    return EmbeddingUsage(count, count)
+    return TextUsage(count, count)
 
 
 async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:
-    """Queue pooled requests and wait; their vectors in order. A client that leaves aborts them."""
+    """Queue pooled requests and wait for their vectors, in order. A client that disconnects aborts them."""
     service.check_draining()
     with service.engine.submit(requests) as generation:
         async with watched(http.receive, generation):
@@ -137,7 +88,7 @@ async def _vectors(generation: Generation) -> dict[str, list[float]]:
 
 
 def coded(vector: list[float], encoding: str) -> list[float] | str:
-    """base64 holds little-endian float32, as OpenAI's client reads it."""
+    """The vector as JSON numbers, or as base64 of little-endian float32."""
     if encoding == "float":
         return vector
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

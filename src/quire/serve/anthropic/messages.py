@@ -1,0 +1,154 @@
+"""/v1/messages: Anthropic's API, for text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from quire.serve.anthropic.conversation import check_thinking, conversation
+from quire.serve.anthropic.count_tokens import REFUSED
+from quire.serve.anthropic.input import partial_object
+from quire.serve.anthropic.protocol import (
+    Block,
+    MessageObject,
+    MessagesRequest,
+    MessageUsage,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+    error_body,
+)
+from quire.serve.call import Call, Piece, Prompt
+from quire.serve.errors import HttpError, unsupported
+from quire.serve.items import Change, Item, Items
+from quire.serve.openai.conversation import prepare
+from quire.serve.openai.sampling import sampling_params
+from quire.serve.service import Service
+from quire.serve.stream import event
+from quire.types import Usage
+
+decoder = msgspec.json.Decoder(MessagesRequest)
+_encode = msgspec.json.Encoder().encode
+_REFUSED = {
+    **REFUSED,
+    "container": "this server has none",
+    "mcp_servers": "this server calls none",
+}
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+
+async def create(service: Service, http: HttpRequest) -> MessageAnswer:
+    """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
+    body = await service.read(http, decoder)
+    model = service.check_model(body.model)
+    service.refuse(body, _REFUSED)
+    check_thinking(service, body)
+    if body.service_tier not in (None, "auto", "standard_only"):
+        raise unsupported("service_tier", "only auto and standard_only are")
+    call_id = service.new_id("msg_", http)
+    prompt = await service.work(len(str(body.messages)), lambda: _make(service, body, call_id))
+    return MessageAnswer(body, model, await service.start(call_id, [prompt]))
+
+
+def _make(service: Service, body: MessagesRequest, call_id: str) -> Prompt:
+    chat = msgspec.structs.replace(
+        conversation(body),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+        seed=body.seed,
+    )
+    params = sampling_params(service.front, chat, body.max_tokens, None)
+    text, params, field, reading = prepare(service, chat, params)
+    tokens = service.front.encode(text, add_special_tokens=False)
+    return Prompt(
+        service.front.request(service.next_request_id(call_id), tokens, params), text, field, reading
+    )
+
+
+class MessageAnswer:
+    """Writes a call as an answer of /v1/messages; thinking, texts and tool uses are blocks."""
+
+    def __init__(self, body: MessagesRequest, model: str, call: Call) -> None:
+        self.call = call
+        self.streaming = bool(body.stream)
+        self._stop = tuple(body.stop_sequences or ())
+        self._model = model
+        self._items = Items(call.reading)
+        self._opened = False
+
+    def whole(self) -> bytes:
+        items = self._items.whole(self.call.streams[0].output.outputs[0].text)
+        reason, sequence = self._end(items)
+        blocks = [_block(item, item.text) for item in items]
+        usage = self._usage(self.call.usage)
+        return _encode(MessageObject(self.call.id, self._model, blocks, usage, reason, sequence))
+
+    def _end(self, items: list[Item]) -> tuple[str, str | None]:
+        """The stop reason in Anthropic's terms, and the stop sequence."""
+        sample = self.call.streams[0].output.outputs[0]
+        if sample.finish_reason == "length":
+            return "max_tokens", None
+        if isinstance(sample.stop_reason, str) and sample.stop_reason in self._stop:
+            return "stop_sequence", sample.stop_reason
+        return ("tool_use" if any(item.kind == "call" for item in items) else "end_turn"), None
+
+    def _usage(self, usage: Usage) -> MessageUsage:
+        return MessageUsage(usage.num_prompt - usage.num_cached, usage.num_output, usage.num_cached)
+
+    def step(self, pieces: list[Piece]) -> bytes:
+        chunks = []
+        if not self._opened:
+            self._opened = True
+            usage = self.call.usage
+            start = self._usage(Usage(usage.num_prompt, usage.num_cached, 0))
+            message = MessageObject(self.call.id, self._model, [], start)
+            chunks.append(_event("message_start", message=message))
+            chunks += _changed(self._items.begin())
+            chunks.append(_event("ping"))
+        for piece in pieces:
+            chunks += _changed(self._items.feed(piece.chunk.text))
+        return b"".join(chunks)
+
+    def end(self) -> bytes:
+        events = _changed(self._items.finish())
+        reason, sequence = self._end(self._items.all)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        events.append(_event("message_delta", delta=delta, usage=self._usage(self.call.usage)))
+        return b"".join([*events, _event("message_stop")])
+
+    def error_event(self, error: HttpError) -> bytes:
+        return b"event: error\ndata: " + error_body(error, self.call.id) + b"\n\n"
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return event({"type": name, **fields}, name)
+
+
+def _block(item: Item, text: str) -> Block:
+    if item.kind == "call":
+        return ToolUseBlock(item.call_id, item.name, partial_object(text))
+    return ThinkingBlock(text) if item.kind == "reasoning" else TextBlock(text)
+
+
+def _changed(changes: list[Change]) -> list[bytes]:
+    """The events for changes to the blocks."""
+    events = []
+    for what, item, text in changes:
+        if what == "open":
+            block = _block(item, "")
+            events.append(_event("content_block_start", index=item.index, content_block=block))
+        elif what == "close":
+            events.append(_event("content_block_stop", index=item.index))
+        else:
+            kind, field = _DELTAS[item.kind]
+            delta = {"type": kind, field: text}
+            events.append(_event("content_block_delta", index=item.index, delta=delta))
+    return events

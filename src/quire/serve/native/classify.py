@@ -1,0 +1,53 @@
+"""/classify: the probabilities of a classifier's labels, for each text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from quire.client.vectors import probabilities
+from quire.serve.errors import invalid
+from quire.serve.openai.texts import TextsRequest, TextUsage, pooled_requests, run_vectors, usage_of
+from quire.serve.service import Service
+
+
+class ClassifyRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /classify."""
+
+
+class Classified(msgspec.Struct):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(msgspec.Struct):
+    """Answer of /classify."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classified]
+    usage: TextUsage
+    object: Literal["list"] = "list"
+
+
+decoder = msgspec.json.Decoder(ClassifyRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def classify(service: Service, http: HttpRequest) -> bytes:
+    body = await service.read(http, decoder)
+    model, call_id = service.check_model(body.model), service.new_id("classify-", http)
+    info = service.front.info
+    if info.scores is None:
+        raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
+    requests = await pooled_requests(service, body, None, call_id)
+    data = []
+    for i, vector in enumerate(await run_vectors(service, http, requests)):
+        probs = probabilities(vector, info.scores)
+        data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
+    return _encode(ClassifyAnswer(call_id, service.created, model, data, usage_of(requests)))

@@ -1,0 +1,76 @@
+"""What operators ask: health, version, load, metrics, the dashboard's numbers; and /reset_prefix_cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from quire import __version__
+from quire.serve.dashboard.about import about_model
+from quire.serve.dashboard.router import dashboard_router
+from quire.serve.dashboard.stats import PageSource
+from quire.serve.errors import unavailable
+from quire.serve.openapi import add_get, json_response, responses_of
+from quire.serve.service import Service
+
+STATS_TIMEOUT = 0.5  # seconds to wait for fresh numbers from a busy engine
+
+
+def add_operations(app: FastAPI, service: Service) -> None:
+    """Add the routes to the application."""
+    source = PageSource(
+        service.metrics, service.engine, lambda: _state(service), lambda: about_model(service)
+    )
+    service.background.append(source.run)
+
+    async def health() -> Response:
+        if service.healthy:
+            return Response()
+        raise unavailable(
+            "the server is shutting down" if service.draining else f"the engine is {service.engine.state}"
+        )
+
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    async def load() -> Response:
+        return json_response({"server_load": service.engine.num_live})
+
+    async def metrics() -> Response:
+        await service.engine.stats(STATS_TIMEOUT)
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def reset() -> Response:
+        await service.engine.reset_prefix_cache()
+        return Response()
+
+    async def stats() -> Response:
+        await service.engine.stats(STATS_TIMEOUT)
+        return json_response(await source.snapshot())
+
+    add_get(app, "/health", health, None, "200 while the engine makes progress, or idles and answers")
+    add_get(app, "/ping", health, None, "The same as /health")
+    _add_post(app, "/ping", health)
+    add_get(app, "/version", version, dict[str, str], "Version of the server")
+    add_get(app, "/load", load, dict[str, int], "Number of queued and running requests")
+    add_get(app, "/stats", stats, dict[str, Any], "Counters and gauges of the engine")
+    app.add_api_route("/metrics", metrics, include_in_schema=False)
+    app.include_router(dashboard_router(source))
+    _add_post(app, "/reset_prefix_cache", reset)
+
+
+def _add_post(app: FastAPI, path: str, handler: Any) -> None:
+    app.add_api_route(path, handler, methods=["POST"], response_class=Response, responses=responses_of({}))
+
+
+def _state(service: Service) -> dict[str, Any]:
+    engine = service.engine
+    return {
+        "model": service.name,
+        "healthy": service.healthy,
+        "draining": service.draining,
+        "requests_live": engine.num_live,
+        "requests_queued": engine.num_queued,
+    }

@@ -1,0 +1,51 @@
+"""A conversation as the model's text, and how its answer is constrained and read. Every chat-like API uses this."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.params import SamplingParams
+from quire.serve.errors import invalid
+from quire.serve.openai.chat_protocol import ChatRequest
+from quire.serve.openai.structured import constrained_by
+from quire.serve.service import Service
+from quire.serve.tools import Offer, Reading, reading_of, with_tools
+
+# Arguments of the template that the body sets by fields of its own.
+_OWN_FIELDS = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+
+
+def render(service: Service, body: ChatRequest, offer: Offer) -> str:
+    """The conversation as the model's text, with the tools that may be called."""
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if taken := _OWN_FIELDS & set(variables):
+        name = f"chat_template_kwargs.{min(taken)}"
+        raise invalid(f"{name}: set the field of the body instead", name, "invalid_value")
+    return service.front.render(
+        body.messages,
+        tools=list(offer.tools) if offer.choice != "none" else None,
+        documents=body.documents,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        **variables,
+    )
+
+
+class Prepared(NamedTuple):
+    """A rendered conversation: `field` names the field that constrains the answer, `reading` says how to read it."""
+
+    text: str
+    params: SamplingParams
+    field: str | None
+    reading: Reading | None
+
+
+def prepare(service: Service, body: ChatRequest, params: SamplingParams) -> Prepared:
+    """Apply the tools, the constraint and the reasoning format of a chat. Raises HttpError or RequestError."""
+    offer = service.offer(body)
+    text = render(service, body, offer)
+    reading = reading_of(service.formats, offer, text)
+    params, field = with_tools(params, service.formats, offer, reading)
+    return Prepared(text, params, field or constrained_by(body), reading)

@@ -1,0 +1,41 @@
+"""/v1/models: the names that the model is served under."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from quire.serve.errors import not_found
+from quire.serve.service import Service
+
+
+class ModelCard(msgspec.Struct):
+    """One served name."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "quire"
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct):
+    """Answer of /v1/models."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+def model_list(service: Service) -> ModelList:
+    return ModelList([model_card(service, name) for name in service.names])
+
+
+def model_card(service: Service, name: str) -> ModelCard:
+    """404 if no model is served under that name."""
+    if name not in service.names:
+        raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
+    info = service.front.info
+    return ModelCard(name, service.created, info.name, info.max_model_len)

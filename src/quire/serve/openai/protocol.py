@@ -1,0 +1,99 @@
+"""OpenAI's completions and chat completions as structs, with vLLM's extra fields. Knows shapes, no engine.
+
+Requests refuse unknown fields. In answers, UNSET fields are left out and None is `null`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Int32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Positive = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+CountOrAll = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+TokenId = Count
+Name = Annotated[str, Meta(max_length=1024)]
+RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=4096)]
+Message = dict[str, Any]
+Messages = Annotated[list[Message], Meta(min_length=1)]
+Stop = str | list[str]
+Prompt = str | list[str | TokenId | list[TokenId]]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`include_usage` ends the stream with its usage; `continuous_usage_stats` adds it to every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class DrawFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn, in every OpenAI body. None takes the model's default; SamplingParams checks ranges."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: CountOrAll | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: Stop | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    priority: Int32 = 0
+    cache_salt: CacheSalt | None = None
+    request_id: RequestId | None = None
+
+
+class SamplingFields(DrawFields, kw_only=True, forbid_unknown_fields=True):
+    """The fields that completions and chats share."""
+
+    model: Name | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: Count | None = None
+    max_tokens: Count | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: Count | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prompt_logprobs: CountOrAll | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: CountOrAll | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageInfo(msgspec.Struct):
+    """Token counts of a whole call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None

@@ -1,0 +1,32 @@
+"""Token counts in OpenAI's shape: of a whole call, and of each chunk of a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+
+from quire.serve.openai.protocol import PromptTokensDetails, SamplingFields, UsageInfo
+from quire.serve.options import ServerConfig
+from quire.types import Usage
+
+
+class UsageReport:
+    """Decides which parts of an answer carry usage."""
+
+    def __init__(self, config: ServerConfig, body: SamplingFields) -> None:
+        options = body.stream_options
+        self._details = config.enable_prompt_tokens_details
+        self.in_end = config.enable_force_include_usage or bool(options and options.include_usage)
+        self._in_chunks = bool(options and options.continuous_usage_stats)
+
+    def of(self, usage: Usage) -> UsageInfo:
+        cached = PromptTokensDetails(usage.num_cached) if self._details else None
+        total = usage.num_prompt + usage.num_output
+        return UsageInfo(usage.num_prompt, usage.num_output, total, cached)
+
+    def in_chunk(self, usage: Usage) -> Any:
+        """The usage field of a chunk before the end: the running counts, null, or nothing."""
+        if self._in_chunks:
+            return self.of(usage)
+        return None if self.in_end else UNSET
