@@ -25,7 +25,7 @@ from quire.client.front import Front
 from quire.config import EngineConfig
 from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
-from quire.text.chat import ChatTemplate
+from quire.text.template.render import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from quire.types import (
     Delta,

@@ -319,11 +319,6 @@ def test_messages_have_blocks(messages: anthropic.Anthropic) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "must name a function"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice", "not 'tool'"),
         (
-            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "tool_choice",
-            "give one",
-        ),
-        (
             {
                 "tools": [
                     {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "objekt"}}}}}

@@ -334,7 +334,7 @@ def test_the_sentencepiece_reader_never_fails_otherwise(content: bytes) -> None:
 
 
 def test_import_brings_neither_torch_nor_transformers() -> None:
-    code = "import sys, quire.text.tokenizer, quire.text.chat, quire.text.detok; "
+    code = "import sys, quire.text.tokenizer, quire.text.template.render, quire.text.detok; "
     code += "assert not {'torch', 'transformers', 'sentencepiece'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError, RequestError
-from quire.text.chat import ChatTemplate
-from quire.text.events import Call, CallArguments, CallEnd, CallStart, Content, Parsed, Reasoning
-from quire.text.formats import (
+from quire.text.formats.registry import (
     REASONING_FORMATS,
     TOOL_FORMATS,
     reasoning_format,
     tool_format,
 )
-from quire.text.tools import OutputParser, parse, schemas
+from quire.text.output.events import Call, CallArguments, CallEnd, CallStart, Content, Parsed, Reasoning
+from quire.text.output.parser import OutputParser, parse
+from quire.text.output.schemas import schemas
+from quire.text.template.render import ChatTemplate
 from tests.text.tool_vectors import OFFERED, VECTORS, Vector, function
 
 DATA = Path(__file__).parents[3] / "shared/data"
@@ -140,7 +141,7 @@ def test_no_word_is_lost(tools: str, fragments: list[str], data: st.DataObject) 
 def test_text_without_markers_is_left_alone(tools: str, thinks: str | None, text: str) -> None:
     text = re.sub(r"[<\[{]|functools|to=|Here", "", text)
     form = None if thinks is None else reasoning_format(thinks)
-    parser, parsed = OutputParser(tool_format(tools), form, opened=False), Parsed()
+    parser, parsed = OutputParser(tool_format(tools), form, place="start"), Parsed()
     parsed.add(parser.feed(text))
     parsed.add(parser.finish())
     assert parsed == Parsed(content=text)
@@ -203,37 +204,64 @@ def test_values_are_of_the_types_of_the_schema() -> None:
     assert arguments([function("f", a={"const": 12})])["a"] == 12
 
 
-def test_the_prompt_tells_whether_reasoning_has_begun() -> None:
+def test_the_prompt_tells_where_the_output_starts() -> None:
     qwen, deepseek = reasoning_format("qwen3"), reasoning_format("deepseek_r1")
+    gpt, cohere = reasoning_format("openai_gptoss"), reasoning_format("cohere_command3")
     assert qwen is not None
     assert deepseek is not None
-    assert qwen.opened_by("<|im_start|>assistant\n<think>\n")
-    assert not qwen.opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not qwen.opened_by("<|im_start|>assistant\n")
-    assert deepseek.opened_by("<｜Assistant｜>")
-    assert not deepseek.opened_by("<｜Assistant｜></think>")
+    assert gpt is not None
+    assert cohere is not None
+    assert qwen.place("<|im_start|>assistant\n<think>\n") == "reasoning"
+    assert qwen.place("<|im_start|>assistant\n<think>\n\n</think>\n\n") == "answer"
+    assert qwen.place("<|im_start|>assistant\n") == "start"
+    assert qwen.place("<|im_start|>assistant\n<think>I'm", True) == "reasoning"
+    assert qwen.place("<|im_start|>assistant\nIt is", True) == "answer"
+    assert deepseek.place("<｜Assistant｜>") == "reasoning"
+    assert deepseek.place("<｜Assistant｜></think>") == "answer"
+    assert deepseek.place("<｜Assistant｜>It is", True) == "answer"
+    assert gpt.place("<|start|>assistant") == "start"
+    assert gpt.place("<|start|>assistant<|channel|>final<|message|>It is", True) == "answer"
+    assert gpt.place("<|start|>assistant<|channel|>analysis<|message|>Hm", True) == "reasoning"
+    assert gpt.place("<|channel|>analysis<|message|>Hm<|end|><|start|>assistant") == "start"
+    assert cohere.place("<|START_THINKING|><|END_THINKING|>") == "answer"
 
 
 @pytest.mark.parametrize(
     ("template", "tools", "thinks"),
     [
+        ("Apertus-8B-Instruct", "apertus", "apertus"),
+        ("Apriel-1.6-15b-Thinker-fixed", "jamba", "apriel"),
+        ("ByteDance-Seed-OSS", "seed_oss", "seed_oss"),
+        ("Cohere2MoE", "cohere_command3", "cohere_command3"),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "cohere_command3", "cohere_command3"),
+        ("GLM-4.6", "glm45", "qwen3"),
+        ("GLM-5.2", "glm45", "qwen3"),
+        ("GigaChat3-10B-A1.8B", "gigachat3", None),
+        ("HuggingFaceTB-SmolLM3-3B", "hermes", "qwen3"),
+        ("Kimi-K2-Instruct", "kimi_k2", None),
+        ("LFM2-8B-A1B", "lfm2", None),
+        ("LFM2.5-Instruct", "lfm2", "qwen3"),
+        ("Mistral-Small-3.2-24B-Instruct-2506", "mistral_v11", None),
+        ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "hermes", None),
         ("Qwen-Qwen2.5-7B-Instruct", "hermes", None),
         ("Qwen-Qwen3-0.6B", "hermes", "qwen3"),
-        ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "hermes", None),
+        ("Qwen3.5-4B", "qwen3_coder", "qwen3"),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek_v3", "qwen3"),
+        ("deepseek-ai-DeepSeek-V3.2", "deepseek_v32", "qwen3"),
+        ("deepseek-ai-DeepSeek-V4", "deepseek_v4", "qwen3"),
+        ("google-gemma-2-2b-it", "hermes", None),
+        ("google-gemma-4-31B-it-interleaved", "gemma4", "gemma4"),
+        ("ibm-granite-granite-3.3-2B-Instruct", "granite", "granite33"),
+        ("llama-cpp-deepseek-r1", "deepseek_v3", "qwen3"),
+        ("meetkai-functionary-medium-v3.1", "functionary_v31", None),
+        ("meetkai-functionary-medium-v3.2", "functionary_v32", "functionary_v32"),
         ("meta-llama-Llama-3.2-3B-Instruct", "llama3_json", None),
         ("meta-llama-Llama-3.3-70B-Instruct", "llama3_json", None),
-        ("mistralai-Mistral-Nemo-Instruct-2407", "mistral", None),
-        ("Mistral-Small-3.2-24B-Instruct-2506", "mistral_v11", None),
         ("mistralai-Ministral-3-14B-Reasoning-2512", "mistral_v11", "mistral"),
-        ("llama-cpp-deepseek-r1", "deepseek_v3", "qwen3"),
-        ("ibm-granite-granite-3.3-2B-Instruct", "granite", "qwen3"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "mistral", None),
         ("openai-gpt-oss-120b", "openai", "openai_gptoss"),
-        ("Kimi-K2-Instruct", "kimi_k2", None),
-        ("GLM-4.6", "glm45", "qwen3"),
-        ("ByteDance-Seed-OSS", "seed_oss", "seed_oss"),
-        ("meetkai-functionary-medium-v3.1", "functionary_v31", None),
-        ("Qwen3.5-4B", "qwen3_coder", "qwen3"),
-        ("google-gemma-2-2b-it", "hermes", None),
+        ("stepfun-ai-Step-3.5-Flash", "qwen3_coder", "qwen3"),
+        ("unsloth-mistral-Devstral-Small-2507", "mistral_v11", None),
     ],
 )
 def test_templates_are_recognised(template: str, tools: str, thinks: str | None) -> None:
@@ -241,9 +269,19 @@ def test_templates_are_recognised(template: str, tools: str, thinks: str | None)
     if not path.exists():
         pytest.skip(f"{path} is not here")
     text = path.read_text()
-    assert tool_format("auto", text).name == tools
+    form = tool_format("auto", text)
+    assert form is not None
+    assert form.name == tools
     found = reasoning_format("auto", text)
     assert (None if found is None else found.name) == thinks
+
+
+def test_a_template_whose_tools_nobody_recognises_has_no_format() -> None:
+    shown = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    assert tool_format("auto", shown) is None
+    hermes = tool_format("auto", "{{ messages[0].content }} tools")
+    assert hermes is not None
+    assert hermes.name == "hermes"
 
 
 # What each template writes for an assistant's calls is what the model was taught to write.
@@ -259,8 +297,20 @@ def test_templates_are_recognised(template: str, tools: str, thinks: str | None)
         ("llama-cpp-deepseek-r1", False),
         ("openai-gpt-oss-120b", True),
         ("GLM-4.6", False),
+        ("GLM-5.2", False),
         ("ByteDance-Seed-OSS", False),
         ("Qwen3.5-4B", False),
+        ("stepfun-ai-Step-3.5-Flash", False),
+        ("deepseek-ai-DeepSeek-V3.2", False),
+        ("deepseek-ai-DeepSeek-V4", False),
+        ("google-gemma-4-31B-it-interleaved", False),
+        ("Apertus-8B-Instruct", False),
+        ("Apriel-1.6-15b-Thinker-fixed", False),
+        ("Cohere2MoE", False),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", False),
+        ("GigaChat3-10B-A1.8B", True),
+        ("meetkai-functionary-medium-v3.1", False),
+        ("meetkai-functionary-medium-v3.2", False),
     ],
 )
 def test_what_templates_write_is_read(template: str, single: bool) -> None:
@@ -301,9 +351,9 @@ def test_names() -> None:
         assert tool_format(name).name in {f.name for f in TOOL_FORMATS}
     assert reasoning_format("none") is None
     assert reasoning_format("auto", "no tags") is None
-    with pytest.raises(ConfigError, match=r"'nothing' is not known; choose one of .*hermes"):
+    with pytest.raises(ConfigError, match=r"'nothing' is unknown; choose one of .*hermes"):
         tool_format("nothing")
-    with pytest.raises(ConfigError, match=r"'nothing' is not known; choose one of .*qwen3"):
+    with pytest.raises(ConfigError, match=r"'nothing' is unknown; choose one of .*qwen3"):
         reasoning_format("nothing")
     with pytest.raises(RequestError, match=r"tools\[0\] must be a function with a name"):
         parse("", functions=[{"type": "function"}])

@@ -21,7 +21,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import SEED_MASK, ModelCard, Pooling, Request
 
 if TYPE_CHECKING:
-    from quire.text.chat import ChatTemplate
+    from quire.text.template.render import ChatTemplate
 
 
 class Front:

@@ -11,9 +11,9 @@ from quire.lazy import Lazy
 from quire.types import ModelCard
 
 if TYPE_CHECKING:
-    from quire.text import chat
+    from quire.text.template import render
 else:
-    chat = Lazy("quire.text.chat")
+    render = Lazy("quire.text.template.render")
 
 __all__ = ["start_core", "start_front"]
 
@@ -27,5 +27,5 @@ def start_front(
     tokenizer = load_tokenizer(config.model)
     chosen = config.model.chat_template
     has_template = chosen is not None or tokenizer.chat_template is not None
-    template = (lambda: chat.ChatTemplate.load(tokenizer, chosen)) if has_template else None
+    template = (lambda: render.ChatTemplate.load(tokenizer, chosen)) if has_template else None
     return Front(info, tokenizer, template, seed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from quire.serve.tools import OutputReader, Reading
-from quire.text.events import CallArguments, CallStart, Content, Event, Reasoning
+from quire.text.output.events import CallArguments, CallStart, Content, Event, Reasoning
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -69,7 +69,7 @@ class Items:
         for event in events:
             if isinstance(event, CallStart):
                 assert self._reading is not None
-                call_id = self._reading.call_id(event.name, event.index)
+                call_id = self._reading.call_id(event.name, event.index, event.id)
                 changes += self._switch("call", event.name, call_id)
             elif isinstance(event, CallArguments):
                 changes += self._grow(event.text)

@@ -11,7 +11,7 @@ import yaml
 from quire.config import SECTIONS, EngineConfig, check_options, option
 from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
-from quire.text.formats import reasoning_format, tool_format
+from quire.text.formats.registry import reasoning_format, tool_format
 from quire.types import Pooling
 
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]

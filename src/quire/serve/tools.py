@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,16 @@ from quire.errors import RequestError
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.errors import invalid, unsupported
 from quire.serve.options import ServerConfig
-from quire.text import tool_tags
-from quire.text.events import Event, Parsed
-from quire.text.formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
-from quire.text.tools import OutputParser
+from quire.text.formats.registry import reasoning_format, tool_format
+from quire.text.formats.shapes import Place, ReasoningFormat, ToolFormat
+from quire.text.output import constraint
+from quire.text.output.arguments import Form
+from quire.text.output.events import Event, Parsed
+from quire.text.output.parser import OutputParser
+from quire.text.template.messages import answer_turn
+
+log = logging.getLogger("quire.serve")
+
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
@@ -30,7 +37,7 @@ Tool = dict[str, Any]
 class Formats:
     """How the served model writes tool calls and reasoning; `special` if it uses special tokens for them."""
 
-    tools: ToolFormat
+    tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     special: bool
 
@@ -40,9 +47,14 @@ class Formats:
         template = "" if front.template is None else front.template.source
         tools = tool_format(config.tool_call_parser, template)
         reasoning = reasoning_format(config.reasoning_parser, template)
+        if tools is None:
+            log.warning(
+                "the chat template shows tools, but in no known format: their calls stay text, and tool_choice "
+                "cannot force them (--tool-call-parser names a format)"
+            )
         tokenizer, special = front.tokenizer, False
         if tokenizer is not None:
-            for marker in (*tools.markers, *(reasoning.markers if reasoning else ())):
+            for marker in (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ())):
                 token = tokenizer.token_to_id(marker)
                 special = special or (token is not None and tokenizer.is_special(token))
         return cls(tools, reasoning, special)
@@ -160,19 +172,19 @@ def _name_of(part: Any, names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read the output of one call. The prompt may have `opened` or `closed` the reasoning."""
+    """How to read the output of one call. `place` is where the prompt left off; `forced`: it can only be calls."""
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     functions: Mapping[str, Mapping[str, Any]]
-    opened: bool
-    closed: bool = False
+    place: Place = "start"
     parallel: bool = True
+    forced: bool = False
 
     def parser(self) -> OutputReader:
-        return OutputReader(
-            OutputParser(self.tools, self.reasoning, self.functions or None, self.opened), self.parallel
-        )
+        functions = self.functions or None
+        parser = OutputParser(self.tools, self.reasoning, functions, self.place, self.forced)
+        return OutputReader(parser, self.parallel)
 
     def whole(self, text: str) -> Parsed:
         """Parse a complete output, by the same parser that reads streams."""
@@ -181,8 +193,10 @@ class Reading:
         parsed.add(parser.finish())
         return parsed
 
-    def call_id(self, name: str, index: int) -> str:
-        """A new id for a call, in the form that the model uses."""
+    def call_id(self, name: str, index: int, own: str = "") -> str:
+        """The model's own id for a call, or a new one in the form that the model uses."""
+        if own:
+            return own
         random = uuid.uuid4().hex
         template = "call_{hex}" if self.tools is None else self.tools.call_id
         return template.format(hex=random[:24], hex9=random[:9], name=name, index=index)
@@ -205,14 +219,32 @@ class OutputReader:
         return events if self._parallel else [e for e in events if not getattr(e, "index", 0)]
 
 
-def reading_of(formats: Formats, offer: Offer, prompt: str) -> Reading | None:
-    """How to read an answer to `prompt`; None if it is plain text."""
+def reading_of(
+    formats: Formats,
+    offer: Offer,
+    prompt: str,
+    messages: Sequence[Mapping[str, Any]] = (),
+    continued: bool = False,
+) -> Reading | None:
+    """How to read an answer to `prompt`, which renders `messages`; None if it is plain text.
+
+    `continued`: the answer goes on with the last message. 400 for a call that cannot be forced.
+    """
     tools = None if offer.choice == "none" else formats.tools
-    if tools is None and formats.reasoning is None:
+    forced = offer.choice in ("required", "named")
+    if tools is None and (forced or (offer.choice == "auto" and offer.strict)):
+        why = "the format of this model's calls is not known (--tool-call-parser names one)"
+        raise unsupported("tool_choice" if forced else "tools", why)
+    reasoning = formats.reasoning
+    if tools is None and reasoning is None:
         return None
-    opened = formats.reasoning is not None and formats.reasoning.opened_by(prompt)
-    closed = formats.reasoning is not None and formats.reasoning.closed_by(prompt)
-    return Reading(tools, formats.reasoning, offer.functions, opened, closed, offer.parallel)
+    place: Place = "start"
+    if reasoning is not None:
+        place = reasoning.place(answer_turn(prompt, messages, continued), continued)
+    functions = offer.functions
+    if forced and offer.forced:
+        functions = {name: functions[name] for name in offer.forced}
+    return Reading(tools, reasoning, functions, place, offer.parallel, forced)
 
 
 def with_tools(
@@ -221,18 +253,18 @@ def with_tools(
     """Add the offer's constraint on the answer to the parameters. Also returns the field it comes from, if any.
 
     A constraint of the body applies to the text after the reasoning; if tools may be called, to answers that are
-    not calls. 400 for a forced call together with such a constraint.
+    not calls. A forced call replaces it.
     """
     if reading is None:
         return params, None
     changed: dict[str, Any] = {"skip_special_tokens": False} if formats.special else {}
     own = params.structured_outputs
-    if own is not None and own.select:
+    if own is not None and own.select and not reading.forced:
         return msgspec.structs.replace(params, **changed), None
-    form, field = _form(formats, offer, own)
+    form, field = _form(reading, offer, own)
     if form is not None:
-        if not reading.closed:
-            form = tool_tags.after_reasoning(form, reading.reasoning, reading.opened)
+        if reading.place != "answer":
+            form = constraint.after_reasoning(form, reading.reasoning, reading.place == "reasoning")
         given = {} if own is None else {name: getattr(own, name) for name in _KEPT}
         changed["structured_outputs"] = StructuredOutputsParams(
             structural_tag={"type": "structural_tag", "format": form}, **given
@@ -244,31 +276,25 @@ _KEPT = ("disable_any_whitespace", "disable_additional_properties", "whitespace_
 
 
 def _form(
-    formats: Formats, offer: Offer, own: StructuredOutputsParams | None
-) -> tuple[tool_tags.Form | None, str | None]:
+    reading: Reading, offer: Offer, own: StructuredOutputsParams | None
+) -> tuple[Form | None, str | None]:
     """The required form of the answer after the reasoning, and the field that asks for it."""
-    functions = offer.functions
+    functions, tools, reasoning = offer.functions, reading.tools, reading.reasoning
     chosen = {name: functions[name] for name in offer.forced} if offer.forced else functions
-    if offer.choice in ("required", "named"):
-        if own is not None:
-            raise invalid(
-                "tool_choice and a response format both constrain the answer: give one",
-                "tool_choice",
-                "invalid_value",
-            )
+    if reading.forced and tools is not None:
         single = offer.choice == "named" and len(chosen) == 1
-        return tool_tags.required_calls(formats.tools, chosen, offer.parallel and not single), "tools"
+        return constraint.required_calls(tools, chosen, offer.parallel and not single), "tools"
     if own is None:
-        if offer.choice == "auto" and (offer.strict or offer.forced):
-            return tool_tags.free_with_calls(formats.tools, chosen, offer.parallel), "tools"
+        if tools is not None and (offer.strict or offer.forced):
+            return constraint.free_with_calls(tools, chosen, offer.parallel, reasoning), "tools"
         return None, None
     try:
-        answer = tool_tags.form_of(own)
+        answer = constraint.form_of(own)
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"the structural tag is malformed: {error}", "structured_outputs") from error
-    reasoning = formats.reasoning
-    answer = tool_tags.as_answer(answer, None if reasoning is None else reasoning.channels)
-    if offer.choice == "auto":
-        calls = tool_tags.required_calls(formats.tools, chosen, offer.parallel)
+    if reading.place != "answer":
+        answer = constraint.as_answer(answer, reasoning)
+    if tools is not None:
+        calls = constraint.required_calls(tools, chosen, offer.parallel)
         return {"type": "or", "elements": [calls, answer]}, None
     return (answer, None) if reasoning is not None else (None, None)

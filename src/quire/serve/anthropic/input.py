@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.serve.errors import invalid, unsupported
-from quire.text.reader import CLOSING
+from quire.text.output.literals import CLOSING
 
 _FIELDS = {
     "text": {"text", "citations"},

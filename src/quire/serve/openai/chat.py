@@ -30,7 +30,7 @@ from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.serve.tools import OutputReader
-from quire.text.events import CallArguments, CallEnd, CallStart, Parsed
+from quire.text.output.events import CallArguments, CallEnd, CallStart, Parsed
 
 decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
@@ -163,7 +163,7 @@ class ChatAnswer:
         if parsed.calls:
             message.content = message.content or None
             message.tool_calls = [
-                ToolCall(reading.call_id(c.name, i), CalledFunction(c.name, c.arguments))
+                ToolCall(reading.call_id(c.name, i, c.id), CalledFunction(c.name, c.arguments))
                 for i, c in enumerate(parsed.calls)
             ]
         return message
@@ -228,7 +228,7 @@ class ChatAnswer:
         for part in events:
             if isinstance(part, CallStart):
                 self._calling.add(index)
-                call_id = reading.call_id(part.name, part.index)
+                call_id = reading.call_id(part.name, part.index, part.id)
                 calls.append(ToolCallDelta(part.index, FunctionDelta("", part.name), call_id, "function"))
             elif isinstance(part, CallArguments):
                 if calls and calls[-1].index == part.index:

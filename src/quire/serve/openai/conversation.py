@@ -46,6 +46,6 @@ def prepare(service: Service, body: ChatRequest, params: SamplingParams) -> Prep
     """Apply the tools, the constraint and the reasoning format of a chat. Raises HttpError or RequestError."""
     offer = service.offer(body)
     text = render(service, body, offer)
-    reading = reading_of(service.formats, offer, text)
+    reading = reading_of(service.formats, offer, text, body.messages, body.continue_final_message)
     params, field = with_tools(params, service.formats, offer, reading)
     return Prepared(text, params, field or constrained_by(body), reading)

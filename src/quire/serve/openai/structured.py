@@ -79,6 +79,8 @@ def response_format(wanted: dict[str, Any]) -> StructuredOutputsParams | None:
     if kind == "text":
         return None
     if kind == "json_object":
+        if wanted.get("schema") is not None:
+            return StructuredOutputsParams(json=_schema(wanted, "schema"))
         return StructuredOutputsParams(json_object=True)
     if kind == "structural_tag":
         return StructuredOutputsParams(structural_tag=wanted)

@@ -1,4 +1,4 @@
-"""What a model's output is found to be, piece by piece: text, reasoning, tool calls. Knows no format."""
+"""Events that reading a model's output yields: content, reasoning, tool calls. Knows no format."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of the reasoning before it."""
+    """Text of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Call number `index` is of the function `name`."""
+    """Call number `index` of function `name` starts. `id` is the model's own id for it, if it wrote one."""
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next part of a call's arguments, as JSON text."""
+    """More of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -40,7 +41,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call's arguments are all there, or with `complete` False will never be."""
+    """A call ends. Its arguments are whole if `complete`, else they were cut off."""
 
     index: int
     complete: bool
@@ -51,16 +52,17 @@ Event = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 @dataclass(slots=True)
 class Call:
-    """A tool call; `arguments` is JSON text."""
+    """A tool call. `arguments` is JSON text; `id` is the model's own, if it wrote one."""
 
     name: str
     arguments: str = ""
     complete: bool = False
+    id: str = ""
 
 
 @dataclass(slots=True)
 class Parsed:
-    """All of an output."""
+    """A whole output."""
 
     content: str = ""
     reasoning: str = ""
@@ -73,7 +75,7 @@ class Parsed:
             elif isinstance(event, Reasoning):
                 self.reasoning += event.text
             elif isinstance(event, CallStart):
-                self.calls.append(Call(event.name))
+                self.calls.append(Call(event.name, id=event.id))
             elif isinstance(event, CallArguments):
                 self.calls[event.index].arguments += event.text
             else:
@@ -81,7 +83,7 @@ class Parsed:
 
 
 class Events:
-    """Events on their way out; texts of a kind that follow each other are joined."""
+    """Collects events; consecutive texts of one kind become one event."""
 
     def __init__(self) -> None:
         self._list: list[Event] = []
@@ -96,11 +98,12 @@ class Events:
         self._add(Reasoning, text)
 
     def argue(self, text: str) -> None:
+        """Add to the arguments of the last call."""
         self._add(self._arguments, text)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, call_id: str = "") -> None:
         self._join()
-        self._list.append(CallStart(self.num_calls, name))
+        self._list.append(CallStart(self.num_calls, name, call_id))
         self.num_calls += 1
 
     def end(self, complete: bool) -> None:
@@ -108,7 +111,7 @@ class Events:
         self._list.append(CallEnd(self.num_calls - 1, complete))
 
     def take(self) -> list[Event]:
-        """Those since they were last taken."""
+        """Events since the last take."""
         self._join()
         events, self._list = self._list, []
         return events
@@ -130,14 +133,15 @@ class Events:
 
 
 class Trimmed:
-    """Text of one kind on its way out: white space at its ends is dropped where it lies beside a marker."""
+    """Emits text of one kind without the white space beside markers."""
 
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
         self._space = ""
+        self._break = ""
         self._started = False
         self._touched = False  # a marker came before
-        self._beside = False  # nothing but white space came since a marker
+        self._beside = False  # nothing but white space since a marker
 
     def write(self, text: str) -> None:
         text = self._space + text
@@ -145,14 +149,21 @@ class Trimmed:
         self._space = text[len(body) :]
         if body:
             self._beside = False
-            if not self._started and self._touched:
-                body = body.lstrip(SPACE)
-            self._started = True
+            if self._break or (not self._started and self._touched):
+                body = self._break + body.lstrip(SPACE)
+            self._started, self._break = True, ""
             self._emit(body)
 
     def touch(self) -> None:
-        """A marker is here."""
+        """Note a marker at this place."""
         self._touched = self._beside = True
+
+    def begin_part(self) -> None:
+        """Start another message; its text is joined to earlier text by a newline."""
+        self.touch()
+        if self._started:
+            self._break = "\n"
+            self._space = ""
 
     def finish(self) -> None:
         if not self._beside:

@@ -1,38 +1,24 @@
-"""A text that arrives in portions, for readers written as coroutines that cannot see where it was split.
-
-A reader is a generator that yields when it needs more text. Its decisions depend on the text alone: it waits until
-a decision cannot change any more. JSON and Python literals are read here too. Knows no format and no events.
-"""
+"""JSON, Python and Gemma literals read from a `Reader` and written as JSON."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
-from typing import TypeVar
 
-from quire.text.events import SPACE
+from quire.text.output.reader import MAX_NAME, Emit, Reader, Steps, Unreadable, starts_of
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]
-Emit = Callable[[str], None]
-
-MAX_NAME = 512
 MAX_DEPTH = 64
-_SPACES = re.compile(f"[{SPACE}]+")
+CLOSING = {"{": "}", "[": "]", "(": ")"}
 _NO_STRING = re.compile(r"[ \t\r\n0-9A-Za-z_+\-.,:]+")
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
 _WORD = re.compile(r"[0-9A-Za-z_+\-.]+")
+_BARE_KEY = re.compile(r"[^\s:{}\[\],]+")
+_BARE_VALUE = re.compile(r"[^,}\]]+")
 _HEX = re.compile(r"[0-9A-Fa-f]")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _PYTHON_NUMBER = re.compile(r"([+-]?)(\d*)(?:(\.)(\d*))?([eE][+-]?\d+)?")
 _SIMPLE_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "a": "\a", "v": "\v"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-CLOSING = {"{": "}", "[": "]", "(": ")"}
-
-
-class Unreadable(Exception):
-    """The text is not what was expected, or ends before it is whole."""
 
 
 def escaped(text: str) -> str:
@@ -40,115 +26,8 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-class Reader:
-    """Text with a position. What lies before both `at` and `mark` is forgotten."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.at = 0
-        self.mark: int | None = None
-        self.ended = False
-
-    def add(self, text: str) -> None:
-        cut = self.at if self.mark is None else self.mark
-        self.text = self.text[cut:] + text
-        self.at -= cut
-        if self.mark is not None:
-            self.mark = 0
-
-    def since_mark(self) -> str:
-        """What was read since the mark, which is taken away."""
-        text = "" if self.mark is None else self.text[self.mark : self.at]
-        self.mark = None
-        return text
-
-    def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
-        while self.at == len(self.text) and not self.ended:
-            yield
-        return self.text[self.at : self.at + 1]
-
-    def take(self) -> Steps[str]:
-        """The next character, read. Unreadable at the end."""
-        c = yield from self.peek()
-        if not c:
-            raise Unreadable
-        self.at += 1
-        return c
-
-    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Some of the characters that follow and match; empty where the next one does not, or at the end.
-
-        `pattern` must match any part of what it matches. Call again for the rest of the run.
-        """
-        yield from self.peek()
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            return ""
-        self.at = found.end()
-        return found.group()
-
-    def whole_run(self, pattern: re.Pattern[str], limit: int = MAX_NAME) -> Steps[str]:
-        """All characters that follow and match. Unreadable where they are more than `limit`."""
-        parts = ""
-        while part := (yield from self.run(pattern)):
-            parts += part
-            if len(parts) > limit:
-                raise Unreadable
-        return parts
-
-    def skip_space(self) -> Steps[None]:
-        while (yield from self.run(_SPACES)):
-            pass
-
-    def match(self, options: tuple[str, ...]) -> Steps[str | None]:
-        """Read the longest of `options` that comes next, or nothing."""
-        size = max(map(len, options), default=0)
-        while True:
-            rest = self.text[self.at : self.at + size]
-            if self.ended or not any(len(o) > len(rest) and o.startswith(rest) for o in options):
-                found = max((o for o in options if rest.startswith(o)), key=len, default=None)
-                self.at += len(found or "")
-                return found
-            yield
-
-    def expect(self, text: str) -> Steps[None]:
-        if (yield from self.match((text,))) is None:
-            raise Unreadable
-
-    def scan(self, markers: tuple[str, ...], starts: re.Pattern[str] | None, sink: Emit) -> Steps[str]:
-        """Hand text to `sink` until one of `markers` is read; `mark` is where it begins. Empty: the end.
-
-        `starts` finds the first characters of markers; None where there are no markers.
-        """
-        while (yield from self.peek()):
-            found = None if starts is None else starts.search(self.text, self.at)
-            to = len(self.text) if found is None else found.start()
-            if to > self.at:
-                passed, self.at = self.text[self.at : to], to
-                sink(passed)
-            if found is not None:
-                self.mark = self.at
-                marker = yield from self.match(markers)
-                if marker is not None:
-                    return marker
-                self.mark = None
-                self.at += 1
-                sink(self.text[self.at - 1])
-        return ""
-
-
-def starts_of(markers: tuple[str, ...]) -> re.Pattern[str] | None:
-    """For `Reader.scan`: what finds the first character of any marker."""
-    letters = sorted({marker[0] for marker in markers})
-    return re.compile("[" + "".join(map(re.escape, letters)) + "]") if letters else None
-
-
-# --- JSON -----------------------------------------------------------------------------------------------
-
-
 def raw_string(reader: Reader, emit: Emit) -> Steps[None]:
-    """A JSON string as it is written, with raw control characters and unknown escapes made valid."""
+    """Read a JSON string and emit it as written; raw control characters and unknown escapes are made valid."""
     yield from reader.expect('"')
     emit('"')
     while True:
@@ -167,9 +46,9 @@ def raw_string(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def balanced(reader: Reader, emit: Emit, opened: str) -> Steps[None]:
-    """The rest of a JSON object or list as it is written, up to the bracket that closes `opened`.
+    """Read the rest of a JSON object or list and emit it as written, up to the bracket that closes `opened`.
 
-    Brackets are matched and strings respected; commas and words are not checked.
+    Brackets are matched and strings skipped; commas and words are not checked.
     """
     stack = [opened]
     while True:
@@ -191,7 +70,7 @@ def balanced(reader: Reader, emit: Emit, opened: str) -> Steps[None]:
 
 
 def decoded_string(reader: Reader, emit: Emit, quote: str = '"') -> Steps[None]:
-    """A string of JSON's or Python's, as the text that it means."""
+    """Read a JSON or Python string and emit the text it stands for."""
     yield from reader.expect(quote)
     plain = re.compile(r"[^\\" + quote + "]+")
     while True:
@@ -210,7 +89,7 @@ def decoded_string(reader: Reader, emit: Emit, quote: str = '"') -> Steps[None]:
             emit("�" if 0xD800 <= code < 0xE000 else chr(code))
         elif c in "\"'\\/":
             emit(c)
-        elif c != "\n":  # in Python, a line carried on
+        elif c != "\n":  # a continued line in Python
             emit(_SIMPLE_ESCAPES.get(c, "\\" + c))
 
 
@@ -225,7 +104,7 @@ def _code(reader: Reader, size: int) -> Steps[int]:
 
 
 def short_string(reader: Reader) -> Steps[str]:
-    """A JSON string's text. Unreadable beyond `MAX_NAME` characters."""
+    """Read a JSON string of at most `MAX_NAME` characters."""
     parts: list[str] = []
 
     def emit(part: str) -> None:
@@ -238,7 +117,7 @@ def short_string(reader: Reader) -> Steps[str]:
 
 
 def skip_value(reader: Reader) -> Steps[None]:
-    """Any JSON value."""
+    """Read any JSON value and drop it."""
     c = yield from reader.peek()
     if c == '"':
         yield from raw_string(reader, _drop)
@@ -250,7 +129,7 @@ def skip_value(reader: Reader) -> Steps[None]:
 
 
 def _drop(text: str) -> None:
-    """Take text and do nothing with it."""
+    """Ignore text."""
 
 
 def json_is_whole(text: str) -> bool:
@@ -263,16 +142,13 @@ def json_is_whole(text: str) -> bool:
 
 
 def word(reader: Reader) -> Steps[str]:
-    """Letters, digits and signs."""
+    """Read letters, digits and signs."""
     found = yield from reader.whole_run(_WORD)
     return found
 
 
-# --- Python -----------------------------------------------------------------------------------------------
-
-
 def python_value(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
-    """A literal of Python's (or JSON's), as JSON."""
+    """Read a Python or JSON literal and emit it as JSON."""
     if depth > MAX_DEPTH:
         raise Unreadable
     c = yield from reader.peek()
@@ -314,7 +190,7 @@ def _python_group(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps
 
 
 def as_json(text: str) -> str:
-    """A word of Python's or JSON's as JSON. Unreadable where it is neither a number nor a constant."""
+    """A Python or JSON number or constant as JSON. Unreadable if it is neither."""
     if text in _WORDS:
         return _WORDS[text]
     if _NUMBER.fullmatch(text):
@@ -325,3 +201,92 @@ def as_json(text: str) -> str:
     sign, whole, point, part, power = found.groups(default="")
     fraction = f".{part or 0}" if point else ""
     return f"{sign.strip('+')}{whole.lstrip('0') or 0}{fraction}{power}"
+
+
+def literal_object(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> Steps[None]:
+    """Read the rest of an object with unquoted keys, whose brace is read, and emit it as JSON."""
+    emit("{")
+    first = True
+    while True:
+        yield from reader.skip_space()
+        if (yield from reader.match(("}",))):
+            break
+        emit('"' if first else ', "')
+        yield from _literal_key(reader, emit, quote)
+        emit('": ')
+        yield from reader.skip_space()
+        yield from reader.expect(":")
+        first = False
+        yield from literal_value(reader, emit, quote, depth + 1)
+        yield from reader.skip_space()
+        if not (yield from reader.match((",",))):
+            yield from reader.expect("}")
+            break
+    emit("}")
+
+
+def _literal_key(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
+    """Read a key, bare or quoted, and emit it as the inside of a JSON string."""
+    if (yield from reader.match((quote,))):
+        yield from _quoted(reader, lambda text: emit(escaped(text)), quote)
+    elif (yield from reader.peek()) == '"':
+        emit(escaped((yield from short_string(reader))))
+    else:
+        key = yield from reader.whole_run(_BARE_KEY)
+        if not key:
+            raise Unreadable
+        emit(escaped(key))
+
+
+def _quoted(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
+    """Read text up to `quote`."""
+    if not (yield from reader.scan((quote,), starts_of((quote,)), emit)):
+        raise Unreadable
+    reader.mark = reader.at
+
+
+def literal_value(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> Steps[None]:
+    """Read a value whose strings stand between two `quote`, or any JSON value, and emit it as JSON."""
+    if depth > MAX_DEPTH:
+        raise Unreadable
+    yield from reader.skip_space()
+    if (yield from reader.match((quote,))):
+        emit('"')
+        yield from _quoted(reader, lambda text: emit(escaped(text)), quote)
+        emit('"')
+        return
+    c = yield from reader.peek()
+    if c == '"':
+        yield from raw_string(reader, emit)
+    elif c == "{":
+        reader.at += 1
+        yield from literal_object(reader, emit, quote, depth)
+    elif c == "[":
+        reader.at += 1
+        yield from _literal_list(reader, emit, quote, depth)
+    else:
+        text = (yield from reader.whole_run(_BARE_VALUE, 1 << 16)).strip()
+        if not text:
+            raise Unreadable
+        try:
+            emit(as_json(text))
+        except Unreadable:  # a string whose quotes the model forgot
+            emit(f'"{escaped(text)}"')
+
+
+def _literal_list(reader: Reader, emit: Emit, quote: str, depth: int) -> Steps[None]:
+    emit("[")
+    first = True
+    while True:
+        yield from reader.skip_space()
+        if (yield from reader.match(("]",))):
+            break
+        if not first:
+            emit(", ")
+        first = False
+        yield from literal_value(reader, emit, quote, depth + 1)
+        yield from reader.skip_space()
+        if not (yield from reader.match((",",))):
+            yield from reader.expect("]")
+            break
+    emit("]")

@@ -11,9 +11,9 @@ import pytest
 
 from quire.grammar.compiler import GrammarCompiler
 from quire.params import StructuredOutputsParams
-from quire.text.formats import TOOL_FORMATS, reasoning_format, tool_format
-from quire.text.tool_tags import after_reasoning, as_answer, form_of, free_with_calls, required_calls
-from quire.text.tools import parse
+from quire.text.formats.registry import TOOL_FORMATS, reasoning_format, tool_format
+from quire.text.output.constraint import after_reasoning, as_answer, form_of, free_with_calls, required_calls
+from quire.text.output.parser import parse
 from tests.grammar.conftest import PIECES, decode, encode
 from tests.grammar.test_matcher import accepts, draw, matcher_of
 
@@ -146,5 +146,5 @@ def test_other_constraints_hold_after_reasoning(
     form = after_reasoning(answer, reasoning_format("deepseek_r1"), True)
     assert accepts(matcher_of(compiler, **tag(form)), encode("hm </think>\n" + good))
     assert not accepts(matcher_of(compiler, **tag(form)), encode("hm </think>\n" + bad))
-    channel = as_answer(answer, tool_format("openai").channels)
+    channel = as_answer(answer, tool_format("openai"))
     assert accepts(matcher_of(compiler, **tag(channel)), encode("<|channel|>final<|message|>" + good))

@@ -1,0 +1,1 @@
+"""Formats of reasoning, one file each; the registry lists them."""

@@ -1,0 +1,11 @@
+"""Gemma 4: an unquoted object whose strings have their own quotes."""
+
+from quire.text.formats.shapes import LiteralCall, ToolFormat
+
+FORMAT = ToolFormat(
+    "gemma4",
+    (LiteralCall('<|"|>'),),
+    begin=("<|tool_call>",),
+    end="<tool_call|>",
+    hints=(("<|tool_call>call:",), ("<|tool_call>", "<tool_call|>")),
+)

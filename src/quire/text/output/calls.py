@@ -1,0 +1,322 @@
+"""Reads one call, or a list of calls, in each syntax that formats consist of. Knows no place to look for calls."""
+
+from __future__ import annotations
+
+import re
+
+from quire.text.formats.shapes import (
+    Body,
+    JsonCall,
+    KeyedCall,
+    LiteralCall,
+    NamedCall,
+    NestedCall,
+    ParameterCall,
+    PythonCall,
+    ToolFormat,
+)
+from quire.text.output.events import Events
+from quire.text.output.literals import (
+    balanced,
+    decoded_string,
+    escaped,
+    literal_object,
+    python_value,
+    short_string,
+    skip_value,
+    word,
+)
+from quire.text.output.reader import Emit, Reader, Steps, Unreadable
+from quire.text.output.schemas import Functions
+from quire.text.output.tagged import NAME, TaggedReader
+
+_NUMBERED_NAME = re.compile(r"[\w.\-/:]+")
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("id", "type", "index", "tool_call_id")
+
+
+class Found(Exception):
+    """A call would start here."""
+
+
+class CallReader:
+    """Reads calls and emits events.
+
+    The reader's mark is where text starts that no event covers: what to release when `Unreadable` is raised.
+    `only_offered`: functions that are not offered cannot be called. `only_looking`: raise `Found` instead of starting
+    a call.
+    """
+
+    def __init__(self, reader: Reader, events: Events, functions: Functions | None) -> None:
+        self._reader = reader
+        self._events = events
+        self._functions = functions
+        self._tagged = TaggedReader(reader, self)
+        self._calling = False
+        self.only_offered = False
+        self.only_looking = False
+
+    @property
+    def num_calls(self) -> int:
+        """Calls started so far."""
+        return self._events.num_calls
+
+    def start(self, name: str, call_id: str = "") -> None:
+        self._check_name(name)
+        if self.only_looking:
+            raise Found
+        self._events.start(name, call_id)
+        self._calling = True
+        self._reader.mark = self._reader.at
+
+    def _check_name(self, name: str) -> None:
+        offered = self._functions is None or name in self._functions
+        if not name or (self.only_offered and not offered):
+            raise Unreadable
+
+    def schema(self, name: str) -> object:
+        """The parameters of a function; None if its schema is unknown."""
+        return None if self._functions is None else self._functions.get(name)
+
+    def argue(self, text: str) -> None:
+        self._reader.mark = self._reader.at
+        self._events.argue(text)
+
+    def end(self) -> None:
+        self._events.end(True)
+        self._calling = False
+        self._reader.mark = self._reader.at
+
+    def break_off(self) -> None:
+        """End a call that has started as incomplete."""
+        if self._calling:
+            self._events.end(False)
+            self._calling = False
+
+    def read(self, form: ToolFormat, bare: bool) -> Steps[None]:
+        """Read one call, or a list of them."""
+        reader = self._reader
+        yield from reader.skip_space()
+        c = yield from reader.peek()
+        body = _choose(form.bodies, c)
+        if isinstance(body, NamedCall):
+            yield from self.named(body)
+        elif isinstance(body, ParameterCall):
+            yield from self._tagged.parameters(body, form.end)
+        elif isinstance(body, NestedCall):
+            yield from self._tagged.nested(body)
+        elif isinstance(body, LiteralCall):
+            yield from self._literal(body)
+        elif isinstance(body, PythonCall) and not body.bracketed:
+            yield from self._python_lines()
+        elif c == "[":
+            yield from self._list(form.bodies, bare)
+        elif isinstance(body, JsonCall):
+            yield from self._object(bare)
+        else:
+            raise Unreadable
+
+    def _list(self, bodies: tuple[Body, ...], bare: bool) -> Steps[None]:
+        """Read calls in brackets."""
+        reader = self._reader
+        reader.at += 1
+        while True:
+            yield from reader.skip_space()
+            c = yield from reader.peek()
+            if c == "{" and any(isinstance(body, KeyedCall) for body in bodies):
+                yield from self._keyed()
+            elif any(isinstance(body, JsonCall if c == "{" else PythonCall) for body in bodies):
+                yield from self._object(bare) if c == "{" else self._python()
+            else:
+                raise Unreadable
+            yield from reader.skip_space()
+            if not (yield from reader.match((",",))):
+                break
+        if (yield from reader.match(("]",))):
+            reader.mark = reader.at
+
+    def _object(self, bare: bool) -> Steps[None]:
+        """Read `{"name": ..., "arguments": ...}` in any order; both are required if `bare`."""
+        reader = self._reader
+        yield from reader.expect("{")
+        name: str | None = None
+        held: list[str] | None = None
+        done = False
+        while True:
+            yield from reader.skip_space()
+            key = yield from short_string(reader)
+            yield from reader.skip_space()
+            yield from reader.expect(":")
+            yield from reader.skip_space()
+            if key in _NAME_KEYS and name is None:
+                name = yield from short_string(reader)
+                self._check_name(name)
+                if held is not None:
+                    self._whole_call(name, "".join(held))
+                    done = True
+            elif key in _ARGUMENT_KEYS and not done and held is None:
+                if name is None:
+                    held = []
+                    yield from self._arguments(None, held.append)
+                else:
+                    yield from self._arguments(name, self.argue)
+                    self.end()
+                    done = True
+            elif key in _OTHER_KEYS:
+                yield from skip_value(reader)
+            else:
+                raise Unreadable
+            yield from reader.skip_space()
+            if not (yield from reader.match((",",))):
+                break
+        closed = yield from reader.match(("}",))
+        if not done:
+            if name is None or bare or not closed:
+                raise Unreadable
+            self._whole_call(name, "{}")
+        elif closed:
+            reader.mark = reader.at
+
+    def _keyed(self) -> Steps[None]:
+        """Read `{NAME: {...}}`."""
+        reader = self._reader
+        yield from reader.expect("{")
+        yield from reader.skip_space()
+        name = yield from short_string(reader)
+        yield from reader.skip_space()
+        yield from reader.expect(":")
+        yield from reader.skip_space()
+        yield from self._arguments(name, self.argue)
+        self.end()
+        yield from reader.skip_space()
+        if (yield from reader.match(("}",))):
+            reader.mark = reader.at
+
+    def _whole_call(self, name: str, arguments: str) -> None:
+        self.start(name)
+        self.argue(arguments)
+        self.end()
+
+    def _arguments(self, name: str | None, emit: Emit, call_id: str = "") -> Steps[None]:
+        """Read an object, a string that holds one, or null. The call of `name` starts with the arguments."""
+        reader = self._reader
+        c = yield from reader.peek()
+        if c == "{":
+            reader.at += 1
+            yield from reader.skip_space()
+            head = yield from reader.peek()
+            if head not in ('"', "}") or not head:
+                raise Unreadable
+        elif c != '"' and (yield from word(reader)) != "null":
+            raise Unreadable
+        if name is not None:
+            self.start(name, call_id)
+        if c == "{":
+            emit("{")
+            yield from balanced(reader, emit, "{")
+        elif c == '"':
+            size = 0
+
+            def count(text: str) -> None:
+                nonlocal size
+                size += len(text)
+                emit(text)
+
+            yield from decoded_string(reader, count)
+            if not size:
+                emit("{}")
+        else:
+            emit("{}")
+
+    def named(self, body: NamedCall) -> Steps[None]:
+        """Read a name, a marker, JSON arguments."""
+        reader = self._reader
+        if body.before:
+            yield from reader.match((body.before,))
+        name = yield from reader.whole_run(_NUMBERED_NAME if body.numbered else NAME)
+        call_id = ""
+        if body.numbered and name.rpartition(":")[2].isdecimal():
+            call_id, name = name, name.rpartition(":")[0]
+        name = name.removeprefix(body.prefix)
+        if "\n" not in body.between:
+            yield from reader.skip_space()
+        if body.aside and (yield from reader.match((body.aside,))):
+            call_id = yield from reader.whole_run(NAME)
+            yield from reader.skip_space()
+        if (yield from reader.match(body.between)) is None:
+            raise Unreadable
+        yield from reader.skip_space()
+        yield from self._arguments(name, self.argue, call_id)
+        self.end()
+        yield from reader.skip_space()
+        if body.after and (yield from reader.match((body.after,))):
+            reader.mark = reader.at
+
+    def _python_lines(self) -> Steps[None]:
+        """Read `NAME(key=value, ...)` once or more, one per line."""
+        reader = self._reader
+        while True:
+            yield from self._python()
+            yield from reader.skip_space()
+            if not NAME.match((yield from reader.peek())):
+                break
+
+    def _python(self) -> Steps[None]:
+        """Read `NAME(key=value, ...)`."""
+        reader = self._reader
+        name = yield from reader.whole_run(NAME)
+        yield from reader.expect("(")
+        yield from reader.skip_space()
+        if (yield from reader.match((")",))):
+            self._whole_call(name, "{}")
+            return
+        first = True
+        while True:
+            key = yield from reader.whole_run(NAME)
+            yield from reader.skip_space()
+            yield from reader.expect("=")
+            if not key:
+                raise Unreadable
+            if first:
+                self.start(name)
+            self.argue(("{" if first else ", ") + f'"{escaped(key)}": ')
+            first = False
+            yield from reader.skip_space()
+            yield from python_value(reader, self.argue)
+            yield from reader.skip_space()
+            comma = yield from reader.match((",",))
+            yield from reader.skip_space()
+            if (yield from reader.match((")",))):
+                break
+            if comma is None:
+                raise Unreadable
+        self.argue("}")
+        self.end()
+
+    def _literal(self, body: LiteralCall) -> Steps[None]:
+        """Read `call:NAME{key:value,...}`."""
+        reader = self._reader
+        yield from reader.expect(body.before)
+        name = yield from reader.whole_run(NAME)
+        yield from reader.skip_space()
+        yield from reader.expect("{")
+        self.start(name)
+        yield from literal_object(reader, self.argue, body.quote)
+        self.end()
+
+
+def _choose(bodies: tuple[Body, ...], c: str) -> Body:
+    """The syntax of a call that begins with `c`."""
+    for body in bodies:
+        if isinstance(body, JsonCall):
+            fits = c in ("{", "[")
+        elif isinstance(body, (PythonCall, KeyedCall)):
+            fits = c == "[" or (isinstance(body, PythonCall) and not body.bracketed)
+        elif isinstance(body, (NamedCall, ParameterCall)):
+            fits = c not in ("{", "[")
+        else:
+            fits = True
+        if fits:
+            return body
+    raise Unreadable

@@ -1,0 +1,1 @@
+"""Chat templates: checking messages and rendering them in a sandbox."""

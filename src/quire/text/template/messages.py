@@ -1,0 +1,172 @@
+"""Chat messages in OpenAI's shape, checked and copied into what chat templates read. Knows no Jinja."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import RequestError
+from quire.text.tokenizer import check_text
+
+MAX_MESSAGES = 100_000
+MAX_DEPTH = 64
+MAX_ROLE = 64
+# Names of the reasoning in messages, in order of preference.
+_REASONING = ("reasoning", "reasoning_content", "thinking")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def plain(value: Any, param: str, depth: int = 0) -> Any:
+    """A copy that consists of JSON types only, so that a template can reach nothing else."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"{param} is nested deeper than {MAX_DEPTH}", param)
+    if value is None or type(value) in (int, float, bool):
+        return value
+    if isinstance(value, str):
+        check_text(value, param)
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise RequestError(f"{param} must have strings as keys", param)
+        return {plain(k, param): plain(v, param, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, param, depth + 1) for item in value]
+    raise RequestError(f"{param} holds a {type(value).__name__}; only JSON values can be given", param)
+
+
+def objects(values: Sequence[Mapping[str, Any]] | None, param: str) -> list[dict[str, Any]] | None:
+    if values is None:
+        return None
+    if not isinstance(values, (list, tuple)) or not all(isinstance(v, Mapping) for v in values):
+        raise RequestError(f"{param} must be a list of objects", param)
+    return [plain(value, f"{param}[{i}]") for i, value in enumerate(values)]
+
+
+def parse_messages(
+    messages: Sequence[Mapping[str, Any]], keep_parts: bool = False, wrap_text: bool = False
+) -> list[dict[str, Any]]:
+    """Check messages in OpenAI's shape and copy them into what templates read. Raises RequestError.
+
+    Text parts are joined by newlines, or kept as parts with `keep_parts`; with `wrap_text` a string becomes one
+    part. Arguments of tool calls become objects. Reasoning is present under every name that templates use.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise RequestError("messages must be a list with at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages must be at most {MAX_MESSAGES}", "messages")
+    chat: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise RequestError(f"{where} must be an object with role and content", where)
+        copy = plain(message, where)
+        role = copy.get("role")
+        if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
+            raise RequestError(
+                f"{where}.role must be a string of 1 to {MAX_ROLE} characters", f"{where}.role"
+            )
+        _put_content(copy, where, keep_parts, wrap_text)
+        _put_tool_calls(copy, where)
+        reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
+        if reasoning is not None:
+            copy |= {"thinking": copy.get("thinking") or reasoning, "reasoning_content": reasoning}
+        chat.append(copy)
+    return chat
+
+
+def _put_content(message: dict[str, Any], where: str, keep_parts: bool, wrap_text: bool) -> None:
+    where = f"{where}.content"
+    content = message.get("content")
+    if content is None:
+        if message["role"] != "assistant":
+            raise RequestError(f"{where} is required for role {message['role']}", where)
+        return
+    if isinstance(content, str):
+        if wrap_text:
+            message["content"] = [{"type": "text", "text": content}]
+        return
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a string or a list of text parts", where)
+    texts = [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    message["content"] = [{"type": "text", "text": t} for t in texts] if keep_parts else "\n".join(texts)
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in _TEXT_PARTS:
+        raise RequestError(f"{where} must be a text part; {kind!r} is not supported by this model", where)
+    text = part.get(_TEXT_PARTS[str(kind)])
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.{_TEXT_PARTS[str(kind)]} must be a string", where)
+    return text
+
+
+def _put_tool_calls(message: dict[str, Any], where: str) -> None:
+    calls = message.get("tool_calls")
+    if not calls:
+        message.pop("tool_calls", None)
+        return
+    where = f"{where}.tool_calls"
+    if not isinstance(calls, list) or message["role"] != "assistant":
+        raise RequestError(f"{where} must be a list, in an assistant message", where)
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f"{where}[{i}].function must be an object with a name", f"{where}[{i}].function"
+            )
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and arguments.strip():
+            param = f"{where}[{i}].function.arguments"
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise RequestError(f"{param} is not valid JSON: {error}", param) from error
+            arguments = plain(arguments, param)
+        function["arguments"] = arguments or {}
+
+
+def with_text_arguments(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages with the arguments of their tool calls as JSON text, which some templates expect."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in chat
+    ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def answer_turn(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> str:
+    """The part of a rendered prompt that belongs to the answer: what follows the text of the last message.
+
+    `continued`: the answer goes on with the last message, so the turn starts after the one before it. A message that
+    the template changed is not found; then the turn is the end of the prompt.
+    """
+    earlier = list(messages[:-1] if continued else messages)
+    limit = len(prompt)
+    if continued and messages and (own := _text(messages[-1]).strip()):
+        at = prompt.rfind(own)
+        limit = at if at >= 0 else limit
+    last = _text(earlier[-1]).strip() if earlier else ""
+    at = prompt.rfind(last, 0, limit) if last else -1
+    while at > 0 and prompt[at - 1] in "<[|/":  # inside a marker, as "think" is in "<think>"
+        at = prompt.rfind(last, 0, at)
+    return prompt[at + len(last) :] if at >= 0 else prompt[max(0, limit - 256) :]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """The last text of a message's content."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        content = next((text for text in reversed(texts) if isinstance(text, str)), None)
+    return content if isinstance(content, str) else ""
