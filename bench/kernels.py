@@ -23,17 +23,18 @@ import numpy as np
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
-from quire.devices.protocol import Quantized, WeightType
+from quire.weights.layouts import Int4, Int8
+from quire.weights.schemes import Quantized, WeightType
 
 STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
 ROUNDS = 9
 TYPES: dict[str, WeightType] = {
     "float32": "float32",
     "bfloat16": "bfloat16",
-    "int8": Quantized(8),
-    "int8wo": Quantized(8, int8_rows=False),
-    "int4": Quantized(4, 64),
-    "int4wo": Quantized(4, 64, int8_rows=False),
+    "int8": Quantized(Int8()),
+    "int8wo": Quantized(Int8(), "float"),
+    "int4": Quantized(Int4(64)),
+    "int4wo": Quantized(Int4(64), "float"),
 }
 
 

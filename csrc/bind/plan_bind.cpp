@@ -39,28 +39,29 @@ using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
 using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
+// (codes [O, K], scales [O, G], offsets [O, G] or none)
+using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using GroupFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using CodesTuple = std::tuple<Codes, GroupFloats, std::optional<GroupFloats>>;
 using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
 
-// (layout, columns of a group, whether there are offsets, whether scales are narrow, whether activations are rounded,
-// whether there is a screen)
-using FormatTuple = std::tuple<std::string, int, bool, bool, bool, bool>;
-constexpr const char* kLayouts[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_12"};
+constexpr const char* kLayouts[] = {
+#define QUIRE_LAYOUT_NAME(name, Traits) #name,
+    QUIRE_LAYOUTS(QUIRE_LAYOUT_NAME)
+#undef QUIRE_LAYOUT_NAME
+};
 
-Format to_format(const FormatTuple& t) {
+Layout to_layout(const std::string& name) {
   for (int i = 0; i < int(std::size(kLayouts)); ++i)
-    if (std::get<0>(t) == kLayouts[i])
-      return {Layout(i), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t), std::get<5>(t)};
-  throw std::invalid_argument("there is no layout '" + std::get<0>(t) + "'");
+    if (name == kLayouts[i]) return Layout(i);
+  throw std::invalid_argument("there is no layout '" + name + "'");
 }
 
 KVType to_kv_type(const std::string& name) {
-  for (int i = 0; i < 3; ++i)
-    if (name == kLayouts[i]) return KVType(i);
+  if (name == "float32") return KVType::f32;
+  if (name == "bfloat16") return KVType::bf16;
+  if (name == "int8") return KVType::i8;
   throw std::invalid_argument("a KV cache cannot be of type '" + name + "'");
-}
-
-FormatTuple from_format(const Format& f) {
-  return {kLayouts[int(f.layout)], f.group, f.offsets, f.narrow, f.int8_rows, f.screened};
 }
 
 std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
@@ -94,7 +95,7 @@ SourceRows source_rows(const Source& source) {
   return {static_cast<const char*>(array.data()), array.shape(0), size_t(stride) * bytes, element};
 }
 
-std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const FormatTuple& format, bool gated,
+std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const Format& format, bool gated,
                                    const std::string& isa, ThreadPool& pool) {
   std::vector<SourceRows> parts;
   for (const Source& source : sources) {
@@ -104,10 +105,29 @@ std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const For
   }
   if (parts.empty()) throw std::invalid_argument("a weight needs at least one part");
   const size_t cols = sources.front().first.shape(1);
-  const Format packed = to_format(format);
   const Kernels& kernels = kernels_for(resolve_isa(isa));
   nb::gil_scoped_release release;
-  return std::make_shared<PackedMatrix>(parts, cols, packed, gated, kernels, pool);
+  return std::make_shared<PackedMatrix>(parts, cols, format, gated, kernels, pool);
+}
+
+std::shared_ptr<PackedMatrix> pack_codes(const std::vector<CodesTuple>& tuples, const Format& format, bool gated,
+                                         ThreadPool& pool) {
+  if (tuples.empty()) throw std::invalid_argument("a weight needs at least one part");
+  const size_t cols = std::get<0>(tuples.front()).shape(1);
+  std::vector<SourceCodes> parts;
+  for (const auto& [codes, scales, offsets] : tuples) {
+    const size_t rows = codes.shape(0), groups = groups_of(make_view(rows, cols, format, false));
+    if (codes.shape(1) != cols) throw std::invalid_argument("the parts of a weight have different numbers of columns");
+    if (scales.shape(0) != rows || scales.shape(1) != groups)
+      throw std::invalid_argument("a weight of codes needs one scale for each group of a row");
+    if (format.offsets != offsets.has_value())
+      throw std::invalid_argument("offsets of groups must be given for a format that has them, and for no other");
+    if (offsets && (offsets->shape(0) != rows || offsets->shape(1) != groups))
+      throw std::invalid_argument("a weight of codes needs one offset for each group of a row");
+    parts.push_back({codes.data(), scales.data(), offsets ? offsets->data() : nullptr, rows});
+  }
+  nb::gil_scoped_release release;
+  return std::make_shared<PackedMatrix>(parts, cols, format, gated, pool);
 }
 
 Activation activation(const std::string& name) {
@@ -213,13 +233,32 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("width", &Plan::width, "buffer"_a);
 }
 
-}  // namespace
-
-void bind_plan(nb::module_& m) {
+void bind_weights(nb::module_& m) {
+  nb::class_<Format>(m, "Format", "How a weight is held and what it is multiplied with (csrc/linear/format.h).")
+      .def("__init__",
+           [](Format* self, const std::string& layout, int group, bool offsets, bool narrow, bool int8_rows,
+              bool screened) {
+             new (self) Format{.layout = to_layout(layout),
+                               .group = group,
+                               .offsets = offsets,
+                               .narrow = narrow,
+                               .int8_rows = int8_rows,
+                               .screened = screened};
+           },
+           nb::kw_only(), "layout"_a, "group"_a = 0, "offsets"_a = false, "narrow"_a = false, "int8_rows"_a = false,
+           "screened"_a = false)
+      .def_prop_ro("layout", [](const Format& f) { return kLayouts[int(f.layout)]; })
+      .def_ro("group", &Format::group)
+      .def_ro("offsets", &Format::offsets)
+      .def_ro("narrow", &Format::narrow)
+      .def_ro("int8_rows", &Format::int8_rows)
+      .def_ro("screened", &Format::screened);
+  m.def("layouts", [] { return std::vector<std::string>(std::begin(kLayouts), std::end(kLayouts)); },
+        "Names of the layouts that weights can have.");
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
       .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view().rows, p.view().cols); })
       .def_prop_ro("gated", [](const PackedMatrix& p) { return p.view().gated; })
-      .def_prop_ro("format", [](const PackedMatrix& p) { return from_format(p.view().format); })
+      .def_prop_ro("format", [](const PackedMatrix& p) { return p.view().format; })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.view().nbytes(); })
       .def_prop_ro("screen_nbytes",
                    [](const PackedMatrix& p) { return p.view().has_screen() ? p.view().screen().nbytes() : 0; })
@@ -227,21 +266,28 @@ void bind_plan(nb::module_& m) {
       .def("dequantize", &dequantize, "pool"_a);
   m.def(
       "outline",
-      [](size_t rows, size_t cols, const FormatTuple& format, bool gated) {
-        return std::make_shared<PackedMatrix>(rows, cols, to_format(format), gated);
+      [](size_t rows, size_t cols, const Format& format, bool gated) {
+        return std::make_shared<PackedMatrix>(rows, cols, format, gated);
       },
-      "rows"_a, "cols"_a, "format"_a, "gated"_a, "A weight's shape without values, to plan with.");
+      "rows"_a, "cols"_a, "format"_a, "gated"_a, "The shape of a weight without values, for planning.");
   m.def(
       "packed",
-      [](size_t rows, size_t cols, const FormatTuple& format, bool gated, const Bytes& data) {
-        return std::make_shared<PackedMatrix>(rows, cols, to_format(format), gated,
-                                              reinterpret_cast<const char*>(data.data()), data.size());
+      [](size_t rows, size_t cols, const Format& format, bool gated, const Bytes& data) {
+        return std::make_shared<PackedMatrix>(rows, cols, format, gated, reinterpret_cast<const char*>(data.data()),
+                                              data.size());
       },
       "rows"_a, "cols"_a, "format"_a, "gated"_a, "data"_a.noconvert(), nb::keep_alive<0, 5>(),
-      "A weight in place in bytes that `PackedMatrix.bytes` gave.");
+      "A weight in place in bytes that `PackedMatrix.bytes` returned.");
   m.def("pack", &pack, "parts"_a, "format"_a, "gated"_a, "isa"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
+  m.def("pack_codes", &pack_codes, "parts"_a, "format"_a, "gated"_a, "pool"_a,
+        "The same for (codes, scales, offsets) parts, which are kept bit for bit.");
+}
 
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  bind_weights(m);
   nb::class_<RoutingParams>(m, "Routing", "How tokens choose experts.")
       .def("__init__",
            [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,

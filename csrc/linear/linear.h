@@ -11,16 +11,11 @@
 #include "linear/linear_quantized.h"
 #include "linear/linear_unpack.h"
 #include "linear/norm.h"
+#include "linear/products.h"
 #include "linear/screen_candidates.h"
 #include "simd/simd.h"
 
 namespace quire::QUIRE_ISA {
-
-#if defined(QUIRE_BF16_DOT)
-using DotBf16 = DotPairs;
-#else
-using DotBf16 = DotWide;
-#endif
 
 // Rows and columns (in panels) of a block, so that it stays in L2.
 constexpr int kBlockRows = 12 * kMaxRows;
@@ -351,19 +346,12 @@ inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
 }
 
 inline void linear(const LinearArgs& a, ThreadPool& pool) {
-  const Format& format = a.weight.format;
-  switch (format.layout) {
-    case Layout::f32:
-      return linear_as<DotF32>(a, pool);
-    case Layout::bf16:
-      return linear_as<DotBf16>(a, pool);
-    case Layout::bf16_12:
-      return linear_as<Compact<DotBf16>>(a, pool);
-    case Layout::i8:
-      return format.int8_rows ? linear_quantized<DotI8>(a, pool) : linear_as<DotI8Wide>(a, pool);
-    case Layout::i4:
-      return format.int8_rows ? linear_quantized<DotI4>(a, pool) : linear_as<DotI4Wide>(a, pool);
-  }
+  with_layout(a.weight.format.layout, [&](auto layout) {
+    using Products = ProductsOf<decltype(layout)>;
+    if constexpr (!std::is_void_v<typename Products::Int8>)
+      if (a.weight.format.int8_rows) return linear_quantized<typename Products::Int8>(a, pool);
+    linear_as<typename Products::Float>(a, pool);
+  });
 }
 
 }  // namespace quire::QUIRE_ISA

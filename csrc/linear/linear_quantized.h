@@ -1,6 +1,7 @@
 // Activations rounded to int8 with a scale a row, for weights of int8 and int4. Knows rows and packings; no threads.
 #pragma once
 
+#include "linear/layouts.h"
 #include "linear/linear_micro.h"
 
 namespace quire::QUIRE_ISA {
@@ -16,12 +17,15 @@ inline Tiles tiles_for(int rows) {
   return {rows, rows <= kMaxRows ? kMaxRows : BlockTile<Dot>::rows};
 }
 
+inline bool holds_floats(const MatrixView& w) {
+  return with_layout(w.format.layout, [](auto layout) QUIRE_INLINE_LAMBDA { return layout.kHoldsFloats; });
+}
+
 // K split into equal blocks of whole steps; the last may be shorter.
 struct BlocksOfK {
   int padded, size;
   explicit BlocksOfK(const MatrixView& w) : padded(w.padded_cols()), size(padded) {
-    const bool bytes = w.format.layout == Layout::i8 || w.format.layout == Layout::i4;
-    const int wanted = bytes ? 4 * kBlockK : kBlockK, step = max_of(2, w.step() * w.groups_per_header());
+    const int wanted = holds_floats(w) ? kBlockK : 4 * kBlockK, step = max_of(2, w.unit());
     const int most = wanted + wanted / 4;  // rather than a short block
     const int count = (padded + most - 1) / most;
     size = ((padded + count - 1) / count + step - 1) / step * step;
@@ -41,14 +45,13 @@ struct QuantizedRows {
   }
 
   static size_t packed_bytes(const MatrixView& w, int rows) {
-    const size_t column = w.format.layout == Layout::i8 ? kDotElements : 1;
+    const size_t column = w.format.layout == Layout::int8 ? kDotElements : 1;
     return (size_t(rows) * size_t(w.padded_cols()) * column + 63) / 64 * 64;
   }
 };
 
 // Columns that share a scale: without groups all of them.
 inline int group_of(const MatrixView& w) { return w.format.group > 0 ? w.format.group : w.padded_cols(); }
-inline int groups_of(const MatrixView& w) { return w.padded_cols() / group_of(w); }
 
 inline size_t quantized_bytes(const MatrixView& w, int rows) {
   return QuantizedRows::packed_bytes(w, rows) + size_t(rows) * 4 * size_t(1 + groups_of(w)) + 128;

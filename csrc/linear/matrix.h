@@ -1,39 +1,33 @@
-// Packed weights: from rows of float32, float16 or bfloat16 to panels of 16 (kernels.h, MatrixView) and back.
-// Knows bytes and shapes; knows no kernel and no model.
+// Packed weights: from rows of floats or codes to panels of 16, and back. Knows shapes and memory; the layouts know bytes.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
-#include "simd/kernels.h"
+#include "linear/format.h"
+#include "linear/source_rows.h"
 #include "plan/memory.h"
 #include "plan/thread_pool.h"
+#include "simd/kernels.h"
 
 namespace quire {
 
-enum class ElementType : int { float32, float16, bfloat16 };
-
-// Rows [rows, K] of a source array: elements of a row are adjacent, rows `row_bytes` apart.
-struct SourceRows {
-  const char* data;
-  size_t rows, row_bytes;
-  ElementType type;
-};
-
 class PackedMatrix {
  public:
-  // The shape without values, to plan with: `view().data` is null and no memory is taken.
-  PackedMatrix(size_t rows, size_t cols, Format format, bool gated);
+  // The shape without values, for planning: `view().data` is null and no memory is taken.
+  PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated);
 
   // Stacks the parts on O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
-  // (they may be memory-mapped files). Throws std::invalid_argument on shapes that do not fit.
-  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, Format format, bool gated, const Kernels& kernels,
-               ThreadPool& pool);
+  // (they may be memory-mapped files). Throws std::invalid_argument if shapes do not fit.
+  PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, const Format& format, bool gated,
+               const Kernels& kernels, ThreadPool& pool);
 
-  // Values that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
-  // std::invalid_argument where its size or alignment is not this shape's.
-  PackedMatrix(size_t rows, size_t cols, Format format, bool gated, const char* data, size_t nbytes);
+  // The same for codes, which are kept bit for bit.
+  PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
+
+  // Bytes that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
+  // std::invalid_argument if its size or alignment is not this shape's.
+  PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated, const char* data, size_t nbytes);
 
   const MatrixView& view() const { return view_; }
 
@@ -41,11 +35,11 @@ class PackedMatrix {
   void unpack(float* out, ThreadPool& pool) const;
 
  private:
+  void allocate();
+  char* bytes_of(const char* place) { return static_cast<char*>(memory_.data()) + (place - view_.data); }
+
   HugeBuffer memory_;
   MatrixView view_;
 };
-
-// Source row that lands on lane `lane` of panel `panel`: its index on O, or -1 where the panel is padding.
-int source_row(const MatrixView& view, int panel, int lane);
 
 }  // namespace quire

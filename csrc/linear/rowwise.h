@@ -4,7 +4,7 @@
 
 #include "linear/activation.h"
 #include "simd/kernels.h"
-#include "linear/lane.h"
+#include "linear/layouts.h"
 #include "linear/norm.h"
 #include "simd/simd.h"
 #include "simd/simd_int.h"

@@ -196,18 +196,12 @@ inline bool screened_best(const LinearArgs& a, int32_t* best, ThreadPool& pool) 
   const bool plain = !a.norm.weight && !a.bias && a.activation == Activation::none && !a.residual;
   const bool fits = a.rows <= kScreenedRows && a.weight.cols < kScreenColumns && a.weight.rows >= 16;
   if (!plain || !fits || !a.weight.has_screen()) return false;
-  switch (a.weight.format.layout) {
-    case Layout::f32:
-      return screened_best_as<DotF32>(a, best, pool);
-    case Layout::bf16:
-      return screened_best_as<DotBf16>(a, best, pool);
-    case Layout::bf16_12:
-      return screened_best_as<Compact<DotBf16>>(a, best, pool);
-    case Layout::i8:
-    case Layout::i4:
-      break;
-  }
-  return false;
+  return with_layout(a.weight.format.layout, [&](auto layout) {
+    if constexpr (layout.kHoldsFloats)
+      return screened_best_as<typename ProductsOf<decltype(layout)>::Float>(a, best, pool);
+    else
+      return false;
+  });
 }
 
 }  // namespace quire::QUIRE_ISA

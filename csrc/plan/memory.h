@@ -5,6 +5,7 @@
 
 // For small functions shared by per-ISA code: never emitted, so never the copy of the wrong instruction set.
 #define QUIRE_INLINE [[gnu::always_inline]] inline
+#define QUIRE_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace quire {
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "linear/compact.h"
+#include "linear/format.h"
 #include "plan/kv_cache.h"
 #include "sample/sampler_table.h"
 #include "plan/thread_pool.h"
@@ -19,94 +19,6 @@ namespace quire {
 
 // clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
 enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu };
-
-enum class Layout : int { f32, bf16, i8, i4, bf16_12 };
-
-// How the values of a weight are held, and what they are multiplied with.
-struct Format {
-  Layout layout = Layout::f32;
-  int group = 0;           // i4: columns of a row that share a scale: 32, 64 or 128
-  bool offsets = false;    // i4: values are scale * q - offset, else scale * (q - 8)
-  bool narrow = false;     // i4: scales are bfloat16; what is held of an offset is its zero, offset / scale
-  bool int8_rows = false;  // i8 and i4: activations are rounded to int8 with a scale a row, else they stay float
-  bool screened = false;   // f32, bf16 and bf16_12: a screen lies behind the panels; i8: this is one
-};
-
-// A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K.
-//   f32   [ceil(O / 16)][K][16]
-//   bf16  [ceil(O / 16)][ceil(K / 2)][16][2]
-//   i8    [ceil(O / 16)] { [ceil(K / 4)][16][4] bytes, each 128 more than its value, scale [16] float }
-//   i4    [ceil(O / 16)][ceil(K / group)] { scale [16] float, with offsets: offset [16] float,
-//           [group / 8][16][4] bytes: column k in the low half of byte k, column 4 + k in the high half }
-//         narrow: two groups have one header, scale [16][2] bfloat16, with offsets: zero [16][2] bfloat16
-//   bf16_12 [ceil(O / 16)] { [ceil(K / 8)] steps, table, escapes: compact.h }
-// The screen of a weight is the same in i8, and behind the scales of each panel: length [16] and rounding [16] float,
-// bounds of the lengths of a row, as it is and rounded, and of what rounding it changed (screen.h).
-// In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
-struct MatrixView {
-  const char* data = nullptr;
-  int rows = 0, cols = 0;  // O (of a gated weight: 2 I) and K
-  Format format;
-  bool gated = false;
-
-  // Columns come in multiples of this.
-  QUIRE_INLINE int step() const {
-    switch (format.layout) {
-      case Layout::f32: return 1;
-      case Layout::bf16: return 2;
-      case Layout::i8: return 4;
-      case Layout::i4: return format.group;
-      case Layout::bf16_12: return kCompactColumns;
-    }
-    return 1;
-  }
-  QUIRE_INLINE int padded_cols() const { return (cols + step() - 1) / step() * step(); }
-  // Of i4: bytes of a header, the groups of columns that it is for, and bytes of the columns of one.
-  QUIRE_INLINE size_t header_bytes() const { return format.offsets ? 128 : 64; }
-  QUIRE_INLINE int groups_per_header() const { return format.narrow ? 2 : 1; }
-  QUIRE_INLINE size_t group_bytes() const { return size_t(format.group) * 8; }
-  // Bytes of a panel's columns [0, k), k a multiple of step().
-  QUIRE_INLINE size_t offset(int k) const {
-    switch (format.layout) {
-      case Layout::f32: return size_t(k) * 64;
-      case Layout::bf16: return size_t(k) * 32;
-      case Layout::i8: return size_t(k) * 16;
-      case Layout::i4: {
-        const int groups = k / format.group, headers = (groups + groups_per_header() - 1) / groups_per_header();
-        return size_t(headers) * header_bytes() + size_t(groups) * group_bytes();
-      }
-      case Layout::bf16_12: return size_t(k / kCompactColumns) * kCompactBytes;
-    }
-    return 0;
-  }
-  // Of i4: the header of a group of a panel, and its columns behind it.
-  QUIRE_INLINE size_t header_offset(int group) const {
-    return offset(group / groups_per_header() * groups_per_header() * format.group);
-  }
-  QUIRE_INLINE size_t columns_offset(int group) const {
-    return header_offset(group) + header_bytes() + size_t(group % groups_per_header()) * group_bytes();
-  }
-  // Bytes behind a panel's columns.
-  QUIRE_INLINE size_t tail_bytes() const {
-    if (format.layout == Layout::i8) return format.screened ? 192 : 64;
-    return format.layout == Layout::bf16_12 ? compact_tail_bytes(padded_cols()) : 0;
-  }
-  QUIRE_INLINE size_t panel_bytes() const { return offset(padded_cols()) + tail_bytes(); }
-  QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
-  QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::i8; }
-  QUIRE_INLINE MatrixView screen() const {
-    return {data ? data + panel_bytes() * size_t(panels()) : nullptr, rows, cols,
-            {Layout::i8, 0, false, false, true, true}};
-  }
-  // The screen's with them.
-  QUIRE_INLINE size_t nbytes() const {
-    return panel_bytes() * size_t(panels()) + (has_screen() ? screen().nbytes() : 0);
-  }
-  // What is behind the columns of a panel.
-  QUIRE_INLINE const char* tail(int panel) const {
-    return data + panel_bytes() * size_t(panel) + offset(padded_cols());
-  }
-};
 
 // RMSNorm, or LayerNorm; no weight: none.
 struct Norm {
@@ -267,7 +179,7 @@ struct AttentionArgs {
   void* workspace;      // attention_workspace() bytes, 64-byte aligned
 };
 
-// A row of a weight in int8 (MatrixView): its scale, and bounds of lengths.
+// A row of a weight rounded to int8: its scale, and bounds of lengths (screen.h).
 struct ScreenWeightRow {
   float scale, length, rounding;
 };

@@ -18,7 +18,7 @@ COMPACT = "bfloat16_12"
 
 
 def layout(matrix: NativeMatrix) -> str:
-    return str(matrix.packed.format[0])
+    return str(matrix.packed.format.layout)
 
 
 def weights(rng: np.random.Generator, outputs: int, columns: int, strange: int) -> Any:

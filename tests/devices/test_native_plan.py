@@ -27,12 +27,13 @@ from quire.devices.protocol import (
     Limits,
     ModelInput,
     Norm,
-    Quantized,
     Rope,
     WeightType,
 )
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError
+from quire.weights.layouts import Int4, Int8
+from quire.weights.schemes import Quantized
 from tests.devices.native_cases import ISAS, KV, apply_rows, int32, linear, native, normal, rows_step
 
 D, N, G, H, F, V, LAYERS = 40, 4, 2, 12, 56, 77, 2
@@ -306,10 +307,10 @@ def test_norm_equals_the_reference(
         [
             "float32",
             "bfloat16",
-            Quantized(8),
-            Quantized(8, int8_rows=False),
-            Quantized(4, 32),
-            Quantized(4, 32, False, False),
+            Quantized(Int8()),
+            Quantized(Int8(), "float"),
+            Quantized(Int4(32)),
+            Quantized(Int4(32, False), "float"),
         ]
     ),
     kind=st.sampled_from(["rms", "layer"]),
@@ -480,7 +481,7 @@ def test_logits_beyond_the_first_rows_come_from_the_last_run() -> None:
 @given(
     rows=st.integers(1, 90),
     vocab=st.integers(1, 700) | st.sampled_from([2048, 4096, 5000]),
-    dtype=st.sampled_from(["float32", "bfloat16", Quantized(8), Quantized(4, 32)]),
+    dtype=st.sampled_from(["float32", "bfloat16", Quantized(Int8()), Quantized(Int4(32))]),
     special=st.sampled_from([None, np.nan, np.inf, -np.inf, 0.0]),
     seed=st.integers(0, 2**31),
 )
@@ -567,7 +568,7 @@ def test_views_outlive_the_executable() -> None:
     assert logits.tobytes() == values.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", Quantized(8), Quantized(4, 32)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", Quantized(Int8()), Quantized(Int4(32))])
 def test_callers_take_turns_on_one_pool(dtype: WeightType) -> None:
     runs = [ready(dtype=dtype) for _ in range(4)]
     want = [executable.run(inputs).numpy().copy() for executable, inputs in runs]

@@ -7,28 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.devices.protocol import Quantized
 from quire.devices.reference.backend import ReferenceBackend
+from quire.weights.layouts import Int4, Int8
+from quire.weights.schemes import Activations, Quantized
 from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal
 
+BOTH: tuple[Activations, ...] = ("int8", "float")
 TYPES = [
-    Quantized(8),
-    Quantized(8, int8_rows=False),
+    *(Quantized(Int8(), activations) for activations in BOTH),
     *(
-        Quantized(4, group, symmetric, int8_rows)
+        Quantized(Int4(group, symmetric), activations)
         for group in (32, 64, 128)
         for symmetric in (True, False)
-        for int8_rows in (True, False)
+        for activations in BOTH
     ),
-    Quantized(4, 32, scales="float32"),
-    Quantized(4, 32, False, False, "float32"),
+    Quantized(Int4(32, scales="float32")),
+    Quantized(Int4(32, False, "float32"), "float"),
 ]
 FEW = [
-    Quantized(8),
-    Quantized(8, int8_rows=False),
-    Quantized(4, 32),
-    Quantized(4, 64, False, False),
-    Quantized(4, 32, False, scales="float32"),
+    Quantized(Int8()),
+    Quantized(Int8(), "float"),
+    Quantized(Int4(32)),
+    Quantized(Int4(64, False), "float"),
+    Quantized(Int4(32, False, "float32")),
 ]
 
 
@@ -54,10 +55,10 @@ def test_rounding_is_within_half_a_step() -> None:
     values = normal(np.random.default_rng(1), 40, 256)
     near = {repr(dtype): np.abs(native().matrix([values], dtype).dequantize() - values) for dtype in TYPES}
     most = np.abs(values).max(axis=1, keepdims=True)
-    assert (near[repr(Quantized(8))] <= most / 127 * 0.5001).all()
+    assert (near[repr(Quantized(Int8()))] <= most / 127 * 0.5001).all()
     groups = values.reshape(40, 4, 64)
     step = (groups.max(2) - groups.min(2)) / 15
-    assert (near[repr(Quantized(4, 64, False))].reshape(groups.shape) <= step[:, :, None] * 1.0001).all()
+    assert (near[repr(Quantized(Int4(64, False)))].reshape(groups.shape) <= step[:, :, None] * 1.0001).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -129,7 +130,7 @@ def test_threads_do_not_change_bits(dtype: Quantized, rows: int) -> None:
 def test_int8_sums_have_the_same_bits_on_every_instruction_set() -> None:
     rng = np.random.default_rng(7)
     x, w = normal(rng, 19, 500), normal(rng, 70, 500)
-    results = {isa: linear(native(isa), x, w, Quantized(8)).tobytes() for isa in ISAS if isa != "scalar"}
+    results = {isa: linear(native(isa), x, w, Quantized(Int8())).tobytes() for isa in ISAS if isa != "scalar"}
     assert len(set(results.values())) <= 1, list(results)
 
 

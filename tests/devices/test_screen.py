@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.run import NativeExecutable
-from quire.devices.protocol import Graph, Limits, Quantized, WeightType
+from quire.devices.protocol import Graph, Limits, WeightType
+from quire.weights.layouts import Int4, Int8
+from quire.weights.schemes import Quantized
 from tests.devices.native_cases import ISAS, KV, native, normal, rows_step, to_bf16
 
 LAYOUTS: dict[str, tuple[WeightType, bool | None]] = {
@@ -166,8 +168,8 @@ def test_weights_without_a_screen() -> None:
     w = normal(np.random.default_rng(2), 100, 64)
     for backend, dtype in (
         (native(screened=False), "float32"),
-        (native(), Quantized(8)),
-        (native(), Quantized(4, 32)),
+        (native(), Quantized(Int8())),
+        (native(), Quantized(Int4(32))),
     ):
         matrix = backend.head([w], dtype)  # type: ignore[arg-type]
         assert not backend.export(matrix)[0].get("screened", False)

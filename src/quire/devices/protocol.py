@@ -18,48 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.devices.sampling import Logits, Sampler
+from quire.weights.layouts import AnyLayout
+from quire.weights.schemes import WeightType as WeightType
+from quire.weights.tensor import Array as Array
+from quire.weights.tensor import FloatArray as FloatArray
+from quire.weights.tensor import FloatDtype as FloatDtype
+from quire.weights.tensor import QuantTensor
 
-Array = NDArray[Any]
-FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
-FloatDtype = Literal["float32", "bfloat16"]
 KVDtype = Literal["float32", "bfloat16", "int8"]
 Arithmetic = Literal["fp32", "bf16", "int8"]
-
-
-class Quantized(msgspec.Struct, frozen=True):
-    """A weight in few bits. int8: a scale a row. int4: a scale for each `group_size` columns (32, 64 or 128) of a row,
-    and with `symmetric` false an offset. `scales` is their type in int4 (an offset is a multiple of its scale, or
-    float32 as well).
-
-    With `int8_rows` activations are rounded to int8 with a scale a row (a token), and products are summed as integers;
-    else they stay float.
-    """
-
-    bits: Literal[4, 8]
-    group_size: int = 0
-    symmetric: bool = True
-    int8_rows: bool = True
-    scales: FloatDtype = "bfloat16"
-
-
-WeightType = FloatDtype | Quantized
-
-
-class Scheme(msgspec.Struct, frozen=True):
-    """What the matrices of a model become: those of products, and the tables of embedding and head."""
-
-    linear: Quantized
-    table: Quantized
-
-
-# Elements of int4 weights that come in groups of 32 already, without offsets and with: 32 quanta of 0 to 15 that stand
-# for scale * (quantum - 8), or scale * quantum - offset.
-_SCALED = [("scale", np.float32), ("quanta", np.uint8, (32,))]
-GROUPS_OF_INT4 = (np.dtype(_SCALED), np.dtype([*_SCALED, ("offset", np.float32)]))
 
 
 @runtime_checkable
@@ -390,18 +361,21 @@ class Backend(Protocol):
     def outline(self) -> Backend:
         """The same backend for planning: its weights have shapes but no values, and its executables cannot run."""
 
-    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
-        """Pack weights [O_i, K] (float32, float16 or bfloat16; may be memory-mapped), stacked on O, as `dtype`.
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> Matrix:
+        """Pack weights [O_i, K], stacked on O.
 
-        For int4 in groups of 32 with scales in float32 they may be [O_i, K / 32] of one of GROUPS_OF_INT4, which are
-        kept bit for bit.
+        Floats (float32, float16 or bfloat16; may be memory-mapped) are rounded to `dtype`. Quantized tensors must have
+        its layout and are kept bit for bit.
         """
 
-    def head(self, parts: Sequence[Array], dtype: WeightType) -> Matrix:
+    def head(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> Matrix:
         """Like `matrix`, for the weight that gives logits: may add what speeds up finding the largest output."""
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> Matrix:
+    def gated_matrix(self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
+
+    def takes(self, layout: AnyLayout) -> bool:
+        """Whether `matrix` packs quantized tensors of this layout. Others are passed to it as floats."""
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         """A description (plain values) and the packed bytes [nbytes] uint8 as they lie in memory."""

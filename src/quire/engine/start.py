@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.devices import registry
-from quire.devices.protocol import Arithmetic, Backend, FloatDtype, KVDtype, KVSpec, Limits, Scheme
+from quire.devices.protocol import Arithmetic, Backend, FloatDtype, KVDtype, KVSpec, Limits
 from quire.engine.core import EngineCore
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
@@ -35,7 +35,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.schemes import scheme, weights_name
+from quire.weights.schemes import Scheme, scheme, weights_name
 from quire.weights.source import open_tokenizer, read_json
 
 logger = logging.getLogger(__name__)

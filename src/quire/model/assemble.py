@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 import numpy as np
 
 from quire.devices.protocol import Array, Expert, FloatArray, Matrix, Norm
-from quire.errors import ModelError
 from quire.model.decoder import (
     AttentionWeights,
     DecoderWeights,
@@ -24,21 +23,19 @@ from quire.model.decoder import (
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 from quire.weights.parts import (
-    BYTES,
     Part,
     Take,
     chain,
     halves,
     part,
-    read_mxfp4,
-    rows,
+    row_range,
     rows_of_groups,
     transposed,
 )
 
-# What a matrix is for, which decides its type: products; the embedding; the head, and an embedding that is tied to it;
-# learned positions; what stays float32. "stored" is of the first three: what the checkpoint keeps in int4 already.
-Use = Literal["linear", "table", "head", "positions", "exact", "stored"]
+# The use of a matrix decides its type: products; the embedding; the head, or an embedding tied to it; learned
+# positions; matrices that stay float32.
+Use = Literal["linear", "table", "head", "positions", "exact"]
 
 
 class Source(Protocol):
@@ -95,7 +92,7 @@ class Assembly:
 
         words = (f"{names.embedding}.weight", (spec.vocab_size // spec.segments, width))
         segments = (f"{names.segments}.weight", (spec.segment_rows, width))
-        return Part((words, segments), summed, per_element=(1, 1), shape=(spec.vocab_size, width))
+        return Part((words, segments), summed, (spec.vocab_size, width))
 
     def _head(self, embedding: Matrix) -> Matrix | None:
         if not self.spec.has_head:
@@ -182,7 +179,11 @@ class Assembly:
         if names.qkv_layout == "stacked":
             if turn is None:
                 return [(module, size, None)]
-            q_rows, k_rows, v_rows = rows(0, n * h), rows(n * h, (n + g) * h), rows((n + g) * h, size)
+            q_rows, k_rows, v_rows = (
+                row_range(0, n * h),
+                row_range(n * h, (n + g) * h),
+                row_range((n + g) * h, size),
+            )
         else:
             bounds = ((0, each), (each, each + h), (each + h, each + 2 * h))
             q_rows, k_rows, v_rows = (rows_of_groups(g, *pair) for pair in bounds)
@@ -232,7 +233,7 @@ class Assembly:
 
         def by_head(head: int, start: int, stop: int, take: Take | None) -> Matrix:
             size = nope + latent.value_dim
-            picked = chain(rows(head * size + start, head * size + stop), take)
+            picked = chain(row_range(head * size + start, head * size + stop), take)
             return self.source.matrix([part(f"{layer}{names.kv_up}.weight", (n * size, rank), picked)])
 
         down = f"{layer}{names.kv_down}.weight", (rank + rope, d)
@@ -244,7 +245,7 @@ class Assembly:
             q_nope=queries(0, nope, None),
             q_rope=queries(nope, nope + rope, turn),
             kv_down=self.source.matrix(
-                [part(*down, rows(0, rank)), part(*down, chain(rows(rank, rank + rope), turn))]
+                [part(*down, row_range(0, rank)), part(*down, chain(row_range(rank, rank + rope), turn))]
             ),
             kv_norm=self._norm(layer + names.kv_down_norm, rank, latent.norm_eps),
             keys=tuple(by_head(head, 0, nope, transposed) for head in range(n)),
@@ -263,7 +264,7 @@ class Assembly:
             up_bias = self._bias(bias, (gate, inner, None), (other, inner, None))
         else:
             module = layer + names.gate_up
-            first, second = rows(0, inner), rows(inner, 2 * inner)
+            first, second = row_range(0, inner), row_range(inner, 2 * inner)
             up = self.source.gated(
                 self._linear(module, 2 * inner, d, first), self._linear(module, 2 * inner, d, second)
             )
@@ -307,21 +308,13 @@ class Assembly:
         count, inner = moe.routing.num_experts, moe.intermediate_size
 
         def matrix(name: str, out: int, width: int, first: int, step: int) -> Part:
-            whole = layer + names.experts + name
-            if names.expert_stack == "plain":
-                shape = (count, width, out)
-                return part(whole, shape, lambda array: array[e].T[first::step])
-            if width % 32:
-                raise ModelError(
-                    f"{whole}: MXFP4 needs rows of a multiple of 32 elements, and these have {width}"
+            if names.expert_stack == "columns":
+                return part(
+                    layer + names.experts + name, (count, width, out), lambda array: array[e].T[first::step]
                 )
-            blocks, scales = (count, out, width // 32, 16), (count, out, width // 32)
-            tensors = ((f"{whole}_blocks", blocks), (f"{whole}_scales", scales))
-
-            def take(blocks: Array, scales: Array) -> Array:
-                return read_mxfp4(blocks[e, first::step], scales[e, first::step])
-
-            return Part(tensors, take, BYTES, (2, 0), (out // step, width))
+            return part(
+                layer + names.experts + name, (count, out, width), lambda array: array[e, first::step]
+            )
 
         def bias(name: str, size: int, take: Take) -> Part:
             return part(f"{layer}{names.experts}{name}_bias", (count, size), take)

@@ -18,13 +18,15 @@ import msgspec
 import numpy as np
 import xxhash
 
-from quire.devices.protocol import Array, Backend, FloatDtype, Matrix, Scheme
+from quire.devices.protocol import Backend, Matrix
 from quire.errors import ModelError
 from quire.model.decoder import DecoderWeights
 from quire.model.spec import ArchSpec
+from quire.weights.schemes import Scheme
+from quire.weights.tensor import Array, FloatDtype
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 7
+FORMAT = 8
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256

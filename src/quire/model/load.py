@@ -17,10 +17,8 @@ import msgspec
 
 from quire.devices.protocol import (
     Backend,
-    FloatDtype,
     Graph,
     Matrix,
-    Scheme,
 )
 from quire.errors import ModelError
 from quire.model import engine_dir
@@ -28,18 +26,20 @@ from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.pack import (
+    WeightTypes,
     check_tensors,
     choose_dtype,
     outline_weights,
     pack_weights,
     wanted_tensors,
-    weight_types,
 )
 from quire.model.pooling import PoolingHead, max_length, read_pooling
 from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.hub import find_model
+from quire.weights.schemes import Scheme
 from quire.weights.source import open_source, read_json
+from quire.weights.tensor import FloatDtype
 
 UNLIMITED = engine_dir.Limits()
 
@@ -167,7 +167,7 @@ def load_model(
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
         return LoadedModel(info, manifest.spec, weights, check)
     info, spec, checkpoint, names = _open(directory, dtype, quantized)
-    types = weight_types(info.dtype, quantized, dtype == "auto")
+    types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
 
 
@@ -184,7 +184,7 @@ def outline_model(
     if engine_dir.is_engine(directory):
         return load_model(directory, backend, dtype, quantized, verify=False)
     info, spec, checkpoint, names = _open(directory, dtype, quantized)
-    types = weight_types(info.dtype, quantized, dtype == "auto")
+    types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
 
 
@@ -205,7 +205,7 @@ def outline_config(
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
     info = _info(path.parent, spec, names, kept, quantized, _eos({}, config, str(path)), {})
-    return LoadedModel(info, spec, outline_weights(spec, names, backend, weight_types(kept, quantized)))
+    return LoadedModel(info, spec, outline_weights(spec, names, backend, WeightTypes.of(kept, quantized)))
 
 
 def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Scheme | None) -> ModelInfo:

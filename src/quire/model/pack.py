@@ -1,4 +1,4 @@
-"""Weights from a checkpoint to a backend: what must be there, and each part read and packed, one at a time.
+"""From a checkpoint's tensors to a backend's weights: checks which tensors are there, then reads and packs one by one.
 
 Knows checkpoints and backends; assemble.py knows what goes where.
 """
@@ -13,19 +13,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from msgspec.structs import replace
 
-from quire.devices.protocol import (
-    GROUPS_OF_INT4,
-    Array,
-    Backend,
-    FloatArray,
-    FloatDtype,
-    Matrix,
-    Quantized,
-    Scheme,
-    WeightType,
-)
+from quire.devices.protocol import Backend, Matrix
 from quire.errors import ModelError
 from quire.model.assemble import Assembly, Use
 from quire.model.decoder import DecoderWeights
@@ -33,70 +22,91 @@ from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.parts import Part
+from quire.weights.schemes import Activations, Quantized, Scheme, WeightType
+from quire.weights.tensor import Array, FloatArray, FloatDtype, QuantTensor
 
 COMPARE = 4 << 20  # elements compared at a time
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a checkpoint must hold. `parameters` may be more than elements, where these are packed.
-
-    `exact`: kept as float32, whatever the model's type.
-    """
+    """A tensor that a checkpoint must hold. With `exact` it is kept as float32, whatever the model's dtype."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[np.dtype[Any], ...]
-    parameters: int
     exact: bool
+
+    @property
+    def parameters(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTypes:
+    """The type of each use of a matrix.
+
+    `kept`: matrices that the checkpoint holds quantized stay as they are and are multiplied with such activations; None
+    rounds their values like all others.
+    """
+
+    types: Mapping[Use, WeightType]
+    kept: Activations | None
+
+    @classmethod
+    def of(cls, dtype: FloatDtype, scheme: Scheme | None, keep: bool = False) -> WeightTypes:
+        """The types of a model of `dtype` whose matrices a scheme quantizes. With `keep`, what the checkpoint quantized
+        stays; it also does if the scheme asks for int4."""
+        types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
+        types["exact"] = "float32"
+        if scheme is None:
+            return cls(types, "float" if keep else None)
+        types["linear"], types["table"], types["head"] = scheme.linear, scheme.table, scheme.table
+        return cls(types, scheme.linear.activations if scheme.linear.layout.name == "int4" else None)
 
 
 class _Wanted:
-    """A `Source` that only notes what it is asked for."""
+    """A `Source` that only records which tensors are asked for."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def note(self, parts: Sequence[Part], exact: bool = False) -> None:
+    def _record(self, parts: Sequence[Part], exact: bool = False) -> None:
         for part in parts:
-            for (name, shape), per_element in zip(part.tensors, part.per_element, strict=True):
-                self.tensors[name] = Tensor(shape, part.dtypes, per_element * prod(shape), exact)
+            for name, shape in part.tensors:
+                self.tensors[name] = Tensor(shape, exact)
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
-        self.note(parts, use == "exact")
+        self._record(parts, use == "exact")
 
     def gated(self, gate: Part, up: Part) -> Any:
-        self.note((gate, up))
+        self._record((gate, up))
 
     def vector(self, parts: Sequence[Part]) -> FloatArray:
-        self.note(parts, exact=True)
+        self._record(parts, exact=True)
         return np.concatenate([part.outline() for part in parts])
 
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """A `Source` that reads parts and hands them to the backend; with `outline`, only their shapes.
-
-    `types` has "stored" where a matrix that the checkpoint keeps in int4 stays as it is.
-    """
+    """A `Source` that reads parts and hands them to the backend; with `outline`, only their shapes."""
 
     checkpoint: Checkpoint | None
     backend: Backend
-    types: Mapping[Use, WeightType]
+    types: WeightTypes
     outline: bool = False
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
-        groups = self._groups(parts) if use in ("linear", "table", "head") else []
-        if groups:
-            return self.backend.matrix(groups, self._stored(groups))
+        if use in ("linear", "table", "head") and (kept := self._kept(parts)):
+            return self.backend.matrix(*kept)
         pack = self.backend.head if use == "head" else self.backend.matrix
-        return pack([self._read(part) for part in parts], self.types[use])
+        return pack([self._read(part) for part in parts], self.types.types[use])
 
     def gated(self, gate: Part, up: Part) -> Matrix:
-        groups = self._groups([gate, up])
-        if groups:
-            return self.backend.gated_matrix(groups[0], groups[1], self._stored(groups))
-        return self.backend.gated_matrix(self._read(gate), self._read(up), self.types["linear"])
+        if kept := self._kept([gate, up]):
+            tensors, dtype = kept
+            return self.backend.gated_matrix(tensors[0], tensors[1], dtype)
+        return self.backend.gated_matrix(self._read(gate), self._read(up), self.types.types["linear"])
 
     def vector(self, parts: Sequence[Part]) -> FloatArray:
         return np.concatenate([np.array(self._read(part), np.float32) for part in parts])
@@ -104,35 +114,29 @@ class _Packer:
     def _read(self, part: Part) -> Array:
         return part.outline() if self.outline or self.checkpoint is None else part.read(self.checkpoint)
 
-    def _groups(self, parts: Sequence[Part]) -> list[Array]:
-        """All parts in groups of int4, of one type; else none."""
-        if self.checkpoint is None or "stored" not in self.types:
-            return []
-        found = [part.groups(self.checkpoint, self.outline) for part in parts]
-        kept = [groups for groups in found if groups is not None and groups.dtype == found[0].dtype]  # type: ignore[union-attr]
-        return kept if len(kept) == len(parts) else []
-
-    def _stored(self, groups: list[Array]) -> WeightType:
-        stored = self.types["stored"]
-        assert isinstance(stored, Quantized)
-        return replace(stored, symmetric=groups[0].dtype == GROUPS_OF_INT4[0])
+    def _kept(self, parts: Sequence[Part]) -> tuple[list[QuantTensor], WeightType] | None:
+        """Parts that stay as the checkpoint quantized them: all of one layout, which the backend takes."""
+        if self.checkpoint is None or self.types.kept is None:
+            return None
+        layouts = {part.layout(self.checkpoint) for part in parts}
+        layout = layouts.pop()
+        if layout is None or layouts or not self.backend.takes(layout):
+            return None
+        tensors = [part.quantized(self.checkpoint, self.outline) for part in parts]
+        return tensors, Quantized(layout, self.types.kept)
 
 
 def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
-    """Every tensor that must be there. A tied head is not among them."""
+    """Every tensor that a checkpoint must hold. A tied head is not among them."""
     wanted = _Wanted()
     Assembly(spec, names, wanted).weights()
     return wanted.tensors
 
 
 def pack_weights(
-    spec: ArchSpec,
-    names: TensorNames,
-    checkpoint: Checkpoint,
-    backend: Backend,
-    types: Mapping[Use, WeightType],
+    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, backend: Backend, types: WeightTypes
 ) -> DecoderWeights:
-    """Read and pack all of a checkpoint that `check_tensors` found in order."""
+    """Read and pack all of a checkpoint that `check_tensors` accepted."""
     _check_tied_head(spec, names, checkpoint)
     return Assembly(spec, names, _Packer(checkpoint, backend, types)).weights()
 
@@ -141,7 +145,7 @@ def outline_weights(
     spec: ArchSpec,
     names: TensorNames,
     backend: Backend,
-    types: Mapping[Use, WeightType],
+    types: WeightTypes,
     checkpoint: Checkpoint | None = None,
 ) -> DecoderWeights:
     """The weights without values, for a backend that plans."""
@@ -151,7 +155,7 @@ def outline_weights(
 def check_tensors(
     spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, directory: Path
 ) -> dict[str, Tensor]:
-    """The tensors to load. Raises ModelError where one is missing, left over or wrong."""
+    """The tensors to load. Raises ModelError if one is missing, left over or wrong."""
     expected = wanted_tensors(spec, names)
     present = set(checkpoint.names())
     missing = [name for name in expected if name not in present]
@@ -170,28 +174,12 @@ def check_tensors(
             raise ModelError(
                 f"{checkpoint.path(name)}: tensor {name} is {found}, config.json says {list(tensor.shape)}"
             )
-        if checkpoint.dtype(name) not in tensor.dtypes:
+        if checkpoint.dtype(name) not in FLOATS:
             raise ModelError(
                 f"{checkpoint.path(name)}: tensor {name} is {checkpoint.dtype(name)}; "
-                f"supported are {', '.join(map(str, tensor.dtypes))}"
+                f"supported are {', '.join(map(str, FLOATS))}"
             )
     return expected
-
-
-def weight_types(dtype: FloatDtype, scheme: Scheme | None, stored: bool = False) -> dict[Use, WeightType]:
-    """The type of a weight by its use.
-
-    With `stored`, and where int4 is asked for, what the checkpoint keeps in int4 stays as it is.
-    """
-    types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
-    types["exact"] = "float32"
-    kept = Quantized(4, 32, int8_rows=False, scales="float32")
-    if scheme is None:
-        return types | {"stored": kept} if stored else types
-    types["linear"], types["table"], types["head"] = scheme.linear, scheme.table, scheme.table
-    if scheme.linear.bits == 4:
-        types["stored"] = replace(kept, int8_rows=scheme.linear.int8_rows)
-    return types
 
 
 def _list(names: Sequence[str]) -> str:
@@ -200,14 +188,13 @@ def _list(names: Sequence[str]) -> str:
 
 
 def choose_dtype(dtype: str, wanted: Mapping[str, Tensor], checkpoint: Checkpoint) -> FloatDtype:
-    """ "auto" is bfloat16 where all matrices are, or are in a form that bfloat16 holds exactly; else float32."""
+    """The dtype that the model is held in: "auto" is bfloat16 if all its matrices are, else float32."""
     if dtype == "bfloat16" or dtype == "float32":
         return "bfloat16" if dtype == "bfloat16" else "float32"
     if dtype != "auto":
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     matrices = [name for name, tensor in wanted.items() if not tensor.exact]
-    exact = (BFLOAT16, np.dtype(np.uint8))
-    return "bfloat16" if all(checkpoint.dtype(name) in exact for name in matrices) else "float32"
+    return "bfloat16" if all(checkpoint.dtype(name) == BFLOAT16 for name in matrices) else "float32"
 
 
 def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:
@@ -223,7 +210,7 @@ def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint)
 
 
 def _equal(first: Array, second: Array) -> bool:
-    """Bit for bit, in pieces; tensors of two types are never equal."""
+    """Compares bit for bit, in pieces. Tensors of two types are never equal."""
     a, b = first.reshape(-1), second.reshape(-1)
     if a.dtype != b.dtype:
         return False

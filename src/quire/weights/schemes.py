@@ -1,17 +1,48 @@
-"""What `--quantization` may name, and what it means for each weight. Knows the layouts' description; knows no model."""
+"""What `--quantization` may name, and what it means for each weight. Knows layouts; knows no model."""
 
 from __future__ import annotations
 
-from quire.devices.protocol import Quantized, Scheme
+from typing import Literal
+
+import msgspec
+
 from quire.errors import ConfigError
+from quire.weights.layouts import AnyLayout, Int4, Int8
+from quire.weights.tensor import FloatDtype
 
 GROUPS = (32, 64, 128)
 
+Activations = Literal["float", "int8"]
+
+
+class Quantized(msgspec.Struct, frozen=True):
+    """The type of a quantized weight, and of the activations that it is multiplied with.
+
+    With "int8" activations are rounded to int8, one scale per row (a token), and products are summed as integers.
+    """
+
+    layout: AnyLayout
+    activations: Activations = "int8"
+
+
+WeightType = FloatDtype | Quantized
+
+
+def rounds_activations(weight: WeightType) -> bool:
+    return isinstance(weight, Quantized) and weight.activations == "int8"
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """The types of a quantized model's matrices: those of products, and the tables of embedding and head."""
+
+    linear: Quantized
+    table: Quantized
+
 
 def scheme(name: str, group_size: int = 64, symmetric: bool = True, pure: bool = False) -> Scheme | None:
-    """The weights' types by their name; None for "auto", which leaves them as they are.
+    """The types that a quantization's name stands for; None for "auto", which leaves weights as they are.
 
-    Four bits are few for the embedding and the head, which get eight unless `pure`. ConfigError.
+    Four bits are few for the embedding and the head, which get eight unless `pure`. Raises ConfigError.
     """
     if pure and name not in ("int4", "int4wo"):
         raise ConfigError(
@@ -21,24 +52,24 @@ def scheme(name: str, group_size: int = 64, symmetric: bool = True, pure: bool =
         return None
     if group_size not in GROUPS:
         raise ConfigError(f"--quantization-group-size must be 32, 64 or 128, got {group_size}")
-    int8_rows = not name.endswith("wo")
-    int8 = Quantized(8, int8_rows=int8_rows)
+    activations: Activations = "float" if name.endswith("wo") else "int8"
+    int8 = Quantized(Int8(), activations)
     if name in ("int8", "int8wo"):
         return Scheme(int8, int8)
     if name in ("int4", "int4wo"):
-        int4 = Quantized(4, group_size, symmetric, int8_rows)
+        int4 = Quantized(Int4(group_size, symmetric), activations)
         return Scheme(int4, int4 if pure else int8)
     raise ConfigError(f"--quantization must be auto, int8, int8wo, int4 or int4wo, got {name!r}")
 
 
 def weights_name(scheme: Scheme | None, dtype: str) -> str:
-    """As a log or a table names it."""
+    """The weights' types as a log or a table names them."""
     if scheme is None:
         return dtype
-    weights = scheme.linear
-    name = f"int{weights.bits}" + ("" if weights.int8_rows else "wo")
-    if weights.bits == 4:
-        name += f", groups of {weights.group_size}"
-        name += "" if weights.symmetric else ", asymmetric"
+    weights, layout = scheme.linear, scheme.linear.layout
+    name = layout.name + ("wo" if weights.activations == "float" else "")
+    if isinstance(layout, Int4):
+        name += f", groups of {layout.group_size}"
+        name += "" if layout.symmetric else ", asymmetric"
         name += ", pure" if scheme.table == weights else ""
     return name

@@ -1,7 +1,4 @@
-"""A model as its files give it: config, generation defaults and tensors, out of a directory or a GGUF file.
-
-The one place that tells the two apart; knows no family.
-"""
+"""A model's files: config, generation defaults and tensors, from a directory or a GGUF file. Knows no family."""
 
 from __future__ import annotations
 
@@ -17,15 +14,16 @@ from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.gguf import is_gguf, read_gguf
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
+from quire.weights.readers import find_quantization
 
 MAX_JSON = 16 << 20  # bytes of a config file
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`config` and `generation` are config.json and generation_config.json or what stands for them.
+    """`config` and `generation` are config.json and generation_config.json, or what replaces them in the file.
 
-    `where` names the config in messages; `tensors` opens the weights.
+    `where` names the config in messages. `tensors` opens the weights; quantized ones through their reader.
     """
 
     path: Path
@@ -47,7 +45,12 @@ def open_source(path: Path) -> Source:
         )
     config = read_json(config_path)
     generation = read_json(generation_path) if generation_path.exists() else {}
-    return Source(path, str(config_path), config, generation, lambda: open_checkpoint(path))
+    quantization = find_quantization(config, str(config_path), path)
+    if quantization is None:
+        return Source(path, str(config_path), config, generation, lambda: open_checkpoint(path))
+    reader = quantization.reader()
+    config = {**config, "quantization_config": quantization.section()}
+    return Source(path, str(config_path), config, generation, lambda: reader(open_checkpoint(path)))
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -56,7 +59,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_json(path: Path, of: type = dict) -> Any:
-    """A JSON object (or what `of` says) from a file, or ModelError naming it."""
+    """A JSON object (or another type, `of`) from a file. Raises ModelError, naming the file."""
     try:
         size = path.stat().st_size
         value = json.loads(path.read_text("utf-8")) if size <= MAX_JSON else None

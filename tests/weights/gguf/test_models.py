@@ -15,14 +15,15 @@ from quire import LLM, SamplingParams
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
-from quire.devices.protocol import Quantized
+from quire.devices.cpu.pack import describe
 from quire.devices.reference.backend import ReferenceBackend
 from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.engine_dir import Limits
 from quire.model.load import inspect_model
-from quire.weights.gguf.dequantize import dequantize, grouped
+from quire.weights.gguf.dequantize import dequantize, layout_of, quant_tensor
 from quire.weights.gguf.kinds import KINDS
+from quire.weights.schemes import Quantized
 from quire.weights.source import open_source, open_tokenizer
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
 from tests.tiny import BOS, CONFIG, EOS, write_checkpoint
@@ -114,12 +115,12 @@ def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: Any) -> None:
     raw[..., 1] &= 0x3F  # no infinite scales
     raw[..., 3] &= 0x3F
     values = dequantize(known, raw.reshape(-1)).reshape(40, 512)
-    groups = grouped(known, raw.reshape(-1))
-    assert groups is not None
-    groups = groups.reshape(40, -1)
-    dtype = Quantized(4, 32, symmetric=kind == "Q4_0", int8_rows=False, scales="float32")
-    np.testing.assert_array_equal(backend.matrix([groups[:7], groups[7:]], dtype).dequantize(), values)
-    gated = backend.gated_matrix(groups[:20], groups[20:], dtype)
+    layout = layout_of(known)
+    assert layout is not None
+    first, second = (quant_tensor(known, rows.reshape(20, -1)) for rows in (raw[:20], raw[20:]))
+    dtype = Quantized(layout, "float")
+    np.testing.assert_array_equal(backend.matrix([first, second], dtype).dequantize(), values)
+    gated = backend.gated_matrix(first, second, dtype)
     np.testing.assert_array_equal(gated.dequantize(), values)
 
 
@@ -137,8 +138,10 @@ def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) ->
         assert planned.weight_bytes == real.weight_bytes
         weights = real.weights  # type: ignore[attr-defined]
         kept = [weights.embedding, *(layer.mlp.down for layer in weights.layers)]
-        formats = {matrix.packed.format for matrix in kept}
-        assert formats == {("int4", 32, kind == "Q4_1", False, options.get("quantization") == "int4", False)}
+        for matrix in kept:
+            about = describe(matrix.packed)
+            assert (about["layout"], about["group"], about["offsets"]) == ("int4", 32, kind == "Q4_1")
+            assert (about["narrow"], about["int8_rows"]) == (False, options.get("quantization") == "int4")
 
 
 def test_everything_comes_from_the_file(made: Made) -> None:

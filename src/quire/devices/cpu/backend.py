@@ -13,20 +13,18 @@ from quire import _native
 from quire.devices.cpu.errors import native_errors
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.cpu.pack import (
-    FLAGS,
-    Format,
     NativeMatrix,
-    pack_groups,
-    packable,
+    describe,
+    format_of,
+    outline,
+    pack,
     packed_of,
-    read_description,
-    shape_of,
+    place,
 )
 from quire.devices.cpu.record import Recorder
 from quire.devices.cpu.run import NativeExecutable, NativeKVCache
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.protocol import (
-    GROUPS_OF_INT4,
     Arithmetic,
     Array,
     Graph,
@@ -35,10 +33,12 @@ from quire.devices.protocol import (
     Limits,
     MachineLimits,
     Matrix,
-    Quantized,
     WeightType,
 )
-from quire.errors import EngineError, ModelError
+from quire.errors import EngineError
+from quire.weights.layouts import AnyLayout
+from quire.weights.schemes import Quantized
+from quire.weights.tensor import QuantTensor
 
 
 class NativeBackend:
@@ -74,14 +74,19 @@ class NativeBackend:
     def name(self) -> str:
         return f"native {self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
-    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> NativeMatrix:
-        return self._pack(parts, self._format(dtype), gated=False)
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> NativeMatrix:
+        return self._pack(parts, format_of(dtype, self.compact, screened=False), gated=False)
 
-    def head(self, parts: Sequence[Array], dtype: WeightType) -> NativeMatrix:
-        return self._pack(parts, self._format(dtype, head=True), gated=False)
+    def head(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> NativeMatrix:
+        return self._pack(parts, format_of(dtype, self.compact, self.screened), gated=False)
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> NativeMatrix:
-        return self._pack((gate, up), self._format(dtype), gated=True)
+    def gated_matrix(
+        self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
+    ) -> NativeMatrix:
+        return self._pack((gate, up), format_of(dtype, self.compact, screened=False), gated=True)
+
+    def takes(self, layout: AnyLayout) -> bool:
+        return layout.name in _native.layouts()
 
     @property
     def fingerprint(self) -> str:
@@ -89,16 +94,10 @@ class NativeBackend:
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         packed = packed_of(matrix)
-        rows, columns = packed.shape
-        layout, group, *flags = packed.format
-        about = {"rows": rows, "cols": columns, "layout": layout, "gated": packed.gated, "group": group}
-        return about | dict(zip(FLAGS, flags, strict=True)), packed.bytes()
+        return describe(packed), packed.bytes()
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
-        try:
-            return NativeMatrix(_native.packed(*read_description(about), data), self.pool)
-        except (ValueError, TypeError) as error:
-            raise ModelError(f"a packed weight cannot be used: {error}") from error
+        return place(about, data, self.pool)
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> NativeKVCache:
         return NativeKVCache(spec, num_blocks, block_size)
@@ -119,30 +118,14 @@ class NativeBackend:
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
         if isinstance(weight, Quantized):
-            return "int8" if weight.int8_rows else "fp32"
+            return "int8" if weight.activations == "int8" else "fp32"
         return "bf16" if weight == "bfloat16" and self.isa == "avx512_bf16" else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         return measure_limits(self.threads, arithmetic)
 
-    def _pack(self, parts: Sequence[Array], format: Format, gated: bool) -> NativeMatrix:
-        if parts and parts[0].dtype in GROUPS_OF_INT4:
-            rows, columns = shape_of(parts)
-            data = pack_groups(parts, gated)
-            with native_errors:
-                packed = _native.packed(rows, columns, format, gated, data)
-            return NativeMatrix(packed, self.pool)
-        sources = [packable(part) for part in parts]
-        with native_errors:
-            packed = _native.pack(sources, format, gated, self.isa, self.pool)
-        return NativeMatrix(packed, self.pool)
-
-    def _format(self, dtype: WeightType, head: bool = False) -> Format:
-        if isinstance(dtype, Quantized):
-            narrow = dtype.bits == 4 and dtype.scales == "bfloat16"
-            return f"int{dtype.bits}", dtype.group_size, not dtype.symmetric, narrow, dtype.int8_rows, False
-        layout = "bfloat16_12" if self.compact and dtype == "bfloat16" else dtype
-        return layout, 0, False, False, False, head and self.screened
+    def _pack(self, parts: Sequence[Array | QuantTensor], format: Any, gated: bool) -> NativeMatrix:
+        return pack(parts, format, gated, self.isa, self.pool)
 
     def outline(self) -> OutlineBackend:
         return OutlineBackend(self.threads, self.isa, self.compact, self.screened)
@@ -174,10 +157,8 @@ class NativeBackend:
 class OutlineBackend(NativeBackend):
     """Records plans of models that are not loaded."""
 
-    def _pack(self, parts: Sequence[Array], format: Format, gated: bool) -> NativeMatrix:
-        rows, columns = shape_of(parts)
-        with native_errors:
-            return NativeMatrix(_native.outline(rows, columns, format, gated), self.pool)
+    def _pack(self, parts: Sequence[Array | QuantTensor], format: Any, gated: bool) -> NativeMatrix:
+        return outline(parts, format, gated, self.pool)
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
-        return NativeMatrix(_native.outline(*read_description(about)), self.pool)
+        return place(about, None, self.pool)

@@ -1,4 +1,7 @@
-"""Packs weights into the layouts of the native kernels (csrc/simd/kernels.h, MatrixView)."""
+"""Weights in native panels (csrc/linear): packed, described for an engine directory, and placed in mapped bytes.
+
+Knows `quire._native` and layouts; knows no plan.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from quire.devices.protocol import GROUPS_OF_INT4, Array, FloatArray, Matrix
+from quire import _native
+from quire.devices.cpu.errors import native_errors
+from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.errors import EngineError, ModelError
+from quire.weights.schemes import Quantized, WeightType
+from quire.weights.tensor import QuantTensor
+
+FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "screened")
 
 
 class NativeMatrix:
-    """A weight in panels of 16 rows (csrc/simd/kernels.h, MatrixView)."""
+    """A weight in panels of 16 rows (csrc/linear/format.h)."""
 
     def __init__(self, packed: Any, pool: Any) -> None:
         self.packed = packed
@@ -38,6 +47,7 @@ class NativeMatrix:
 
 
 def packed_of(weight: Matrix) -> Any:
+    """The native weight of a matrix. Raises EngineError if another backend made it."""
     if not isinstance(weight, NativeMatrix):
         raise EngineError(
             f"the native backend got a weight of {type(weight).__name__}; load the model with it"
@@ -45,8 +55,63 @@ def packed_of(weight: Matrix) -> Any:
     return weight.packed
 
 
-def packable(array: Array) -> tuple[Array, str]:
-    """An array the packer can read in place, and the type of its elements."""
+def format_of(dtype: WeightType, compact: bool, screened: bool) -> Any:
+    """The native format of a type. `compact`: bfloat16 in 12 bits; `screened`: floats get a screen."""
+    if isinstance(dtype, Quantized):
+        return _native.Format(**dtype.layout.format(), int8_rows=dtype.activations == "int8")
+    layout = "bfloat16_12" if compact and dtype == "bfloat16" else dtype
+    return _native.Format(layout=layout, screened=screened)
+
+
+def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: str, pool: Any) -> NativeMatrix:
+    """Parts stacked on rows, in panels: floats are rounded to the format, quantized tensors are kept bit for bit."""
+    tensors = [part for part in parts if isinstance(part, QuantTensor)]
+    if tensors and len(tensors) != len(parts):
+        raise EngineError("a weight is made of floats or of quantized tensors, not of both")
+    with native_errors:
+        if tensors:
+            codes = [_codes(tensor, format.layout) for tensor in tensors]
+            return NativeMatrix(_native.pack_codes(codes, format, gated, pool), pool)
+        return NativeMatrix(_native.pack([_floats(part) for part in parts], format, gated, isa, pool), pool)
+
+
+def outline(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, pool: Any) -> NativeMatrix:
+    """The matrix that `pack` would make, without values."""
+    rows = sum(part.shape[0] for part in parts)
+    with native_errors:
+        return NativeMatrix(_native.outline(rows, parts[0].shape[1], format, gated), pool)
+
+
+def describe(packed: Any) -> dict[str, Any]:
+    """A packed weight as plain values."""
+    rows, columns = packed.shape
+    fields = {name: getattr(packed.format, name) for name in FORMAT_FIELDS}
+    return {"rows": rows, "cols": columns, "gated": packed.gated, **fields}
+
+
+def place(about: dict[str, Any], data: Array | None, pool: Any) -> NativeMatrix:
+    """The matrix that `describe` described, in its packed bytes, or without values. Raises ModelError."""
+    try:
+        format = _native.Format(**{name: about[name] for name in FORMAT_FIELDS})
+        shape = about["rows"], about["cols"], format, about["gated"]
+        return NativeMatrix(_native.outline(*shape) if data is None else _native.packed(*shape, data), pool)
+    except KeyError as error:
+        raise ModelError(f"the description of a packed weight lacks {error}: {about}") from error
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"a packed weight cannot be used: {error}") from error
+
+
+def _codes(tensor: QuantTensor, layout: str) -> tuple[Array, Array, Array | None]:
+    if tensor.layout.name != layout:
+        raise EngineError(f"a weight of {tensor.layout.name} cannot be packed as {layout}")
+    zeros = None if tensor.zeros is None else np.ascontiguousarray(tensor.zeros, np.float32)
+    return np.ascontiguousarray(tensor.codes), np.ascontiguousarray(tensor.scales, np.float32), zeros
+
+
+def _floats(part: Array | QuantTensor) -> tuple[Array, str]:
+    """An array that the packer can read in place, and the type of its elements."""
+    assert not isinstance(part, QuantTensor)
+    array = part
     if array.ndim != 2:
         raise EngineError(f"a weight must have 2 dimensions, got shape {array.shape}")
     if not array.dtype.isnative or array.strides[1] != array.itemsize or array.strides[0] < 0:
@@ -58,46 +123,3 @@ def packable(array: Array) -> tuple[Array, str]:
     if array.dtype in (np.float16, np.float32):
         return array, str(array.dtype)
     raise EngineError(f"a weight must be float32, float16 or bfloat16, got {array.dtype}")
-
-
-def shape_of(parts: Sequence[Array]) -> tuple[int, int]:
-    group = 32 if parts[0].dtype in GROUPS_OF_INT4 else 1
-    return sum(part.shape[0] for part in parts), parts[0].shape[1] * group
-
-
-def pack_groups(parts: Sequence[Array], gated: bool) -> Array:
-    """Pack GROUPS_OF_INT4 into a weight's 64-byte aligned bytes (csrc/simd/kernels.h, MatrixView, i4, group 32)."""
-    rows_OG = list(parts) if gated else [np.concatenate(parts)]
-    panels = []
-    for rows in rows_OG:
-        padded = np.zeros((-(-len(rows) // 16) * 16, rows.shape[1]), rows.dtype)
-        padded[: len(rows)] = rows
-        panels.append(padded.reshape(-1, 16, rows.shape[1]).swapaxes(1, 2))  # [panel, G, 16]
-    stacked = np.stack(panels, axis=1).reshape(-1, *panels[0].shape[1:])
-    # Eight columns a step: four in low halves of bytes, four in high halves.
-    quanta = stacked["quanta"].reshape(*stacked.shape, 4, 2, 4)
-    halves = quanta[..., 0, :] | quanta[..., 1, :] << np.uint8(4)
-    fields = [np.ascontiguousarray(stacked["scale"]).view(np.uint8)]
-    if stacked.dtype == GROUPS_OF_INT4[1]:
-        fields.append(np.ascontiguousarray(stacked["offset"]).view(np.uint8))
-    fields.append(halves.swapaxes(2, 3).reshape(*stacked.shape[:2], -1))
-    groups = np.concatenate(fields, axis=-1).reshape(-1)
-    memory = np.empty(groups.nbytes + 63, np.uint8)
-    start = -memory.ctypes.data % 64
-    memory[start : start + groups.nbytes] = groups
-    return memory[start : start + groups.nbytes]
-
-
-# csrc/simd/kernels.h: layout, group, and these
-Format = tuple[str, int, bool, bool, bool, bool]
-FLAGS = ("offsets", "narrow", "int8_rows", "screened")
-
-
-def read_description(about: dict[str, Any]) -> tuple[int, int, Format, bool]:
-    """Rows, columns, format and whether gated: as `NativeBackend.export` describes a matrix."""
-    try:
-        offsets, narrow, int8_rows, screened = (bool(about[name]) for name in FLAGS)
-        format = str(about["layout"]), int(about["group"]), offsets, narrow, int8_rows, screened
-        return int(about["rows"]), int(about["cols"]), format, bool(about["gated"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"not the description of a packed weight: {about}") from error

@@ -17,7 +17,6 @@ from quire.devices.protocol import (
     Limits,
     MachineLimits,
     Matrix,
-    Quantized,
     WeightType,
 )
 from quire.devices.reference.cache import ReferenceKVCache
@@ -26,6 +25,9 @@ from quire.devices.reference.sampler import ReferenceSampler
 from quire.devices.reference.weights import ReferenceMatrix, own_matrix
 from quire.devices.widths import widest_activation
 from quire.errors import EngineError
+from quire.weights.layouts import AnyLayout
+from quire.weights.schemes import rounds_activations
+from quire.weights.tensor import QuantTensor
 
 
 class ReferenceBackend:
@@ -41,13 +43,18 @@ class ReferenceBackend:
     def threads(self) -> int:
         return 1
 
-    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> ReferenceMatrix:
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix(parts, dtype)
 
     head = matrix
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> ReferenceMatrix:
+    def gated_matrix(
+        self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
+    ) -> ReferenceMatrix:
         return ReferenceMatrix([gate, up], dtype)
+
+    def takes(self, layout: AnyLayout) -> bool:
+        return True
 
     @property
     def fingerprint(self) -> str:
@@ -83,7 +90,7 @@ class ReferenceBackend:
         return ReferenceSampler(vocab_size)
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
-        return "int8" if isinstance(weight, Quantized) and weight.int8_rows else "fp32"
+        return "int8" if rounds_activations(weight) else "fp32"
 
     def free_memory(self) -> int:
         return free_memory()

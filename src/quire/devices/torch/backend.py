@@ -23,7 +23,6 @@ from quire.devices.protocol import (
     Limits,
     MachineLimits,
     Matrix,
-    Quantized,
     WeightType,
 )
 from quire.devices.torch.cache import TorchKVCache
@@ -31,6 +30,9 @@ from quire.devices.torch.ops import TorchMatrix, own_matrix
 from quire.devices.torch.run import TorchExecutable, TorchSampler
 from quire.devices.widths import widest_activation
 from quire.errors import EngineError
+from quire.weights.layouts import AnyLayout
+from quire.weights.schemes import rounds_activations
+from quire.weights.tensor import QuantTensor
 
 
 class TorchBackend:
@@ -57,13 +59,18 @@ class TorchBackend:
     def outline(self) -> TorchBackend:
         return TorchBackend(self._threads, "meta")
 
-    def matrix(self, parts: Sequence[Array], dtype: WeightType) -> TorchMatrix:
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> TorchMatrix:
         return TorchMatrix.pack(parts, dtype, self._device)
 
     head = matrix
 
-    def gated_matrix(self, gate: Array, up: Array, dtype: WeightType) -> TorchMatrix:
+    def gated_matrix(
+        self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
+    ) -> TorchMatrix:
         return TorchMatrix.pack([gate, up], dtype, self._device)
+
+    def takes(self, layout: AnyLayout) -> bool:
+        return True
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)
@@ -94,7 +101,7 @@ class TorchBackend:
         return free_memory()
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
-        return "int8" if isinstance(weight, Quantized) and weight.int8_rows else "fp32"
+        return "int8" if rounds_activations(weight) else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         return measure_limits(self._threads, arithmetic)

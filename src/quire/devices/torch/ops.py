@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from quire.devices.cpu.pack import shape_of
 from quire.devices.protocol import (
     Activation,
     Array,
@@ -22,15 +21,17 @@ from quire.devices.protocol import (
     FloatArray,
     Matrix,
     Norm,
-    Quantized,
     Rope,
     Routing,
     WeightType,
 )
-from quire.devices.reference.weights import LEAST, ReferenceMatrix
+from quire.devices.reference.weights import ReferenceMatrix
 from quire.devices.torch.attention import attend, first_seen
 from quire.devices.torch.cache import TorchStep
 from quire.errors import EngineError
+from quire.weights.layouts.rounding import LEAST
+from quire.weights.schemes import rounds_activations
+from quire.weights.tensor import QuantTensor
 
 
 class TorchMatrix:
@@ -40,10 +41,10 @@ class TorchMatrix:
         self.values, self.int8_rows = values, int8_rows
 
     @classmethod
-    def pack(cls, parts: Sequence[Array], dtype: WeightType, device: Any) -> TorchMatrix:
+    def pack(cls, parts: Sequence[Array | QuantTensor], dtype: WeightType, device: Any) -> TorchMatrix:
         if device.type == "meta":  # an outline: a shape without values
-            values = torch.empty(shape_of(parts), device=device)
-            return cls(values, isinstance(dtype, Quantized) and dtype.int8_rows)
+            shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
+            return cls(torch.empty(shape, device=device), rounds_activations(dtype))
         rounded = ReferenceMatrix(parts, dtype)
         return cls(torch.from_numpy(rounded.dequantize()).to(device), rounded.int8_rows)
 

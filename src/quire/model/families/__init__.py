@@ -13,6 +13,7 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
+from quire.weights.readers import KEYS, find_quantization
 
 # By module, the classes of its families and their model_type. A module is imported when one of its families is asked
 # for.
@@ -67,28 +68,15 @@ def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[
     family = load_family(architecture)
     named = {**values, "architectures": [architecture]}
     config = ConfigReader(named, where, family.defaults, family.spellings)
-    stored = _quantization(config, family)
+    quantization = find_quantization(values, where, None)
+    if quantization is not None:
+        quantization.reader()  # refuses a method that nothing reads
+    config.skip(" ".join(KEYS))
     config.skip(family.unused)
     spec = family.read(config)
     names = family.names(spec, config) if callable(family.names) else family.names
     config.finish()
-    return spec, replace(names, **stored)
-
-
-def _quantization(config: ConfigReader, family: Family) -> Mapping[str, Any]:
-    """What the config's quantization changes in the names. ModelError for one that the family does not read."""
-    if config.get("compression_config") is not None:
-        raise ModelError(f"{config.where}: compression_config: quantized checkpoints are not supported yet")
-    value = config.get("quantization_config")
-    if value is None:
-        return {}
-    method = value.get("quant_method") if isinstance(value, dict) else None
-    if not isinstance(method, str) or method not in family.quantized:
-        raise ModelError(
-            f"{config.where}: quantization_config: quantized checkpoints are not supported yet ({method}); "
-            "use the original weights"
-        )
-    return family.quantized[method]
+    return spec, replace(names, **(family.quantized.get(quantization.method, {}) if quantization else {}))
 
 
 def _architecture(values: Mapping[str, Any], where: str) -> str:

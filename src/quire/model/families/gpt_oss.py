@@ -21,7 +21,7 @@ GPT_OSS_NAMES = TensorNames(
     experts="mlp.experts.",
     expert_up="gate_up_proj",
     expert_down="down_proj",
-    expert_stack="plain",
+    expert_stack="columns",
 )
 # The class's own, for a config that names no rope.
 YARN = {
@@ -70,6 +70,6 @@ FAMILIES = {
             "num_experts_per_tok": 4,
         },
         {"num_experts": "num_local_experts num_experts"},
-        quantized={"mxfp4": {"expert_stack": "mxfp4"}},
+        quantized={"mxfp4": {"expert_stack": "rows"}},
     ),
 }

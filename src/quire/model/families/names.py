@@ -13,13 +13,13 @@ from msgspec.structs import replace
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
 
-    `layer` is the prefix of layer {i}; of what follows there, None means that the family has nothing of the kind.
+    `layer` is the prefix of layer {i}; for the names that follow there, None means that the family has no such module.
     `qkv` names a fused projection: stacked (q, k, v) or grouped (for each kv head its queries, its key, its value);
     `gate_up` a fused gate and up. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are
-    neighbours. `norm_offset` is added to the weights of norms. `experts` is the prefix of expert {e}, `expert_stack`
-    the prefix of tensors that hold all experts. `ignored` are patterns of whole names that hold nothing to load
-    (buffers that are computed from the config). `base` begins the names of all but the head; a checkpoint of the base
-    model alone leaves it out.
+    neighbours. `norm_offset` is added to the weights of norms. `experts` is the prefix of expert {e}; if `expert_stack`
+    is given, of tensors [E, ...] that hold all experts, with outputs as their rows or as their columns. `ignored` are
+    patterns of whole names that hold nothing to load (buffers that are computed from the config). `base` begins all
+    names but the head's; a checkpoint of the base model alone leaves it out.
     """
 
     base: str = "model."
@@ -63,7 +63,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
-    expert_stack: Literal["", "plain", "mxfp4"] = ""
+    expert_stack: Literal["", "columns", "rows"] = ""
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.checkpoint.protocol import Array, Checkpoint
+from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
+from quire.weights.layouts import AnyLayout
+from quire.weights.tensor import Array, QuantTensor, Rows
 
 __all__ = ["Checkpoint", "ShardedCheckpoint", "open_checkpoint"]
 
@@ -48,11 +50,14 @@ class ShardedCheckpoint:
     def path(self, name: str) -> Path:
         return self._owner[name].path(name)
 
-    def groups(self, name: str, outline: bool) -> Array | None:
-        return None  # no such form
-
     def get(self, name: str) -> Array:
         return self._owner[name].get(name)
+
+    def layout(self, name: str) -> AnyLayout | None:
+        return self._owner[name].layout(name)
+
+    def quantized(self, name: str, rows: Rows) -> QuantTensor:
+        return self._owner[name].quantized(name, rows)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

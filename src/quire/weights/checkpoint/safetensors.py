@@ -19,7 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.checkpoint.protocol import Array
+from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.tensor import Array
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 MAX_DIMENSIONS = 8
@@ -53,7 +54,7 @@ class Entry:
     end: int
 
 
-class SafetensorsFile:
+class SafetensorsFile(Unquantized):
     """A `Checkpoint` of one file. Raises ModelError, naming the file, for anything out of order in it."""
 
     def __init__(self, path: Path) -> None:
@@ -81,9 +82,6 @@ class SafetensorsFile:
 
     def path(self, name: str) -> Path:
         return self._path
-
-    def groups(self, name: str, outline: bool) -> Array | None:
-        return None  # no such form
 
     def get(self, name: str) -> Array:
         entry = self._entries[name]

@@ -22,7 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.checkpoint.protocol import Array
+from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.tensor import Array
 
 MAX_PICKLE = 256 << 20  # bytes; the pickle holds names and shapes only
 STORAGES: dict[str, np.dtype[Any]] = {
@@ -110,7 +111,7 @@ class Unpickler(pickle.Unpickler):
         return Storage(dtype, key, count)
 
 
-class TorchFile:
+class TorchFile(Unquantized):
     """A `Checkpoint` of one file. Raises ModelError, naming the file, for anything it will not read."""
 
     def __init__(self, path: Path) -> None:
@@ -146,9 +147,6 @@ class TorchFile:
 
     def path(self, name: str) -> Path:
         return self._path
-
-    def groups(self, name: str, outline: bool) -> Array | None:
-        return None  # no such form
 
     def get(self, name: str) -> Array:
         tensor, dtype = self._tensors[name], self.dtype(name)

@@ -10,15 +10,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from quire.devices.protocol import GROUPS_OF_INT4
-from quire.weights.checkpoint.protocol import Array
-from quire.weights.gguf.dequantize import PLAIN, dequantize, grouped
+from quire.weights.gguf.dequantize import PLAIN, dequantize, layout_of, quant_tensor
 from quire.weights.gguf.names import Place
 from quire.weights.gguf.parts import GGUFParts
+from quire.weights.layouts import AnyLayout
+from quire.weights.parts import Part
+from quire.weights.tensor import Array, QuantTensor, Rows
 
 FLOAT32 = np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-GROUPED = ("Q4_0", "Q4_1", "Q4_K")  # what `dequantize.grouped` knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,25 @@ class GGUFCheckpoint:
     def path(self, name: str) -> Path:
         return self.parts.path_of(self.tensors[name].tensor)
 
-    def groups(self, name: str, outline: bool) -> Array | None:
+    def layout(self, name: str) -> AnyLayout | None:
         place = self.tensors[name]
-        entry, shape = self.parts.tensors[place.tensor], place.shape
-        if entry.kind.name not in GROUPED or not place.exact or len(shape) != 2:
+        if not place.exact or len(place.shape) != 2 or self._file_rows(place) is None:
             return None
-        rows, columns = entry.shape[-2:]
-        if outline:
-            none = np.zeros((), GROUPS_OF_INT4[entry.kind.name != "Q4_0"])
-            found: Array = np.broadcast_to(none, (rows, columns // 32))
-        else:
-            groups = grouped(entry.kind, self._raw(place)[0])
-            assert groups is not None
-            found = groups.reshape(rows, -1)
-        if place.take is not None:
-            found = place.take(found)
-        return found if found.shape == (shape[0], shape[1] // 32) else None
+        return layout_of(self.parts.tensors[place.tensor].kind)
+
+    def quantized(self, name: str, rows: Rows) -> QuantTensor:
+        place = self.tensors[name]
+        raw, shape = self._raw(place)
+        file_rows = self._file_rows(place)
+        assert file_rows is not None
+        return quant_tensor(self.parts.tensors[place.tensor].kind, raw.reshape(shape[0], -1)[file_rows[rows]])
+
+    def _file_rows(self, place: Place) -> Rows | None:
+        """The rows in the file that make the matrix of a place; None if its rows are not rows there."""
+        shape = self.parts.tensors[place.tensor].shape[-2:]
+        if len(shape) != 2:
+            return None
+        return Part((("", shape),), place.take).rows()
 
     def _raw(self, place: Place) -> tuple[Array, tuple[int, ...]]:
         """Bytes and shape in the file."""

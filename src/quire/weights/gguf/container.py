@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.checkpoint.protocol import Array
 from quire.weights.gguf.kinds import KINDS, Kind
+from quire.weights.tensor import Array
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import GROUPS_OF_INT4
 from quire.weights.gguf.kinds import Kind
+from quire.weights.layouts import Int4
+from quire.weights.tensor import Bytes, QuantTensor
 
-Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Decoder = Callable[[Bytes], Floats]
 
@@ -45,28 +45,31 @@ def dequantize(kind: Kind, raw: Bytes) -> Floats:
     return out.reshape(-1)
 
 
-def grouped(kind: Kind, raw: Bytes) -> NDArray[Any] | None:
-    """Blocks as groups of 32 that int4 weights can take as they are (`GROUPS_OF_INT4`); None for other types."""
-    blocks = raw.reshape(-1, kind.nbytes)
-    with np.errstate(invalid="ignore", over="ignore"):
-        if kind.name == "Q4_0":
-            return _groups(_half(blocks, 0), _nibbles(blocks[:, 2:], 16))
-        if kind.name == "Q4_1":
-            return _groups(_half(blocks, 0), _nibbles(blocks[:, 4:], 16), -_half(blocks, 2))
-        if kind.name == "Q4_K":
-            scales, minima = _six_bits(blocks[:, 4:16])
-            quanta = _nibbles(blocks[:, 16:], 32)
-            return _groups(_half(blocks, 0) * scales, quanta, _half(blocks, 2) * minima)
+def layout_of(kind: Kind) -> Int4 | None:
+    """The layout that holds a type's blocks as they are."""
+    if kind.name in ("Q4_0", "Q4_1", "Q4_K"):
+        return Int4(32, symmetric=kind.name == "Q4_0", scales="float32")
     return None
 
 
-def _groups(scales: Floats, quanta: Bytes, offsets: Floats | None = None) -> NDArray[Any]:
-    """scales, offsets [B, G] and quanta [B, 32 G] -> [B G]."""
-    out = np.empty(scales.size, GROUPS_OF_INT4[offsets is not None])
-    out["scale"], out["quanta"] = scales.reshape(-1), quanta.reshape(-1, 32)
-    if offsets is not None:
-        out["offset"] = offsets.reshape(-1)
-    return out
+def quant_tensor(kind: Kind, raw: Bytes) -> QuantTensor:
+    """Rows of blocks, uint8 [O, bytes of a row], in `layout_of(kind)`, which must not be None."""
+    layout = layout_of(kind)
+    assert layout is not None
+    blocks = raw.reshape(-1, kind.nbytes)
+    minima = None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.name == "Q4_K":
+            scales, minima = _six_bits(blocks[:, 4:16])
+            scales, minima = _half(blocks, 0) * scales, _half(blocks, 2) * minima
+            codes = _nibbles(blocks[:, 16:], 32)
+        else:
+            scales = _half(blocks, 0)
+            minima = -_half(blocks, 2) if kind.name == "Q4_1" else None
+            codes = _nibbles(blocks[:, 4 if kind.name == "Q4_1" else 2 :], 16)
+    rows = len(raw)
+    zeros = None if minima is None else minima.reshape(rows, -1)
+    return QuantTensor(layout, codes.reshape(rows, -1), scales.reshape(rows, -1), zeros)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:

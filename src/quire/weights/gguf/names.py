@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from quire.devices.protocol import Array
 from quire.weights.gguf.container import TensorEntry
 from quire.weights.parts import Take, transposed
+from quire.weights.tensor import Array
 
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_0-9]+)\.?(weight|bias)?")
 # What the config was made of, and buffers that are computed.

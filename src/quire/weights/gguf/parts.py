@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
-from quire.weights.checkpoint.protocol import Array
 from quire.weights.gguf.container import GGUFFile, TensorEntry
+from quire.weights.tensor import Array
 
 SPLIT = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 

@@ -1,0 +1,89 @@
+// How a packed weight is held: its layout, the layout's parameters, and its shape. Knows bytes and sizes; knows no kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/memory.h"
+
+namespace quire {
+
+// The registry of layouts: X(name, traits). The traits struct of each lies in linear/layouts/NAME.h; layouts.h includes
+// them all and calls the right one.
+#define QUIRE_LAYOUTS(X)  \
+  X(float32, Float32)     \
+  X(bfloat16, Bfloat16)   \
+  X(bfloat16_12, Bfloat16In12) \
+  X(int8, Int8)           \
+  X(int4, Int4)
+
+enum class Layout : int {
+#define QUIRE_LAYOUT_NAME(name, Traits) name,
+  QUIRE_LAYOUTS(QUIRE_LAYOUT_NAME)
+#undef QUIRE_LAYOUT_NAME
+};
+
+// A layout and its parameters, and the type of the activations that it is multiplied with.
+struct Format {
+  Layout layout = Layout::float32;
+  int group = 0;           // int4: columns of a row that share a scale: 32, 64 or 128
+  bool offsets = false;    // int4: values are scale * code - offset, else scale * (code - 8)
+  bool narrow = false;     // int4: scales are bfloat16, and an offset is held as its zero point, offset / scale
+  bool int8_rows = false;  // int8 and int4: activations are rounded to int8, one scale per row; else they stay float
+  bool screened = false;   // float layouts: a screen lies behind the panels; int8: this is a screen
+};
+
+// How the columns of a panel lie: units of equal size one after the other, then a tail. The last unit may be cut short.
+struct Geometry {
+  int padded_cols = 0;  // columns of a panel, zero padded
+  int unit = 1;         // columns of a unit: a panel can be cut at multiples of it
+  size_t unit_bytes = 0;
+  size_t columns_bytes = 0;  // of all columns
+  size_t tail_bytes = 0;     // behind them
+};
+
+// A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K. The layout says how the columns
+// of a panel lie. In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
+struct MatrixView {
+  const char* data = nullptr;
+  int rows = 0, cols = 0;  // O (of a gated weight: 2 I) and K
+  Format format;
+  bool gated = false;
+  Geometry geometry;
+
+  QUIRE_INLINE int padded_cols() const { return geometry.padded_cols; }
+  QUIRE_INLINE int unit() const { return geometry.unit; }
+  // Bytes of a panel's columns [0, k), k a multiple of unit().
+  QUIRE_INLINE size_t offset(int k) const { return size_t(k / geometry.unit) * geometry.unit_bytes; }
+  QUIRE_INLINE size_t tail_bytes() const { return geometry.tail_bytes; }
+  QUIRE_INLINE size_t panel_bytes() const { return geometry.columns_bytes + geometry.tail_bytes; }
+  QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
+  QUIRE_INLINE const char* panel(int index) const { return data + panel_bytes() * size_t(index); }
+  QUIRE_INLINE const char* tail(int index) const { return panel(index) + geometry.columns_bytes; }
+  // A copy rounded to int8 that follows the panels (screen.h).
+  QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::int8; }
+  MatrixView screen() const;
+  // Includes the screen.
+  size_t nbytes() const;
+};
+
+// Throws std::invalid_argument if a format has parameters that only other layouts take.
+void check_plain(const Format& format, const char* name);
+
+// Throws std::invalid_argument if a weight cannot have this shape and format.
+MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated);
+
+// Groups of columns with a scale of their own; without groups the whole row is one.
+QUIRE_INLINE int groups_of(const MatrixView& w) { return w.format.group > 0 ? w.padded_cols() / w.format.group : 1; }
+
+// The row of O on lane `lane` of panel `panel`, or -1 in the padding.
+QUIRE_INLINE int source_row(const MatrixView& view, int panel, int lane) {
+  if (!view.gated) {
+    const int row = panel * 16 + lane;
+    return row < view.rows ? row : -1;
+  }
+  const int half = view.rows / 2, row = panel / 2 * 16 + lane;
+  return row < half ? row + (panel % 2) * half : -1;
+}
+
+}  // namespace quire

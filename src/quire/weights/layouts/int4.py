@@ -1,0 +1,73 @@
+"""int4: one scale, and perhaps an offset, for each group of columns of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.weights.layouts.rounding import LEAST, grouped, round_to
+from quire.weights.tensor import FloatArray, FloatDtype, QuantTensor, nothing
+
+
+class Int4(msgspec.Struct, frozen=True, tag="int4"):
+    """value = scale * code - offset, where a symmetric layout has offset = 8 * scale and holds no zeros.
+
+    Scales are held as `scales`. With bfloat16 `zeros` are zero points, so that offset = scale * zero; with float32 they
+    are the offsets.
+    """
+
+    group_size: int = 64  # 32, 64 or 128
+    symmetric: bool = True
+    scales: FloatDtype = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return "int4"
+
+    def format(self) -> dict[str, Any]:
+        return {
+            "layout": self.name,
+            "group": self.group_size,
+            "offsets": not self.symmetric,
+            "narrow": self.scales == "bfloat16",
+        }
+
+    def quantize(self, values: FloatArray) -> QuantTensor:
+        """Round each group. Symmetric: the largest magnitude becomes -8, so that all 16 codes are used; else the range
+        from the least value to the largest becomes 0 to 15.
+        """
+        groups = grouped(values, self.group_size)
+        least = np.minimum(groups.min(axis=2), np.float32(0))
+        largest = np.maximum(groups.max(axis=2), np.float32(0))
+        if self.symmetric:
+            exact = np.where(-least > largest, least, largest) / np.float32(-8)
+        else:
+            exact = (largest - least) / np.float32(15)
+        scales = round_to(exact, self.scales)
+        used = np.abs(scales) >= LEAST
+        inverse = np.where(used, np.float32(1) / np.where(used, scales, np.float32(1)), np.float32(0))
+        zeros = np.full_like(scales, 8) if self.symmetric else np.rint(-least * inverse)
+        codes = np.clip(np.rint(groups * inverse[:, :, None]) + zeros[:, :, None], 0, 15)
+        flat = codes.astype(np.uint8).reshape(len(values), -1)[:, : values.shape[1]]
+        held = zeros if self.scales == "bfloat16" else scales * zeros
+        return QuantTensor(self, flat, scales, None if self.symmetric else held)
+
+    def dequantize(self, tensor: QuantTensor) -> FloatArray:
+        """In float64, where scale * code is exact, and rounded once: a fused multiply-add."""
+        scales = tensor.scales.astype(np.float64)
+        if tensor.zeros is None:
+            offsets = 8 * scales
+        elif self.scales == "bfloat16":
+            offsets = (tensor.scales * tensor.zeros).astype(np.float64)
+        else:
+            offsets = tensor.zeros.astype(np.float64)
+        codes = grouped(tensor.codes.astype(np.float32), self.group_size)
+        values = (scales[:, :, None] * codes - offsets[:, :, None]).astype(np.float32)
+        flat: FloatArray = values.reshape(len(values), -1)[:, : tensor.shape[1]]
+        return flat
+
+    def outline(self, rows: int, columns: int) -> QuantTensor:
+        groups = nothing(np.float32, rows, -(-columns // self.group_size))
+        return QuantTensor(self, nothing(np.uint8, rows, columns), groups, None if self.symmetric else groups)

@@ -1,0 +1,78 @@
+"""Readers of quantized checkpoints: each is a `Checkpoint` around the one that holds the quantized tensors' fields.
+
+The method comes from config.json, or from the file beside it in which some tools write it. A method without a reader is
+refused: its packed bytes must never be taken for weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelError
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.readers.mxfp4 import MXFP4Checkpoint
+
+Reader = Callable[..., Checkpoint]  # (checkpoint, settings)
+
+READERS: Mapping[str, Reader] = {"mxfp4": MXFP4Checkpoint}
+KEYS = ("quantization_config", "compression_config")  # of config.json
+# Files beside a config.json that says nothing, and the method of one that does not name it.
+METHODS = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "quantization_config.json": "auto-round",
+}
+MAX_JSON = 16 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a checkpoint was quantized: the method's name and settings, and `where` they were found."""
+
+    method: str
+    settings: Mapping[str, Any]
+    where: str
+
+    def reader(self) -> Callable[[Checkpoint], Checkpoint]:
+        """Makes weights of a checkpoint's quantized tensors. Raises ModelError for a method without a reader."""
+        if self.method not in READERS:
+            raise ModelError(
+                f"{self.where}: quantized checkpoints are not supported yet ({self.method}); use the original weights"
+            )
+        return partial(READERS[self.method], settings=self.settings)
+
+    def section(self) -> dict[str, Any]:
+        """The settings as config.json would hold them."""
+        return {**self.settings, "quant_method": self.method}
+
+
+def find_quantization(config: Mapping[str, Any], where: str, directory: Path | None) -> Quantization | None:
+    """The quantization of a model directory, or of a config alone; None if its weights are plain. Raises ModelError."""
+    for key in KEYS:
+        if config.get(key) is not None:
+            return _described(config[key], f"{where}: {key}", None)
+    paths = [] if directory is None else [directory / name for name in METHODS]
+    for path in paths:
+        if path.exists():
+            return _described(_read(path), str(path), METHODS[path.name])
+    return None
+
+
+def _described(settings: Any, where: str, method: str | None) -> Quantization:
+    if not isinstance(settings, dict):
+        raise ModelError(f"{where}: not a JSON object; quantized checkpoints are not supported without it")
+    named = settings.get("quant_method", method)
+    return Quantization(named if isinstance(named, str) else f"quant_method {named!r}", settings, where)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8")) if path.stat().st_size <= MAX_JSON else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error

@@ -1,0 +1,84 @@
+"""MXFP4 as gpt-oss publishes it: NAME_blocks [..., O, K / 32, 16] and NAME_scales [..., O, K / 32] are the weight NAME.
+
+A byte of a block holds two elements, the first in its low half. A scale is an exponent: 2^(scale - 127).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from quire.errors import ModelError
+from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.layouts import AnyLayout
+from quire.weights.layouts.mxfp4 import MXFP4
+from quire.weights.tensor import Array, QuantTensor, Rows
+
+BLOCKS, SCALES = "_blocks", "_scales"
+BYTES = np.dtype(np.uint8)
+VALUES = np.dtype(ml_dtypes.bfloat16)  # holds every value of the format
+
+
+class MXFP4Checkpoint:
+    """A `Checkpoint` of weights [..., O, K]. Raises ModelError for blocks that are not whole."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+        self._inner = checkpoint
+        present = list(checkpoint.names())
+        self._quantized = {n.removesuffix(BLOCKS) for n in present if n.endswith(BLOCKS)}
+        parts = {name + suffix for name in self._quantized for suffix in (BLOCKS, SCALES)}
+        self._names = [*(name for name in present if name not in parts), *sorted(self._quantized)]
+        for name in self._quantized:
+            self._check(name, present)
+
+    def _check(self, name: str, present: list[str]) -> None:
+        blocks, scales, inner = name + BLOCKS, name + SCALES, self._inner
+        if scales not in present:
+            raise ModelError(f"{inner.path(blocks)}: missing tensor {scales}: MXFP4 blocks need their scales")
+        for part in (blocks, scales):
+            if inner.dtype(part) != BYTES:
+                raise ModelError(f"{inner.path(part)}: tensor {part} is {inner.dtype(part)}; MXFP4 is uint8")
+        shape = inner.shape(scales)
+        if len(shape) < 2 or inner.shape(blocks) != (*shape, 16):
+            found = list(inner.shape(blocks)), list(shape)
+            raise ModelError(
+                f"{inner.path(blocks)}: tensor {name}: blocks {found[0]} do not fit scales {found[1]}"
+            )
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._quantized:
+            return self._inner.shape(name)
+        *rows, groups = self._inner.shape(name + SCALES)
+        return (*rows, groups * 32)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return VALUES if name in self._quantized else self._inner.dtype(name)
+
+    def path(self, name: str) -> Path:
+        return self._inner.path(name + BLOCKS if name in self._quantized else name)
+
+    def get(self, name: str) -> Array:
+        if name not in self._quantized:
+            return self._inner.get(name)
+        shape = self.shape(name)
+        rows = np.arange(np.prod(shape[:-1]), dtype=np.intp)
+        return self.quantized(name, rows).dequantize().astype(VALUES).reshape(shape)
+
+    def layout(self, name: str) -> AnyLayout | None:
+        return MXFP4() if name in self._quantized else None
+
+    def quantized(self, name: str, rows: Rows) -> QuantTensor:
+        blocks, scales = self._inner.get(name + BLOCKS), self._inner.get(name + SCALES)
+        groups = scales.shape[-1]
+        packed = blocks.reshape(-1, groups * 16)[rows]
+        codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=2).reshape(len(rows), -1)
+        # Halved, as the layout has doubled values: the largest exponent is finite too.
+        halved = scales.reshape(-1, groups)[rows].astype(np.int32) - 128
+        return QuantTensor(MXFP4(), codes, np.ldexp(np.float32(1), halved).astype(np.float32))

@@ -1,0 +1,65 @@
+"""What a checkpoint holds: arrays of floats, and quantized weights. Knows values; knows no file and no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+FloatArray = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Rows = NDArray[np.intp]
+
+FloatDtype = Literal["float32", "bfloat16"]
+
+
+class Layout(Protocol):
+    """How the codes of a quantized weight become values (weights/layouts)."""
+
+    @property
+    def name(self) -> str:
+        """The layout's name, also in csrc/linear/format.h."""
+
+    def format(self) -> dict[str, Any]:
+        """The fields of a native `Format` by name."""
+
+    def dequantize(self, tensor: QuantTensor) -> FloatArray:
+        """The float32 values [O, K] that a tensor of this layout stands for. Every device is tested against it."""
+
+    def outline(self, rows: int, columns: int) -> QuantTensor:
+        """A tensor of this shape whose values are all zero and take no memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantTensor:
+    """A weight [O, K] of integer codes [O, K] and what turns them into values, per group of columns: [O, G].
+
+    `codes` are unsigned. The layout gives the formula; `zeros` is None if it needs none. All fields have rows on axis
+    0, so rows can be picked without touching a value.
+    """
+
+    layout: Layout
+    codes: Bytes
+    scales: FloatArray
+    zeros: FloatArray | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.codes.shape
+        return rows, columns
+
+    def dequantize(self) -> FloatArray:
+        return self.layout.dequantize(self)
+
+    def rows(self, picked: Rows) -> QuantTensor:
+        """The tensor made of these rows, in this order."""
+        zeros = None if self.zeros is None else self.zeros[picked]
+        return QuantTensor(self.layout, self.codes[picked], self.scales[picked], zeros)
+
+
+def nothing(dtype: Any, *shape: int) -> Array:
+    """Zeros of this shape that take no memory."""
+    return np.broadcast_to(np.zeros((), dtype), shape)

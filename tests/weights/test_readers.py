@@ -1,0 +1,95 @@
+"""Quantized checkpoints: how their method is found, and that none without a reader is taken for plain weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from quire.errors import ModelError
+from quire.model.load import inspect_model
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.readers import find_quantization
+from quire.weights.readers.mxfp4 import MXFP4Checkpoint
+from tests.tiny import write_checkpoint
+
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "method"),
+    [
+        ("hf_quant_config.json", MODELOPT, "modelopt"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "version": "gemm"}, "awq"),
+        ("quantization_config.json", {"quant_method": "intel/auto-round"}, "intel/auto-round"),
+    ],
+)
+def test_a_method_named_beside_the_config_is_not_overlooked(
+    file: str, settings: dict[str, Any], method: str, tmp_path: Path
+) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    inspect_model(directory)
+    (directory / file).write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=rf"{file}: quantized .* \({method}\)"):
+        inspect_model(directory)
+
+
+def test_the_config_prevails_over_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
+    found = find_quantization({"quantization_config": {"quant_method": "mxfp4"}}, "config.json", tmp_path)
+    assert found is not None
+    assert (found.method, found.where) == ("mxfp4", "config.json: quantization_config")
+    assert found.section()["quant_method"] == "mxfp4"
+    assert find_quantization({}, "config.json", None) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '"fp8"'])
+def test_a_file_that_is_no_object_is_refused(content: str, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    (directory / "hf_quant_config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json"):
+        inspect_model(directory)
+
+
+def mxfp4_file(path: Path, **changes: Any) -> MXFP4Checkpoint:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "experts.up_blocks": rng.integers(0, 256, (2, 3, 4, 16), np.uint8),
+        "experts.up_scales": rng.integers(120, 130, (2, 3, 4), np.uint8),
+        "norm.weight": np.ones(8, np.float32),
+    }
+    tensors |= changes
+    save_file({name: t for name, t in tensors.items() if t is not None}, path / "model.safetensors")
+    return MXFP4Checkpoint(open_checkpoint(path), {})
+
+
+def test_mxfp4_blocks_are_one_weight(tmp_path: Path) -> None:
+    checkpoint = mxfp4_file(tmp_path)
+    assert set(checkpoint.names()) == {"experts.up", "norm.weight"}
+    assert checkpoint.shape("experts.up") == (2, 3, 128)
+    values = checkpoint.get("experts.up").astype(np.float32)
+    blocks, scales = (open_checkpoint(tmp_path).get(f"experts.up_{part}") for part in ("blocks", "scales"))
+    fp4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    assert values[1, 2, 33] == fp4[blocks[1, 2, 1, 0] >> 4] * 2.0 ** (int(scales[1, 2, 1]) - 127)
+    some = checkpoint.quantized("experts.up", np.array([5, 0]))
+    assert some.dequantize().tobytes() == values.reshape(6, 128)[[5, 0]].tobytes()
+    assert checkpoint.layout("norm.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts.up_scales": None}, "missing tensor experts.up_scales"),
+        ({"experts.up_scales": np.zeros((2, 3, 4), np.float32)}, "MXFP4 is uint8"),
+        ({"experts.up_scales": np.zeros((2, 3, 5), np.uint8)}, "do not fit"),
+        ({"experts.up_blocks": np.zeros((2, 3, 4, 8), np.uint8)}, "do not fit"),
+    ],
+)
+def test_mxfp4_that_is_not_whole_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        mxfp4_file(tmp_path, **changes)
