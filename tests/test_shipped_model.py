@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quire import LLM, SamplingParams
 from quire.engine.start import ASSETS, SHIPPED_MODEL
+from quire.text.output.constraint import call_constraint
+from quire.text.output.parser import parse
 
 DRAFT_MODEL = "quire-stories-draft"
 OPENINGS = ["Once upon a time", "The little dog", "One day, Tom went to the park."]
@@ -58,6 +61,45 @@ def test_chat_answers_and_ends_its_turn(llm: LLM) -> None:
     assert answer.outputs[0].text.strip()
     assert "<|" not in answer.outputs[0].text
     assert answer.outputs[0].finish_reason == "stop"
+
+
+ROLL = {"properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
+TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": ROLL}}]
+
+
+def test_its_template_knows_tools_and_developers(llm: LLM) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / SHIPPED_MODEL)
+    call = {"id": "1", "type": "function", "function": {"name": "roll", "arguments": {"sides": 6}}}
+    talk = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Roll twice."},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "4"},
+        {"role": "assistant", "content": "Again:", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    wanted = tokenizer.apply_chat_template(talk, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    roll = '<tool_call>\n{"name": "roll", "arguments": {"sides": 6}}\n</tool_call>'
+    assert wanted == (
+        f"<|bos|><|system|>Be kind.<|end|><|user|>Roll twice.<|end|><|assistant|>{roll}\n{roll}<|end|>"
+        f"<|user|><tool_response>\n4\n</tool_response><|end|><|assistant|>Again:\n{roll}<|end|>"
+        "<|user|><tool_response>\n2\n</tool_response><|end|><|assistant|>"
+    )
+    (answer,) = llm.chat(talk, llm.default_params(max_tokens=1), tools=TOOLS)
+    assert answer.prompt == wanted
+
+
+def test_a_tool_loop_of_three_turns(llm: LLM) -> None:
+    talk: list[dict[str, Any]] = [{"role": "user", "content": "Roll a die for me."}]
+    for turn in range(3):
+        params = SamplingParams(max_tokens=60, seed=turn, structured_outputs=call_constraint(TOOLS))
+        (output,) = llm.chat(talk, params, tools=TOOLS)
+        (call,) = parse(output.outputs[0].text, functions=TOOLS).calls
+        assert call.complete
+        function = {"name": call.name, "arguments": call.arguments}
+        calls = [{"id": str(turn), "type": "function", "function": function}]
+        talk.append({"role": "assistant", "content": None, "tool_calls": calls})
+        talk.append({"role": "tool", "tool_call_id": str(turn), "content": "4"})
 
 
 def test_the_draft_is_a_tenth_and_speaks_the_same_tokens(llm: LLM) -> None:

@@ -78,6 +78,25 @@ CALLS = {
     "pythonic": '[clock(zone="ab")]',
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>"
     '{"zone":"ab"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="clock">\n<｜DSML｜parameter name="zone" '
+    'string="true">ab</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>"
+    '{"zone":"ab"}<|tool_call_end|><|tool_calls_section_end|>',
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="clock" index="1"<|sep|><|open|>argument key="zone" type="string"'
+    "<|sep|>ab<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="clock">]<]minimax[>[<zone>ab'
+    "]<]minimax[>[</zone>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "gemma4": '<|tool_call>call:clock{zone:<|"|>ab<|"|>}<tool_call|>',
+    "cohere_command3": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "clock", "parameters": {"zone":"ab"}}]'
+    "<|END_ACTION|>",
+    "apertus": '<|tools_prefix|>[{"clock": {"zone":"ab"}}]<|tools_suffix|>',
+    "nemotron": '<TOOLCALL>[{"name": "clock", "arguments": {"zone":"ab"}}]</TOOLCALL>',
+    "olmo3": '<function_calls>\nclock(zone="ab")\n</function_calls>',
+    "xlam": '[{"name": "clock", "arguments": {"zone":"ab"}}]',
+    "minicpm5": '<function name="clock"><param name="zone">ab</param></function>',
+    "gigachat3": 'function call<|role_sep|>\n{"name": "clock", "arguments": {"zone":"ab"}}<|message_sep|>',
+    "step3": '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="clock">'
+    '<steptml:parameter name="zone">ab</steptml:parameter></steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>',
     "qwen3_coder": "<tool_call>\n<function=clock>\n<parameter=zone>\nab\n</parameter>\n</function>\n</tool_call>",
 }
 
@@ -94,6 +113,67 @@ def test_free_text_with_valid_calls(compiler: GrammarCompiler, name: str) -> Non
     assert parse(f"Let me look. {CALLS[name]}", name, functions=OFFERED).calls[0].name == "clock"
     assert not may_be(CALLS[name].replace("ab", "much too long"))
     assert not may_be(CALLS[name].replace("zone", "zona"))
+
+
+def test_free_text_with_recipients(compiler: GrammarCompiler) -> None:
+    form = free_with_calls(tool_format("functionary_v32"), FUNCTIONS, True)
+    for text, fits in (("all\nNoon.", True), ('clock\n{"zone":"ab"}', True), ("Noon.", False)):
+        assert accepts(matcher_of(compiler, **tag(form)), encode(text)) is fits, text
+
+
+def test_free_text_in_an_answer_with_markers(compiler: GrammarCompiler) -> None:
+    reasoning = reasoning_format("cohere_command3")
+    form = free_with_calls(tool_format("cohere_command3"), FUNCTIONS, True, reasoning)
+    for text in ("Noon.", "<|START_RESPONSE|>Noon.<|END_RESPONSE|>", CALLS["cohere_command3"]):
+        assert accepts(matcher_of(compiler, **tag(form)), encode(text)), text
+
+
+def test_arguments_are_always_an_object(compiler: GrammarCompiler) -> None:
+    schema = {"properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
+    form = required_calls(tool_format("hermes"), {"roll": schema}, False)
+    begin, end = '<tool_call>\n{"name": "roll", "arguments": ', "}\n</tool_call>"
+    for arguments, fits in (('{"sides":6}', True), ('"six"', False), ("{}", False), ("[]", False)):
+        text = begin + arguments + end
+        assert accepts(matcher_of(compiler, **tag(form)), encode(text)) is fits, text
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "to": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}, "name": {"type": "string"}},
+            "required": ["x"],
+        },
+        "via": {"type": "array", "items": {"enum": ["air", "sea"]}},
+    },
+    "required": ["to", "via"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "gemma4",
+            '<|tool_call>call:go{to:{x:1,name:<|"|>Rome<|"|>},via:[<|"|>air<|"|>,<|"|>sea<|"|>]}<tool_call|>',
+        ),
+        (
+            "minimax_m3",
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="go">]<]minimax[>[<to>]<]minimax[>[<x>1'
+            "]<]minimax[>[</x>]<]minimax[>[<name>Rome]<]minimax[>[</name>]<]minimax[>[</to>]<]minimax[>[<via>]<]minimax[>[<item>air"
+            "]<]minimax[>[</item>]<]minimax[>[<item>sea]<]minimax[>[</item>]<]minimax[>[</via>]<]minimax[>[</invoke>\n"
+            "]<]minimax[>[</tool_call>",
+        ),
+    ],
+)
+def test_nested_arguments_in_the_format_s_own_syntax(compiler: GrammarCompiler, name: str, text: str) -> None:
+    form = required_calls(tool_format(name), {"go": NESTED}, False)
+    assert accepts(matcher_of(compiler, **tag(form)), encode(text))
+    assert not accepts(matcher_of(compiler, **tag(form)), encode(text.replace("sea", "rail")))
+    offered = [{"type": "function", "function": {"name": "go", "parameters": NESTED}}]
+    (call,) = parse(text, name, functions=offered).calls
+    assert json.loads(call.arguments) == {"to": {"x": 1, "name": "Rome"}, "via": ["air", "sea"]}
 
 
 def test_free_text_in_channels(compiler: GrammarCompiler) -> None:

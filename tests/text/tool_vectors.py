@@ -43,6 +43,9 @@ class Vector:
     reasoning: str = ""
     thinks: str | None = None
     offered: bool = True
+    quotes: bool = (
+        False  # a call inside the reasoning, which is real if the text ends before the reasoning does
+    )
 
 
 def _hermes(name: str, arguments: Any) -> str:
@@ -92,7 +95,226 @@ PYTHON = (
 )
 GPT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 
+
+def _dsml(section: str) -> str:
+    return (
+        f'<｜DSML｜{section}>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris, "Île"\nde France</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="parts" string="false">[{"a": null}, "}]"]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="exact" string="false">true</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        f'<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n</｜DSML｜{section}>'
+    )
+
+
+def _argument(key: str, kind: str, value: str) -> str:
+    return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+
+
+KIMI3 = (
+    '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+    + _argument("city", "string", 'Paris, "Île"\nde France')
+    + _argument("days", "number", "3")
+    + _argument("parts", "array", '[{"a": null}, "}]"]')
+    + _argument("exact", "boolean", "true")
+    + '<|close|>call<|sep|><|open|>call tool="clock" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+)
+NS = "]<]minimax[>["
+MINIMAX3 = (
+    f'{NS}<tool_call>\n{NS}<invoke name="weather">{NS}<city>Paris, "Île"\nde France{NS}</city>{NS}<days>3{NS}</days>'
+    f"{NS}<parts>{NS}<item>{NS}<a>null{NS}</a>{NS}</item>{NS}<item>}}]{NS}</item>{NS}</parts>"
+    f'{NS}<exact>true{NS}</exact>{NS}</invoke>\n{NS}<invoke name="clock">{NS}</invoke>\n{NS}</tool_call>'
+)
+MINIMAX2 = (
+    '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris, "Île"\nde France</parameter>\n'
+    '<parameter name="days">3</parameter>\n<parameter name="parts">[{"a": null}, "}]"]</parameter>\n'
+    '<parameter name="exact">true</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n</minimax:tool_call>'
+)
+STEP3 = (
+    '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="weather">'
+    '<steptml:parameter name="city">Rome</steptml:parameter><steptml:parameter name="days">3</steptml:parameter>'
+    "</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>"
+)
+HY3 = (
+    "<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
+    "<tool_call>clock<tool_sep></tool_call>\n</tool_calls>"
+)
+ROME = [("weather", {"city": "Rome", "days": 3})]
+Q = '<|"|>'
+GEMMA = (
+    f'<|tool_call>call:weather{{city:{Q}Paris, "Île"\nde France{Q},days:3,parts:[{{a:null}},{Q}}}]{Q}],exact:true}}'
+    "<tool_call|><|tool_call>call:clock{}<tool_call|>"
+)
+COHERE = (
+    '[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Rome", "days": 3}},\n'
+    '    {"tool_call_id": "1", "tool_name": "clock", "parameters": {}}\n]'
+)
+K3 = "<|close|>message<|sep|>"
+
+NEW = [
+    Vector("deepseek_v32", "Ok\n\n" + _dsml("function_calls"), TWO, "Ok"),
+    Vector("deepseek_v4", f"Hm.</think>{_dsml('tool_calls')}", TWO, "", "Hm.", "deepseek_r1"),
+    Vector("nemotron", f"Ok\n<TOOLCALL>{LISTED}</TOOLCALL>", TWO, "Ok"),
+    Vector("kimi_k3", KIMI3, TWO),
+    Vector(
+        "kimi_k3",
+        f"<|open|>think<|sep|>Hm<|close|>think<|sep|><|open|>response<|sep|>Ok<|close|>response<|sep|>{KIMI3}{K3}",
+        TWO,
+        "Ok",
+        "Hm",
+        "kimi_k3",
+    ),
+    Vector("minimax_m3", "Ok" + MINIMAX3, TWO, "Ok"),
+    Vector("minimax_m3", "<mm:think>a</mm:think>b", [], "b", "a", "minimax_m3"),
+    Vector("minimax_m2", f"Hm\n</think>\n\n{MINIMAX2}", TWO, "", "Hm", "deepseek_r1"),
+    Vector("step3", f"Ok{STEP3}", ROME, "Ok"),
+    Vector("hy_v3", f"Ok{HY3}", [*ROME, ("clock", {})], "Ok"),
+    Vector("gemma4", f"Ok{GEMMA}", TWO, "Ok"),
+    Vector("gemma4", '<|tool_call>call:weather{city:Rome,"days":3}<tool_call|>', ROME),
+    Vector("gemma4", "<|channel>thought\nHm<channel|>Ok", [], "Ok", "Hm", "gemma4"),
+    Vector(
+        "functiongemma",
+        "<start_function_call>call:weather{city:<escape>Rome<escape>,days:3}<end_function_call>",
+        ROME,
+    ),
+    Vector("cohere_command3", f"<|START_ACTION|>{COHERE}<|END_ACTION|>", [*ROME, ("clock", {})]),
+    Vector(
+        "cohere_command3",
+        "<|START_THINKING|>Hm<|END_THINKING|><|START_RESPONSE|>Ok  b<|END_RESPONSE|>",
+        [],
+        "Ok  b",
+        "Hm",
+        "cohere_command3",
+    ),
+    Vector("cohere_command_r", f"Action: ```json\n{COHERE}\n```", [*ROME, ("clock", {})]),
+    Vector(
+        "apertus",
+        '<|inner_prefix|>Hm<|inner_suffix|>Ok<|tools_prefix|>[{"weather": {"city": "Rome", "days": 3}}, {"clock": {}}]'
+        "<|tools_suffix|>",
+        [*ROME, ("clock", {})],
+        "Ok",
+        "Hm",
+        "apertus",
+    ),
+    Vector(
+        "gigachat3",
+        'Ok<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}'
+        "<|message_sep|>",
+        ROME,
+        "Ok",
+    ),
+    Vector("gigachat3", '<|function_call|>{"name": "clock", "arguments": {}}', [("clock", {})]),
+    Vector(
+        "minicpm5",
+        'Ok<function name="weather"><param name="city"><![CDATA[R<b>]]></param><param name="days">3</param></function>',
+        [("weather", {"city": "R<b>", "days": 3})],
+        "Ok",
+    ),
+    Vector(
+        "functionary_v32",
+        'all\nOk>>>weather\n{"city": "Rome", "days": 3}>>>clock\n{}',
+        [*ROME, ("clock", {})],
+        "Ok",
+    ),
+    Vector("functionary_v32", "just text >>> not\ncalls", [], "just text >>> not\ncalls"),
+    Vector("hunyuan_a13b", "<think>\nHm\n</think>\n<answer>\nOk\n</answer>", [], "Ok", "Hm", "hunyuan_a13b"),
+    Vector(
+        "hunyuan_a13b",
+        f"<think>\nHm\n</think>\n<answer>\nOk</answer>\n<tool_calls>{LISTED}</tool_calls>",
+        TWO,
+        "Ok",
+        "Hm",
+        "hunyuan_a13b",
+    ),
+    Vector(
+        "granite",
+        "<think>Hm</think>\n<response>a </response> b</response>",
+        [],
+        "a </response> b",
+        "Hm",
+        "granite33",
+    ),
+    Vector(
+        "ernie45",
+        f"Hm\n</think>\n\n<response>\nOk\n</response>\n{_hermes('clock', {})}",
+        [("clock", {})],
+        "Ok",
+        "Hm",
+        "ernie45",
+    ),
+    Vector(
+        "longcat",
+        f"<longcat_think>Hm</longcat_think>{_hermes('clock', {}).replace('tool_call>', 'longcat_tool_call>')}",
+        [("clock", {})],
+        "",
+        "Hm",
+        "longcat",
+    ),
+    Vector(
+        "longcat",
+        "<longcat_tool_call>weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Rome</longcat_arg_value>\n"
+        "<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>",
+        ROME,
+    ),
+    Vector(
+        "olmo3",
+        f"Hm</think><function_calls>\n{PYTHON[1:-1].replace('), ', ')' + chr(10))}\n</function_calls>",
+        TWO,
+        "",
+        "Hm",
+        "olmo3",
+    ),
+    Vector("xlam", LISTED, TWO),
+    Vector("xlam", f"Ok <tool_call>{LISTED}</tool_call>", TWO, "Ok"),
+    Vector("xlam", "See [1] and [a]", [], "See [1] and [a]"),
+    Vector(
+        "poolside_v1",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+        [("weather", {"city": "Rome"})],
+    ),
+    Vector(
+        "jamba",
+        "Here are my reasoning steps:\nHm\n[BEGIN FINAL RESPONSE]\nOk\n[END FINAL RESPONSE]",
+        [],
+        "Ok",
+        "Hm",
+        "apriel",
+    ),
+    Vector("lfm2", f"<|tool_call_start|>{LISTED}<|tool_call_end|>Done", TWO, "Done"),
+    Vector("mistral_v11", "Ok [THINK]Hm[/THINK] so", [], "Ok  so", "Hm", "mistral"),
+    Vector("mistral_v11", "a[/THINK]b", [], "ab", "", "mistral"),
+    Vector(
+        "openai",
+        "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+        "<|channel|>commentary to=assistant<|channel|>final<|message|>Noon.<|return|>",
+        [],
+        "I look.\nNoon.",
+        "One.\nTwo.",
+    ),
+    Vector(
+        "hermes",
+        f"<think>I could call {_hermes('weather', {'days': 1})} but</think>{_hermes('clock', {})}",
+        [("clock", {})],
+        "",
+        f"I could call {_hermes('weather', {'days': 1})} but",
+        "qwen3",
+        quotes=True,
+    ),
+    Vector(
+        "pythonic",
+        "<think>a [1] [clock()] b</think>[clock()]",
+        [("clock", {})],
+        "",
+        "a [1] [clock()] b",
+        "qwen3",
+        quotes=True,
+    ),
+]
+
 VECTORS = [
+    *NEW,
     Vector("hermes", _hermes(*TWO[0]) + "\n" + _hermes(*TWO[1]), TWO),
     Vector("hermes", "Let me look.\n" + _hermes("clock", {}), [("clock", {})], "Let me look."),
     Vector("hermes", "no call <tool_cal here <tool", [], "no call <tool_cal here <tool"),
