@@ -188,8 +188,7 @@ def main() -> None:
         compile_all(compiler, schemas)
         return
     llm = LLM(options.model, max_model_len=options.max_tokens + 64)
-    own = llm._core.grammars
-    assert own is not None
+    own = llm._grammars
     own.prepare()
     accepted = compile_all(own, schemas)[: options.generate]
     time_masks(own, generate(llm, accepted, options.max_tokens))

@@ -27,9 +27,10 @@ LEVELS = [
     {"model"},
     {"spec_decode"},
     {"runtime"},
+    {"program"},
     {"engine"},
     {"client"},
-    {"llm", "build", "serve", "program", "cluster"},
+    {"llm", "build", "serve", "cluster"},
     {"cli"},
     {"bench", "commands", "entrypoints"},
 ]

@@ -118,6 +118,9 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = option(
         "fcfs", "Order of waiting requests: fcfs, or priority (lower first)."
     )
+    async_scheduling: bool = option(
+        False, "Schedule the next step while one is computed; results are the same."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

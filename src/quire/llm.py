@@ -20,11 +20,11 @@ from quire.client.vectors import (
     shortened,
 )
 from quire.config import EngineConfig
-from quire.engine.core import EngineCore
 from quire.engine.start import begin_start, finish_start
 from quire.errors import QuireError, RequestError
 from quire.lazy import Lazy
 from quire.params import OutputKind, SamplingParams
+from quire.program import Core
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, EngineStats, FinishReason, Pooling, Request
 
@@ -64,8 +64,8 @@ class LLM:
         self.config = config
         self.report = started.report
         self._core = started.core
-        if started.core.grammars is not None:
-            self._front.compile_grammar = started.core.grammars.check
+        self._grammars = started.grammars
+        self._front.compile_grammar = started.grammars.check
         self._num_requests = 0
 
     @property
@@ -379,7 +379,7 @@ def _progress(total: int, enabled: bool) -> Callable[[], None]:
     return advance
 
 
-def _compute(core: EngineCore, requests: Sequence[Request]) -> list[list[float]]:
+def _compute(core: Core, requests: Sequence[Request]) -> list[list[float]]:
     """Run pooled requests and return their vectors in order. QuireError if one fails."""
     vectors: dict[str, list[float]] = {}
     try:

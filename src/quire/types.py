@@ -180,6 +180,14 @@ class Delta(msgspec.Struct, array_like=True):
         self.embedding, self.complete = news.embedding, news.complete
 
 
+def ends(request: Request, reason: FinishReason, error: str | None = None) -> list[Delta]:
+    """The only delta of each sample of a request that never runs."""
+    usage = Usage(len(request.tokens), 0, 0)
+    return [
+        Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in range(request.sampling.n)
+    ]
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot of the scheduler and counters since start; every field is plain."""
 

@@ -1,135 +1,121 @@
-"""The step loop: the one place that sees both the scheduler and the executor. Knows token ids only."""
+"""The step loop: schedule, submit, take in results. The only part that sees scheduler and executor. Token ids only."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Protocol
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol
 
-from quire.engine.select import Selection
-from quire.errors import QuireError
+from quire.engine.compiling import CompilingRequests
 from quire.grammar.compiler import GrammarCompiler
 from quire.sched.scheduler import Scheduler
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, Usage
+from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
 IDLE_WAIT = 0.01  # seconds that an idle step waits for a grammar to be compiled
 
 
 class Executor(Protocol):
-    """Computes scheduled batches, in order, in this process or elsewhere."""
+    """Computes batches in the order in which they come, in this process or elsewhere."""
 
-    def execute(self, batch: ScheduledBatch) -> StepOutput: ...
+    def execute(self, batch: ScheduledBatch) -> StepOutput:
+        """Compute a batch now."""
+
+    def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
+        """Compute a batch after those submitted before, while the caller goes on."""
 
 
 class EngineCore:
-    """Adds, aborts and steps requests. Every request that is added ends with exactly one finish reason a sample."""
+    """Adds, aborts and steps requests. Each sample of an added request ends with exactly one finish reason.
+
+    Up to `depth` steps are in flight. With 1, a step is computed before the next is scheduled (the plain loop). With
+    more, steps are scheduled and submitted ahead, and an end is seen `depth - 1` steps later; what is reported of
+    a request stays the same.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        grammars: GrammarCompiler | None = None,
+        depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        self.grammars = grammars
+        self.on_batch: Callable[[ScheduledBatch], None] | None = None  # called before a batch is computed
         self._executor = executor
-        self._ready: list[Delta] = []
-        self._compiling: dict[str, tuple[Request, Future[Any]]] = {}
-        self._selections: dict[str, Selection] = {}
-        self._readers: dict[str, Selection] = {}  # by the id of a request that reads a choice
-        # Told of each batch before it is computed.
-        self.on_batch: Callable[[ScheduledBatch], None] | None = None
-
-    def add(self, request: Request) -> None:
-        """Queue a request. One that can never run is answered with an error Delta by the next step.
-
-        One whose grammar is not compiled yet is queued when it is; others go on meanwhile.
-        """
-        text = request.grammar
-        if request.id in self._compiling or request.id in self._selections:
-            message = (
-                f"request id {request.id!r} is in use by a request that has not ended; choose another id"
-            )
-            self._ready += _ends(request, FinishReason.ERROR, message)
-        elif request.choices:
-            self._selections[request.id] = Selection(request)
-            self._read_choices(self._selections[request.id])
-        elif text is not None and self.grammars is not None and self.grammars.find(text) is None:
-            self._compiling[request.id] = (request, self.grammars.submit(text))
-        else:
-            self._ready += self.scheduler.add(request)
-
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one sample of it; unknown ids (finished already) are ignored."""
-        if request_id in self._compiling:
-            request, _ = self._compiling[request_id]
-            if index is None or request.sampling.n == 1:
-                del self._compiling[request_id]
-                self._ready += _ends(request, FinishReason.ABORT, None)
-                return
-            self._admit(request_id)
-        if request_id in self._selections:
-            self._ready.append(self._selections[request_id].aborted())
-            self._forget(request_id)
-        else:
-            self._ready += self.scheduler.abort(request_id, index)
-
-    def _read_choices(self, selection: Selection) -> None:
-        for reader in selection.next():
-            self._readers[reader.id] = selection
-            self._ready += self.scheduler.add(reader)
-
-    def _select(self, delta: Delta) -> Delta | None:
-        """News of a reader become those of the request that selects; others pass."""
-        selection = self._readers.get(delta.request_id)
-        if selection is None:
-            return delta
-        news = selection.push(delta)
-        if news is not None:
-            self._forget(news.request_id)
-        elif delta.finish_reason is not None:
-            del self._readers[delta.request_id]
-            self._read_choices(selection)
-        return news
-
-    def _forget(self, request_id: str) -> None:
-        """A selection has ended: so do readers that still run, whose last news nobody hears."""
-        selection = self._selections.pop(request_id)
-        for reader in [reader for reader, of in self._readers.items() if of is selection]:
-            del self._readers[reader]
-            self.scheduler.abort(reader)
+        self._depth = depth
+        self._flight: deque[tuple[ScheduledBatch, Callable[[], StepOutput]]] = deque()
+        self._ready: list[Delta] = []  # for the next step to return
+        self._compiling = CompilingRequests(grammars)
 
     @property
     def has_work(self) -> bool:
         return bool(self._ready or self._compiling) or self.scheduler.has_work
 
+    def add(self, request: Request) -> None:
+        """Queue a request. One that can never run is answered with an error delta by the next step.
+
+        A request is queued once its grammar is compiled; others go on meanwhile.
+        """
+        if request.id in self._compiling:
+            message = (
+                f"request id {request.id!r} is in use by a request that has not ended; choose another id"
+            )
+            self._ready += ends(request, FinishReason.ERROR, message)
+        elif not self._compiling.take(request):
+            self._ready += self.scheduler.add(request)
+
+    def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
+        """Queue `request` so that it goes on from a live sample: see `Scheduler.fork`."""
+        self._ready += self.scheduler.fork(request_id, index, request, output)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one sample of it. Unknown ids (of requests that have ended) are ignored."""
+        if request_id in self._compiling:
+            request, error = self._compiling.remove(request_id)
+            if index is None or request.sampling.n == 1:
+                self._ready += ends(request, FinishReason.ABORT)
+                return
+            self._admit(request, error())
+        self._ready += self.scheduler.abort(request_id, index)
+
+    def drop(self, request_id: str, index: int | None = None) -> None:
+        """End a request that nobody reads any more: `abort` without deltas."""
+        if request_id in self._compiling:
+            self._compiling.remove(request_id)
+        self._ready = [d for d in self._ready if d.request_id != request_id or index not in (None, d.index)]
+        self.scheduler.drop(request_id, index)
+
     def step(self) -> list[Delta]:
-        """Schedule and compute one batch; returns the news of all sequences. Does nothing when idle."""
+        """Fill the flight and take in the oldest result; returns the deltas of all sequences."""
         if self._compiling:
-            self._admit_compiled()
+            self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
+            for request, error in self._compiling.take_compiled():
+                self._admit(request, error)
         deltas, self._ready = self._ready, []
-        batch = self.scheduler.schedule()
-        if batch is not None:
+        flight = self._flight
+        while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             if self.on_batch is not None:
                 self.on_batch(batch)
-            deltas += self.scheduler.update(batch, self._executor.execute(batch))
-        if self._selections:
-            return [news for delta in deltas if (news := self._select(delta)) is not None]
+            flight.append((batch, self._start(batch)))
+        if flight:
+            batch, result = flight[0]
+            output = result()  # an interrupt leaves the step in flight
+            flight.popleft()
+            deltas += self.scheduler.update(batch, output)
         return deltas
 
-    def _admit_compiled(self) -> None:
-        if not (self._ready or self.scheduler.has_work):
-            wait([job for _, job in self._compiling.values()], IDLE_WAIT, FIRST_COMPLETED)
-        for request_id, (_, job) in list(self._compiling.items()):
-            if job.done():
-                self._admit(request_id)
+    def _start(self, batch: ScheduledBatch) -> Callable[[], StepOutput]:
+        if self._depth == 1:
+            return partial(self._executor.execute, batch)
+        return self._executor.submit(batch).result
 
-    def _admit(self, request_id: str) -> None:
-        """Queue a request whose grammar was compiled; waits for it."""
-        request, job = self._compiling.pop(request_id)
-        error = job.exception()
+    def _admit(self, request: Request, error: str | None) -> None:
         if error is None:
             self._ready += self.scheduler.add(request)
         else:
-            message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
-            self._ready += _ends(request, FinishReason.ERROR, message)
+            self._ready += ends(request, FinishReason.ERROR, error)
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
@@ -137,11 +123,3 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes that no running sequence holds."""
         self.scheduler.reset_prefix_cache()
-
-
-def _ends(request: Request, reason: FinishReason, error: str | None) -> list[Delta]:
-    """Every sample of a request that never ran ends so."""
-    usage = Usage(len(request.tokens), 0, 0)
-    return [
-        Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in range(request.sampling.n)
-    ]

@@ -16,8 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import zmq
 
@@ -43,30 +42,12 @@ from quire.engine.ipc import (
 )
 from quire.engine.log import set_up_logging
 from quire.errors import EngineError, QuireError
-from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request, ScheduledBatch, Usage
+from quire.program import Core
+from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch, Usage
 
 log = logging.getLogger("quire.engine")
 
 _LENGTH = struct.Struct("<I")
-
-
-class Core(Protocol):
-    """What the loop needs of an EngineCore."""
-
-    @property
-    def has_work(self) -> bool: ...
-    def add(self, request: Request) -> None: ...
-    def abort(self, request_id: str, index: int | None = None) -> None: ...
-    def step(self) -> list[Delta]: ...
-    def stats(self) -> EngineStats: ...
-    def reset_prefix_cache(self) -> None: ...
-
-
-@runtime_checkable
-class Watched(Protocol):
-    """A core that tells of each batch before it is computed; without, times in the queue are not known."""
-
-    on_batch: Callable[[ScheduledBatch], None] | None
 
 
 class Report(Protocol):
@@ -138,8 +119,7 @@ class EngineLoop:
         self._refused: list[Delta] = []
         self._scheduled: list[Scheduled] = []
         self._running = True
-        if isinstance(core, Watched):
-            core.on_batch = self._saw_batch
+        core.on_batch = self._saw_batch
 
     def run(self) -> None:
         while self._running:

@@ -23,6 +23,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
 from quire.model.foreign import inspect_foreign, load_foreign
+from quire.program import Programs
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
@@ -86,9 +87,10 @@ class StartReport:
 class Started:
     """A running engine, what its callers must know of the model, and how it started."""
 
-    core: EngineCore
+    core: Programs[EngineCore]
     info: ModelCard
     report: StartReport
+    grammars: GrammarCompiler
 
 
 def model_directory(config: ModelConfig) -> Path:
@@ -269,7 +271,8 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         labels=() if head is None else head.labels,
         segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
     )
-    return Started(EngineCore(scheduler, runner, grammars), info, report), model
+    core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
+    return Started(Programs(core), info, report, grammars), model
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

@@ -14,7 +14,7 @@ from quire.sched.queue import WaitingQueue
 from quire.sched.results import Results
 from quire.sched.sequence import FINISHED, RUNNING, Group, Sequence, is_quiet, refusal
 from quire.sched.tables import BlockTables
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, Usage
+from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
 
 class Scheduler:
@@ -56,7 +56,7 @@ class Scheduler:
         """Queue all samples of `request`. If it can never run, each ends at once with an error."""
         error = self._queue.request_in_use(request) or refusal(request, self._max_model_len, self._max_total)
         if error is not None:
-            return _refused(request, error)
+            return ends(request, FinishReason.ERROR, error)
         group = Group(request)
         for index in range(request.sampling.n):
             self._queue.join(self._sequence(group, index, request.tokens, None))
@@ -80,7 +80,7 @@ class Scheduler:
                 f"a fork of {num_tokens} tokens has no room for one more; raise max_tokens or --max-model-len"
             )
         if error is not None:
-            return _refused(request, error)
+            return ends(request, FinishReason.ERROR, error)
         group, tokens = Group(request), [*request.tokens, *output]
         base = self._common(request_id, index, group, tokens)
         self._queue.join(self._sequence(group, 0, tokens, base))
@@ -184,9 +184,3 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants of queue, slots, tables, pool and index. O(state); when idle and in tests."""
         self._planner.check(self._queue.check())
-
-
-def _refused(request: Request, error: str) -> list[Delta]:
-    usage = Usage(len(request.tokens), 0, 0)
-    samples = range(request.sampling.n)
-    return [Delta(request.id, i, [], usage, finish_reason=FinishReason.ERROR, error=error) for i in samples]

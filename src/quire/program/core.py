@@ -1,0 +1,61 @@
+"""What a program sees: an engine core, and its own requests on it. Token ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+from quire.types import Delta, EngineStats, Request, ScheduledBatch
+
+
+class Core(Protocol):
+    """An engine core: what an engine's process drives, and what programs run on."""
+
+    on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch is computed
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None: ...
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
+    def drop(self, request_id: str, index: int | None = None) -> None: ...
+    def step(self) -> list[Delta]: ...
+    def stats(self) -> EngineStats: ...
+    def reset_prefix_cache(self) -> None: ...
+
+
+class Run:
+    """The requests of one program. Their deltas go to the program; when it ends, those still live are dropped."""
+
+    def __init__(self, request: Request, core: Core) -> None:
+        self.request = request
+        self.live: set[str] = set()
+        self.num_cached = 0  # prompt tokens that the first request found in the prefix cache
+        self._core = core
+        self._first = True
+
+    def add(self, request: Request) -> None:
+        """Queue a request of one sample (n = 1)."""
+        self.live.add(request.id)
+        self._core.add(request)
+
+    def fork(self, request_id: str, request: Request, output: list[int]) -> None:
+        """Queue `request` so that it goes on from a live one of this program, whose KV it shares."""
+        self.live.add(request.id)
+        self._core.fork(request_id, 0, request, output)
+
+    def drop(self, request_id: str) -> None:
+        """End a request: no more of its deltas come."""
+        self.live.discard(request_id)
+        self._core.drop(request_id)
+
+    def took(self, delta: Delta) -> None:
+        """A delta of one of the requests is about to go to the program."""
+        if self._first:
+            self._first, self.num_cached = False, delta.usage.num_cached
+        if delta.finish_reason is not None:
+            self.live.discard(delta.request_id)
+
+
+Program = Callable[[Request, Run], Generator[None, Delta, Delta]]
+"""Gets its request and a `Run`, yields to receive the next delta, and returns the delta that ends its request."""

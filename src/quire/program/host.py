@@ -1,0 +1,129 @@
+"""Runs programs over an engine core, and looks like one: requests that no program answers pass through."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from typing import Generic, TypeVar
+
+from quire.program.core import Core, Program, Run
+from quire.program.select import select
+from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage, ends
+
+log = logging.getLogger("quire.engine")
+
+C = TypeVar("C", bound=Core)
+
+
+def program_of(request: Request) -> Program | None:
+    """The program that answers `request`; None if the core does."""
+    return select if request.choices else None
+
+
+class Programs(Generic[C]):
+    """A core whose requests may be programs. A program that raises ends its own request with an error."""
+
+    def __init__(self, core: C) -> None:
+        self.core = core
+        self._runs: dict[str, tuple[Run, Generator[None, Delta, Delta]]] = {}
+        self._ready: list[Delta] = []  # for the next step to return
+
+    @property
+    def on_batch(self) -> Callable[[ScheduledBatch], None] | None:
+        return self.core.on_batch
+
+    @on_batch.setter
+    def on_batch(self, watch: Callable[[ScheduledBatch], None] | None) -> None:
+        self.core.on_batch = watch
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._ready) or self.core.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or start the program that answers it."""
+        program = program_of(request)
+        if request.id in self._runs:
+            message = (
+                f"request id {request.id!r} is in use by a request that has not ended; choose another id"
+            )
+            self._ready += ends(request, FinishReason.ERROR, message)
+        elif program is None:
+            self.core.add(request)
+        else:
+            run = Run(request, self.core)
+            steps = program(request, run)
+            self._runs[request.id] = run, steps
+            self._resume(run, lambda: next(steps))
+
+    def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
+        self.core.fork(request_id, index, request, output)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one sample of it; a program ends with all its requests."""
+        if request_id in self._runs:
+            run, steps = self._runs[request_id]
+            steps.close()
+            self._end(run, _last(run, FinishReason.ABORT, None))
+        else:
+            self.core.abort(request_id, index)
+
+    def drop(self, request_id: str, index: int | None = None) -> None:
+        """End a request without a delta."""
+        if request_id in self._runs:
+            run, steps = self._runs.pop(request_id)
+            steps.close()
+            self._drop_all(run)
+        else:
+            self.core.drop(request_id, index)
+
+    def step(self) -> list[Delta]:
+        """Step the core and hand the deltas of programs' requests to them; returns all others."""
+        deltas = self.core.step()
+        if self._runs:
+            # A program may drop requests whose deltas are in this step too: those go nowhere.
+            owners = {request_id: run for run, _ in self._runs.values() for request_id in run.live}
+            passed = []
+            for delta in deltas:
+                owner = owners.get(delta.request_id)
+                if owner is None:
+                    passed.append(delta)
+                elif delta.request_id in owner.live:
+                    self._push(owner, delta)
+            deltas = passed
+        ready, self._ready = self._ready, []
+        return ready + deltas
+
+    def _push(self, run: Run, delta: Delta) -> None:
+        _, steps = self._runs[run.request.id]
+        run.took(delta)
+        self._resume(run, lambda: steps.send(delta))
+
+    def _resume(self, run: Run, go_on: Callable[[], None]) -> None:
+        try:
+            go_on()
+        except StopIteration as end:
+            self._end(run, end.value)
+        except Exception as error:
+            log.exception("the program of request %s failed", run.request.id)
+            self._end(run, _last(run, FinishReason.ERROR, f"{type(error).__name__}: {error}"))
+
+    def _end(self, run: Run, last: Delta) -> None:
+        del self._runs[run.request.id]
+        self._drop_all(run)
+        self._ready.append(last)
+
+    def _drop_all(self, run: Run) -> None:
+        for request_id in list(run.live):
+            run.drop(request_id)
+
+    def stats(self) -> EngineStats:
+        return self.core.stats()
+
+    def reset_prefix_cache(self) -> None:
+        self.core.reset_prefix_cache()
+
+
+def _last(run: Run, reason: FinishReason, error: str | None) -> Delta:
+    usage = Usage(len(run.request.tokens), run.num_cached, 0)
+    return Delta(run.request.id, 0, [], usage, finish_reason=reason, error=error)
