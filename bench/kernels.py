@@ -93,7 +93,7 @@ BLOCK_SIZE = 16
 def peak_kind(backend: NativeBackend, dtype: WeightType) -> str:
     """What multiplies: bytes for rounded activations, bfloat16 pairs where the set has them, else float32."""
     if isinstance(dtype, Quantized):
-        return "int8" if dtype.int8_rows else "fp32"
+        return "int8" if dtype.activations == "int8" else "fp32"
     return "bf16" if dtype == "bfloat16" and backend.isa == "avx512_bf16" else "fp32"
 
 

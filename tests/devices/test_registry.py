@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from quire.devices.host import HostLogits
-from quire.devices.protocol import Quantized
 from quire.devices.registry import BackendName, make_backend
 from quire.devices.sampling import SlotSampling
 from quire.devices.torch.run import TorchLogits
 from quire.errors import ConfigError, EngineError
 from quire.params import SamplingParams
+from quire.weights.layouts import Int4, Int8
+from quire.weights.schemes import Quantized
 
 NAMES: list[BackendName] = ["auto", "native", "reference", "torch"]
 
@@ -24,8 +25,8 @@ def test_a_backend_says_what_it_is(name: BackendName) -> None:
     assert backend.threads >= 1
     assert backend.free_memory() > 0
     assert backend.arithmetic("float32") == "fp32"
-    assert backend.arithmetic(Quantized(8)) == "int8"
-    assert backend.arithmetic(Quantized(4, 32, int8_rows=False)) == "fp32"
+    assert backend.arithmetic(Quantized(Int8())) == "int8"
+    assert backend.arithmetic(Quantized(Int4(32), "float")) == "fp32"
 
 
 @pytest.mark.parametrize("name", NAMES)
