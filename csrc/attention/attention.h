@@ -18,18 +18,9 @@
 
 namespace quire::QUIRE_ISA {
 
-// Rows that meet bfloat16 where it lies in the cache.
-constexpr int kDirectRows = SingleSteps::kMicroRows < 8 ? SingleSteps::kMicroRows : 8;
 constexpr int kRowsAhead = 8;   // query rows that come into L1 before they are packed
 constexpr int kSplitTasks = 8;  // per thread: segments in flight where there are few jobs
 constexpr double kSmallStep = 30e3;  // multiply-adds under which waking threads costs more than it saves
-
-// Calls f with an element of the type that keys and values are held as.
-template <class F>
-inline auto with_type(KVType type, F&& f) {
-  if (type == KVType::i8) return f(int8_t{});
-  return type == KVType::bf16 ? f(uint16_t{}) : f(float{});
-}
 
 // Query rows after some segments.
 struct Partial {
@@ -55,13 +46,15 @@ inline size_t attention_workspace(const AttentionLimits& l) {
   return round_up(AttentionJobs::bytes(l), 64) + size_t(l.threads) * sizes.thread + sizes.split;
 }
 
+// `T` is the type that keys and values are held as.
+template <class T>
 class Attention {
  public:
   Attention(const AttentionArgs& args, const AttentionLimits& limits)
       : a_(args),
         sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
         kv_(args.kv, args.layer),
-        query_words_(with_type(args.kv.type, [&](auto t) { return query_words<decltype(t)>(args.kv.head_dim); })),
+        query_words_(query_words<T>(args.kv.head_dim)),
         jobs_(args, limits.threads, args.workspace),
         thread_memory_(static_cast<char*>(args.workspace) + round_up(AttentionJobs::bytes(limits), 64)),
         split_memory_(thread_memory_ + size_t(limits.threads) * sizes_.thread) {}
@@ -73,7 +66,7 @@ class Attention {
   static int segments(const AttentionJob& j) { return (j.high - 1) / kSegment + 1 - first_segment(j); }
 
   // All segments of a job, in order. Meanwhile the first keys of the job that follows come into cache.
-  void run(const AttentionJob& j, const AttentionJob& following, int thread) const {
+  __attribute__((noinline)) void run(const AttentionJob& j, const AttentionJob& following, int thread) const {
     const Walk then = walk_of(following, a_.order[following.first], following.low, following.high);
     Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
     load_queries(j, thread);
@@ -111,25 +104,21 @@ class Attention {
   float* joint_queries(int thread) const { return part_queries(thread) + sizes_.queries; }
 
   // Rows of q times scale: those of each part by themselves, and those of several parts together.
-  template <class T>
-  void load_queries(const AttentionJob& j, int thread) const {
-    const RowTiles<T> joint(j.rows);
+  __attribute__((noinline)) void load_queries(const AttentionJob& j, int thread) const {
+    using Tiles = RowTiles<Copied<T>>;  // in place there is one tile
+    const Tiles joint(j.rows);
     const size_t words = size_t(query_words_);
     for (int h = 0; h < j.heads; ++h)
       jobs_.for_parts(j, [&](const RowPart& p) {
         float *part = part_queries(thread) + size_t(h * j.rows + p.at) * words, *scratch = thread_tiles(thread);
-        pack_queries(p, j.head + h, RowTiles<T>(p.rows), 0, part, scratch);
+        pack_queries(p, j.head + h, Tiles(p.rows), 0, part, scratch);
         if (j.members > 1)
           pack_queries(p, j.head + h, joint, p.at, joint_queries(thread) + size_t(h * j.rows) * words, scratch);
       });
   }
-  void load_queries(const AttentionJob& j, int thread) const {
-    with_type(a_.kv.type, [&](auto t) { load_queries<decltype(t)>(j, thread); });
-  }
 
   // A part's rows as rows `at`.. of tiles, packed [words][rows] by tile. `scratch` has room for a tile.
-  template <class T>
-  void pack_queries(const RowPart& p, int kv_head, const RowTiles<T>& tiles, int at, float* packed,
+  void pack_queries(const RowPart& p, int kv_head, const RowTiles<Copied<T>>& tiles, int at, float* packed,
                     float* scratch) const {
     const int H = a_.kv.head_dim, words = query_words_;
     const size_t stride = round_up(size_t(max_of(H, words)), kLanes);
@@ -173,7 +162,7 @@ class Attention {
   }
 
   // `then` is what the thread meets after it, or null.
-  void segment(const AttentionJob& j, int index, Partial out, int thread, const Walk* then) const {
+  __attribute__((noinline)) void segment(const AttentionJob& j, int index, Partial out, int thread, const Walk* then) const {
     start(j, out);
     const int begin = index * kSegment, end = begin + kSegment;
     const int joint = j.members > 1 ? j.shared / kTile * kTile : 0;
@@ -200,11 +189,9 @@ class Attention {
   void walk(const Walk& w, const HeadRows& rows, int thread, const Walk* then) const {
     if (w.low >= w.high) return;
     if (then && then->low >= then->high) then = nullptr;
-    with_type(a_.kv.type, [&](auto t) {
-      // Many rows: widen, or pair, what is held in two bytes once per tile instead of once per few rows.
-      const bool few = rows.count <= kDirectRows || !std::is_same_v<decltype(t), uint16_t>;
-      walk_as<decltype(t)>(w, rows, few && kv_.whole_vectors(), thread, then);
-    });
+    // Many rows: widen, or pair, what is held in two bytes once per tile instead of once per few rows.
+    const bool few = rows.count <= kDirectRows || !std::is_same_v<T, uint16_t>;
+    walk_as(w, rows, few && kv_.whole_vectors(), thread, then);
   }
 
   Walk walk_of(const AttentionJob& j, int seq, int low, int high) const {
@@ -213,12 +200,11 @@ class Attention {
 
   // Tiles where they lie in the cache, all heads of a tile before the next, as their blocks lie side by side; or copied
   // first, head by head.
-  template <class T>
   void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread, const Walk* then) const {
-    if (!in_place) return walk_copies<T>(w, rows, thread, then);
+    if (!in_place) return walk_copies(w, rows, thread, then);
     TileKV<T> own = kv_.direct<T>(w, w.range(0)), next;
     for (int tile = 0; tile < w.tiles(); ++tile, own = next) {
-      next = after_tile<T>(w, tile, then);
+      next = after_tile(w, tile, then);
       own.after_keys = ahead(own.values, own.values, kValueStep<T> * sizeof(T));
       own.after_values = ahead(next.keys, own.values, next.key_stride * sizeof(T));
       own.next = &next;
@@ -227,13 +213,11 @@ class Attention {
   }
 
   // What is met after a tile of a walk; that tile itself where nothing is known.
-  template <class T>
   TileKV<T> after_tile(const Walk& w, int tile, const Walk* then) const {
     if (tile + 1 < w.tiles()) return kv_.direct<T>(w, w.range(tile + 1));
     return then ? kv_.direct<T>(*then, then->range(0)) : kv_.direct<T>(w, w.range(tile));
   }
 
-  template <class T>
   void walk_copies(const Walk& w, const HeadRows& rows, int thread, const Walk* then) const {
     TileScales scales;
     for (int tile = 0; tile < w.tiles(); ++tile)
@@ -245,7 +229,7 @@ class Attention {
         auto copies = kv_.copied<T>(w.table, w.head + head, range, thread_tiles(thread));
         // While one head's are met, the next one's come into L1, or those of the next tile.
         const Walk other{w.table, w.head + head + 1, 1, w.low, w.high};
-        const TileKV<T> next = head + 1 < w.heads ? kv_.direct<T>(other, range) : after_tile<T>(w, tile, then);
+        const TileKV<T> next = head + 1 < w.heads ? kv_.direct<T>(other, range) : after_tile(w, tile, then);
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
         copies.after_values = ahead(next.values, copies.values, kValueStep<T> * sizeof(T));
         if constexpr (std::is_same_v<T, int8_t>) {
@@ -258,7 +242,7 @@ class Attention {
   }
 
   // `next` where they are visible, else what is in L1 already.
-  template <class T, class U>
+  template <class U>
   static Ahead ahead(const T* const (&next)[kTileVectors], const U* const (&own)[kTileVectors], size_t stride) {
     Ahead result;
     for (int v = 0; v < kTileVectors; ++v) result.at[v] = next[v] ? bytes(next[v]) : bytes(own[v]);
@@ -266,10 +250,11 @@ class Attention {
     return result;
   }
 
-  template <class T>
-  void attend(const HeadRows& rows, int at, const TileKV<T>& kv, int thread) const {
-    const RowTiles<T> split(rows.count);
-    RowTile tiles[(kJobRows + Steps<T>::kMicroRows - 1) / Steps<T>::kMicroRows];
+  // `U` is T, or what it was copied to.
+  template <class U>
+  void attend(const HeadRows& rows, int at, const TileKV<U>& kv, int thread) const {
+    const RowTiles<U> split(rows.count);
+    RowTile tiles[(kJobRows + Steps<U>::kMicroRows - 1) / Steps<U>::kMicroRows];
     int first[kJobRows], last[kJobRows];
     for (int t = 0; t < split.count; ++t) {
       RowTile tile{split.begin(t), split.begin(t + 1) - split.begin(t), kTile, -1};
@@ -284,7 +269,7 @@ class Attention {
     attend_tile(shape, rows, kv, tiles, split.count, first, last, thread_scores(thread));
   }
 
-  void merge(const AttentionJob& j, Partial whole, Partial part) const {
+  __attribute__((noinline)) void merge(const AttentionJob& j, Partial whole, Partial part) const {
     for (int i = 0; i < j.heads * j.rows; ++i) {
       RowState &w = whole.rows[i], &p = part.rows[i];
       if (p.best == -__builtin_inff()) continue;  // the row sees nothing there
@@ -298,7 +283,7 @@ class Attention {
     }
   }
 
-  void finish(const AttentionJob& j, Partial whole) const {
+  __attribute__((noinline)) void finish(const AttentionJob& j, Partial whole) const {
     for (int h = 0; h < j.heads; ++h)
       jobs_.for_parts(j, [&](const RowPart& p) {
         for (int i = 0; i < p.rows; ++i) finish_row(p, i, j.head + h, whole, h * j.rows + p.at + i);
@@ -331,28 +316,30 @@ class Attention {
 };
 
 // Few jobs over long contexts: waves of segments side by side, merged in order after each wave.
-inline void attention_split(const Attention& attention, int jobs, int segments, ThreadPool& pool) {
+template <class T>
+inline void attention_split(const Attention<T>& attention, int jobs, int segments, ThreadPool& pool) {
   const int wave = max_of(1, kSplitTasks * pool.threads() / jobs);
   auto slot = [&](int job, int s) { return s == 0 ? job : jobs + job * wave + s % wave; };
   for (int base = 0; base < segments; base += wave) {
     pool.parallel_for(jobs * wave, [&](int task, int thread) {
       const AttentionJob j = attention.jobs()[task / wave];
       const int s = base + task % wave;
-      if (s < Attention::segments(j)) attention.run_segment(j, s, slot(task / wave, s), thread);
+      if (s < Attention<T>::segments(j)) attention.run_segment(j, s, slot(task / wave, s), thread);
     });
     pool.parallel_for(jobs, [&](int task, int) {
       const AttentionJob j = attention.jobs()[task];
-      for (int s = max_of(base, 1); s < min_of(base + wave, Attention::segments(j)); ++s)
+      for (int s = max_of(base, 1); s < min_of(base + wave, Attention<T>::segments(j)); ++s)
         attention.merge_slots(j, slot(task, 0), slot(task, s));
       if (base + wave >= segments) attention.finish_slot(j, slot(task, 0));
     });
   }
 }
 
-inline void attention(const AttentionArgs& a, ThreadPool& pool) {
+template <class T>
+void attention(const AttentionArgs& a, ThreadPool& pool) {
   const AttentionLimits limits{a.cu_q[a.num_seqs], a.num_seqs, a.num_heads, a.kv.num_kv_heads, a.kv.head_dim,
                                a.kv.value_dim, pool.threads()};
-  const Attention attention(a, limits);
+  const Attention<T> attention(a, limits);
   const int jobs = attention.jobs().count(), threads = pool.threads();
   auto run = [&](int job, int thread) {
     attention.run(attention.jobs()[job], attention.jobs()[min_of(job + 1, jobs - 1)], thread);
@@ -365,7 +352,7 @@ inline void attention(const AttentionArgs& a, ThreadPool& pool) {
   }
   int segments = 1;
   if (jobs < kSplitJobs * threads)
-    for (int i = 0; i < jobs; ++i) segments = max_of(segments, Attention::segments(attention.jobs()[i]));
+    for (int i = 0; i < jobs; ++i) segments = max_of(segments, Attention<T>::segments(attention.jobs()[i]));
   if (segments > 1) return attention_split(attention, jobs, segments, pool);
   pool.parallel_shares(jobs, run);  // so that the next job is a thread's own, mostly
 }

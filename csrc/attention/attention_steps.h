@@ -46,6 +46,9 @@ struct SingleSteps {
   static inline void store_left(float* to, int i, V v) { store(to + i, v); }
 };
 
+// Query rows that meet bfloat16 where it lies in the cache; more meet a copy.
+constexpr int kDirectRows = SingleSteps::kMicroRows < 8 ? SingleSteps::kMicroRows : 8;
+
 template <class T>
 struct Steps : SingleSteps {};
 
@@ -64,10 +67,16 @@ struct PairedSteps : SingleSteps {
 };
 
 template <>
-struct Steps<uint16_t> : PairedSteps {};
-template <>
 struct Steps<uint32_t> : PairedSteps {};
+using Bf16Steps = PairedSteps;
+#else
+using Bf16Steps = SingleSteps;
 #endif
+
+template <>
+struct Steps<uint16_t> : Bf16Steps {
+  static constexpr int kMicroRows = kDirectRows;
+};
 
 template <class T>
 constexpr int micro_vectors(int rows) {

@@ -32,9 +32,8 @@ constexpr int kSerialPack = 16384;
 // What one task of a product with a single tile reads, about.
 constexpr size_t kTaskBytes = size_t{512} << 10;
 
-inline size_t linear_workspace(const MatrixView& weight, int max_rows) {
+inline size_t float_workspace(const MatrixView& weight, int max_rows) {
   const size_t rows = size_t(max_rows), padded = size_t(weight.padded_cols());
-  if (weight.format.int8_rows) return quantized_bytes(weight, max_rows);
   return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
 }
 
@@ -91,8 +90,8 @@ inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typenam
 
 // Sums c of `rows` rows times panels [first, first + panels) to y. Of a gated weight panels come in pairs. `Plain`: no
 // bias, activation or gate.
-template <class Dot, bool Plain>
-inline void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
+template <class Scaling, bool Plain>
+QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
                         int panels) {
   // Copies, which stores cannot change.
   const bool gated = !Plain && a.weight.gated;
@@ -102,7 +101,7 @@ inline void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, in
   const int per_group = gated ? 2 : 1, width = gated ? a.weight.rows / 2 : a.weight.rows;
   for (int panel = first; panel < first + panels; panel += per_group) {
     const int column = (gated ? panel / 2 : panel) * 16, n = min_of(16, width - column);
-    const Scaling<Dot> scaled(a, panel), scaled_up(a, gated ? panel + 1 : panel);
+    const Scaling scaled(a, panel), scaled_up(a, gated ? panel + 1 : panel);
     const V bias = biases ? load(biases + panel * 16) : set1(0);
     const V bias_up = biases && gated ? load(biases + panel * 16 + 16) : set1(0);
     const float* sums = c + (panel - first) * 16;
@@ -124,15 +123,23 @@ inline void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, in
   }
 }
 
+// Out of line: every activation inlined into every loop was half of the code, and of the time it took to compile.
+template <class Scaling>
+__attribute__((noinline)) void full_epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row,
+                                             int rows, int first, int panels) {
+  epilogue_as<Scaling, false>(a, c, c_stride, first_row, rows, first, panels);
+}
+
 template <class Dot>
 inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
                      int panels) {
+  using Scale = typename Scaling<Dot>::type;
   if constexpr (std::is_same_v<Dot, DotI8>)
     if (a.screening) return note_candidates(a, c, c_stride, first_row, rows, first, panels);
   if (a.weight.gated || a.bias || a.activation != Activation::none)
-    epilogue_as<Dot, false>(a, c, c_stride, first_row, rows, first, panels);
+    full_epilogue<Scale>(a, c, c_stride, first_row, rows, first, panels);
   else
-    epilogue_as<Dot, true>(a, c, c_stride, first_row, rows, first, panels);
+    epilogue_as<Scale, true>(a, c, c_stride, first_row, rows, first, panels);
 }
 
 // Panels [first, last) for a single tile of rows: weights stream once through the registers.
@@ -300,7 +307,8 @@ inline void for_tiles(const LinearArgs& a, const Tiles& tiles, ThreadPool& pool,
 
 // Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.
 template <class Dot>
-inline void linear_as(LinearArgs a, ThreadPool& pool) {
+void linear_as(const LinearArgs& args, ThreadPool& pool) {
+  LinearArgs a = args;
   using A = typename Dot::A;
   using Product = typename Blocks<Dot>::Product;
   using Many = typename Blocks<Dot>::Many;
@@ -328,7 +336,8 @@ inline void linear_as(LinearArgs a, ThreadPool& pool) {
 
 // Rounds x to int8, packs it and runs the product.
 template <class Dot>
-inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
+void linear_quantized(const LinearArgs& args, ThreadPool& pool) {
+  LinearArgs a = args;
   const Tiles tiles = tiles_for<Dot>(a.rows);
   uint32_t* packed = static_cast<uint32_t*>(a.workspace);
   const QuantizedRows rows(a);
@@ -345,13 +354,22 @@ inline void linear_quantized(LinearArgs a, ThreadPool& pool) {
   linear_blocks<Dot, AsPacked>(a, packed, tiles, pool);
 }
 
-inline void linear(const LinearArgs& a, ThreadPool& pool) {
-  with_layout(a.weight.format.layout, [&](auto layout) {
-    using Products = ProductsOf<decltype(layout)>;
-    if constexpr (!std::is_void_v<typename Products::Int8>)
-      if (a.weight.format.int8_rows) return linear_quantized<typename Products::Int8>(a, pool);
-    linear_as<typename Products::Float>(a, pool);
-  });
+// The kernels of a group (kernels.h) by layout; null for layouts that the group does not multiply.
+template <class Dot>
+constexpr bool kMultipliesBf16 = std::is_same_v<Dot, DotBf16> || std::is_same_v<Dot, Compact<DotBf16>>;
+
+template <class L, bool Bf16>
+constexpr Linear* float_product() {
+  using Dot = typename ProductsOf<L>::Float;
+  if constexpr (kMultipliesBf16<Dot> == Bf16) return linear_as<Dot>;
+  else return nullptr;
+}
+
+template <class L>
+constexpr Linear* int8_product() {
+  using Dot = typename ProductsOf<L>::Int8;
+  if constexpr (std::is_void_v<Dot>) return nullptr;
+  else return linear_quantized<Dot>;
 }
 
 }  // namespace quire::QUIRE_ISA

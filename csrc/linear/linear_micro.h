@@ -155,6 +155,7 @@ void micro_groups(const MicroArgs& m) {
   const bool offsets = m.offsets, narrow = m.narrow;
   const HeaderField field(narrow);
   alignas(64) float total[R][P][16];
+#pragma GCC unroll 1
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p)
       store(total[r][p], m.accumulate ? load(m.c + size_t(r) * m.c_stride + p * 16) : set1(0));
@@ -207,6 +208,7 @@ void micro_groups(const MicroArgs& m) {
         store(total[r][p], fma(set1(reinterpret_cast<const float*>(sums)[r]), shift, load(total[r][p])));
     }
   }
+#pragma GCC unroll 1
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p) store(m.c + size_t(r) * m.c_stride + p * 16, load(total[r][p]));
 }

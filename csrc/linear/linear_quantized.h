@@ -114,18 +114,17 @@ inline void sum_groups(const LinearArgs& a, int begin, int end, int32_t* sums) {
   }
 }
 
-// What turns a panel's sums into numbers: the scales that they do not have yet.
-template <class Dot>
-struct Scaling {
-  Scaling(const LinearArgs&, int) {}
+// Apply the scales that a panel's sums still lack. Products that need none share `Unscaled`, and so their epilogue.
+struct Unscaled {
+  Unscaled(const LinearArgs&, int) {}
   V operator()(const float* sums, size_t) const { return load(sums); }
 };
 
-template <>
-struct Scaling<DotI8> {
+// Integer sums: one scale per row of activations and one per output.
+struct ScaledBytes {
   const float* row_scale;
   const V scale;
-  Scaling(const LinearArgs& a, int panel) : row_scale(a.x_scale), scale(load(scales(a.weight, panel))) {}
+  ScaledBytes(const LinearArgs& a, int panel) : row_scale(a.x_scale), scale(load(scales(a.weight, panel))) {}
   V operator()(const float* sums, size_t row) const {
     return to_float(iload(sums)) * (scale * set1(row_scale[row]));
   }
@@ -135,18 +134,33 @@ struct Scaling<DotI8> {
   }
 };
 
-template <>
-struct Scaling<DotI8Wide> {
+struct ScaledOutputs {
   const V scale;
-  Scaling(const LinearArgs& a, int panel) : scale(load(Scaling<DotI8>::scales(a.weight, panel))) {}
+  ScaledOutputs(const LinearArgs& a, int panel) : scale(load(ScaledBytes::scales(a.weight, panel))) {}
   V operator()(const float* sums, size_t) const { return load(sums) * scale; }
 };
 
+struct ScaledRows {
+  const float* row_scale;
+  ScaledRows(const LinearArgs& a, int) : row_scale(a.x_scale) {}
+  V operator()(const float* sums, size_t row) const { return load(sums) * set1(row_scale[row]); }
+};
+
+template <class Dot>
+struct Scaling {
+  using type = Unscaled;
+};
+template <>
+struct Scaling<DotI8> {
+  using type = ScaledBytes;
+};
+template <>
+struct Scaling<DotI8Wide> {
+  using type = ScaledOutputs;
+};
 template <>
 struct Scaling<DotI4> {
-  const float* row_scale;
-  Scaling(const LinearArgs& a, int) : row_scale(a.x_scale) {}
-  V operator()(const float* sums, size_t row) const { return load(sums) * set1(row_scale[row]); }
+  using type = ScaledRows;
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -54,9 +54,9 @@ struct ScreenMemory {
   }
 };
 
-// What `linear` or `screened_best` needs.
-inline size_t any_linear_workspace(const MatrixView& weight, int max_rows) {
-  const size_t product = linear_workspace(weight, max_rows);
+// Enough for a product of floats, and for `screened_best`.
+inline size_t workspace_with_screen(const MatrixView& weight, int max_rows) {
+  const size_t product = float_workspace(weight, max_rows);
   return weight.has_screen() ? max_of(product, ScreenMemory::bytes(weight, min_of(max_rows, kScreenedRows))) : product;
 }
 
@@ -135,7 +135,7 @@ inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, 
       for (int p = 0; p < count; ++p) compact[p] = compact_panel(w, panels[p], 0);
       m.compact = compact;
     }
-    micro_for<Dot, Prefetch::weights>(1, count)(m);
+    micro_for_panels<Dot, Prefetch::weights, 1>(count)(m);
     for (int i = 0; i < count * 16; ++i)
       if (const int at = panels[i / 16] * 16 + i % 16; at < w.rows) result.meet({c[i], at});
   }
@@ -145,8 +145,8 @@ inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, 
 // Notes candidates in y, whose rows have room for them; keeps those that may still be the largest when all outputs were
 // met. False where these are too many, or a row is not one for a screen.
 template <class Dot>
-inline bool find_candidates(const LinearArgs& a, const ScreenMemory& memory, const Screening& screening,
-                            ThreadPool& pool) {
+inline bool find_candidates(const LinearArgs& a, Linear* screen_product, const ScreenMemory& memory,
+                            const Screening& screening, ThreadPool& pool) {
   for_tiles(a, Tiles(a.rows, 1), pool, [&](int r, int) {
     memory.rows[r] = screen_row<Dot>(a.x + size_t(r) * a.x_stride, a.weight.cols);
   });
@@ -156,7 +156,7 @@ inline bool find_candidates(const LinearArgs& a, const ScreenMemory& memory, con
   coarse.weight = a.weight.screen();
   coarse.y_stride = 0, coarse.maxima = nullptr;
   coarse.screening = &screening;
-  linear_quantized<DotI8>(coarse, pool);
+  screen_product(coarse, pool);
   int64_t total = 0;
   for (int r = 0; r < a.rows; ++r) {
     ScreenRow& row = memory.rows[r];
@@ -170,11 +170,11 @@ inline bool find_candidates(const LinearArgs& a, const ScreenMemory& memory, con
 }
 
 template <class Dot>
-inline bool screened_best_as(const LinearArgs& a, int32_t* best, ThreadPool& pool) {
+inline bool screened_best_as(const LinearArgs& a, Linear* screen_product, int32_t* best, ThreadPool& pool) {
   const ScreenMemory memory(a);
   const size_t stride = a.y_stride * sizeof(float) / sizeof(Candidate);
   const Screening screening{memory.rows, reinterpret_cast<Candidate*>(a.y), stride};
-  if (!find_candidates<Dot>(a, memory, screening, pool)) return false;
+  if (!find_candidates<Dot>(a, screen_product, memory, screening, pool)) return false;
   const int parts = a.rows < pool.threads() ? min_of(pool.threads(), kCandidateParts) : 1;
   pool.parallel_for(a.rows * parts, [&](int task, int thread) {
     const int row = task / parts, part = task % parts;
@@ -192,13 +192,14 @@ inline bool screened_best_as(const LinearArgs& a, int32_t* best, ThreadPool& poo
   return true;
 }
 
-inline bool screened_best(const LinearArgs& a, int32_t* best, ThreadPool& pool) {
+// `screen_product` multiplies with weights of int8, by activations rounded to int8.
+inline bool screened_best(const LinearArgs& a, Linear* screen_product, int32_t* best, ThreadPool& pool) {
   const bool plain = !a.norm.weight && !a.bias && a.activation == Activation::none && !a.residual;
   const bool fits = a.rows <= kScreenedRows && a.weight.cols < kScreenColumns && a.weight.rows >= 16;
   if (!plain || !fits || !a.weight.has_screen()) return false;
   return with_layout(a.weight.format.layout, [&](auto layout) {
     if constexpr (layout.kHoldsFloats)
-      return screened_best_as<typename ProductsOf<decltype(layout)>::Float>(a, best, pool);
+      return screened_best_as<typename ProductsOf<decltype(layout)>::Float>(a, screen_product, best, pool);
     else
       return false;
   });

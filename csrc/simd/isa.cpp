@@ -7,6 +7,22 @@
 
 namespace quire {
 
+// The groups that each set compiles (CMakeLists.txt).
+#define QUIRE_DECLARE(isa)                     \
+  namespace isa {                              \
+  extern const FloatKernels float_kernels;     \
+  extern const ByteKernels byte_kernels;       \
+  extern const PairKernels pair_kernels;       \
+  }
+QUIRE_DECLARE(scalar)
+QUIRE_DECLARE(avx2)
+QUIRE_DECLARE(avx512)
+QUIRE_DECLARE(avx512_vnni)
+QUIRE_DECLARE(avx512_bf16)
+QUIRE_DECLARE(avx512_bf16_emulated)
+QUIRE_DECLARE(neon)
+#undef QUIRE_DECLARE
+
 namespace {
 
 #if defined(__x86_64__)
@@ -41,7 +57,7 @@ std::vector<std::string> available_isas() {
   names.push_back("neon");
 #endif
   names.push_back("scalar");
-#if defined(__x86_64__)
+#ifdef QUIRE_HAS_avx512_bf16_emulated
   if (has_avx512()) names.push_back("avx512_bf16_emulated");
 #endif
   return names;
@@ -59,17 +75,23 @@ std::string resolve_isa(const std::string& name) {
 }
 
 const Kernels& kernels_for(const std::string& isa) {
+  static const Kernels sets[] = {
 #ifdef QUIRE_HAS_avx512_bf16
-  if (isa == "avx512_bf16") return avx512_bf16::kernels;
-  if (isa == "avx512_bf16_emulated") return avx512_bf16_emulated::kernels;
-  if (isa == "avx512_vnni") return avx512_vnni::kernels;
-  if (isa == "avx512") return avx512::kernels;
-  if (isa == "avx2") return avx2::kernels;
+      {avx512::float_kernels, avx512_vnni::byte_kernels, avx512_bf16::pair_kernels, "avx512_bf16"},
+      {avx512::float_kernels, avx512_vnni::byte_kernels, avx512::pair_kernels, "avx512_vnni"},
+      {avx512::float_kernels, avx512::byte_kernels, avx512::pair_kernels, "avx512"},
+      {avx2::float_kernels, avx2::byte_kernels, avx2::pair_kernels, "avx2"},
+#endif
+#ifdef QUIRE_HAS_avx512_bf16_emulated
+      {avx512::float_kernels, avx512::byte_kernels, avx512_bf16_emulated::pair_kernels, "avx512_bf16_emulated"},
 #endif
 #ifdef QUIRE_HAS_neon
-  if (isa == "neon") return neon::kernels;
+      {neon::float_kernels, neon::byte_kernels, neon::pair_kernels, "neon"},
 #endif
-  if (isa == "scalar") return scalar::kernels;
+      {scalar::float_kernels, scalar::byte_kernels, scalar::pair_kernels, "scalar"},
+  };
+  for (const Kernels& set : sets)
+    if (isa == set.name) return set;
   throw std::invalid_argument("no kernels were built for isa '" + isa + "'");
 }
 

@@ -188,19 +188,22 @@ struct AttentionLimits {
   int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
 };
 
-struct Kernels {
-  const char* name;
+// Kernels come in three groups, by what they multiply, so that instruction sets that differ in one of them alone share
+// the others: AVX-512 with and without VNNI multiply floats with the same code. CMakeLists.txt says which sets compile
+// a group, isa.cpp puts the groups of a set together.
+using Linear = void(const LinearArgs&, ThreadPool&);
+#define QUIRE_COUNT_LAYOUT(name, Traits) +1
+constexpr int kLayouts = 0 QUIRE_LAYOUTS(QUIRE_COUNT_LAYOUT);
+#undef QUIRE_COUNT_LAYOUT
+using Attend = void(const AttentionArgs&, ThreadPool&);
+using Probe = double(int64_t steps);  // runs `steps` steps on one core, returns the operations of a step (0: cannot)
 
-  void (*linear)(const LinearArgs&, ThreadPool&);
-  size_t (*linear_workspace)(const MatrixView& weight, int max_rows);
+// Floats by floats, and everything that multiplies no matrix (float_kernels.cpp).
+struct FloatKernels {
+  Linear* float_products[kLayouts];  // activations stay float
+  Attend* attention_f32;
+  size_t (*attention_workspace_f32)(const AttentionLimits&);
   void (*best)(const BestArgs&, ThreadPool&);
-  // screen.h. Of at most `screened_rows` rows, what `best` finds in a product with a weight that has a screen, without
-  // the product: of y only that output is good. False where it cannot tell, or not more quickly.
-  bool (*screened_best)(const LinearArgs&, int32_t* best, ThreadPool&);
-  int screened_rows;
-  // Rounds a row of n values, a multiple of 16, to bytes that are 128 more. `rounding` is not a number where a value is
-  // too large, or none.
-  ScreenWeightRow (*screen_weight_row)(const float* x, int n, char* bytes);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);
@@ -208,32 +211,48 @@ struct Kernels {
   void (*store_latent)(const StoreLatentArgs&, ThreadPool&);
   void (*add)(const AddArgs&, ThreadPool&);
   void (*scale)(const ScaleArgs&, ThreadPool&);
-
-  // csrc/attention*.h. Shared memory between threads that attention needs (split KV), beside ThreadPool::scratch.
-  void (*attention)(const AttentionArgs&, ThreadPool&);
-  size_t (*attention_workspace)(const AttentionLimits&);
-
-  // probe_kernels.h: each runs `steps` steps on one core and returns the operations of a step (0: cannot).
-  double (*probe_fp32)(int64_t steps);
-  double (*probe_bf16)(int64_t steps);
-  double (*probe_int8)(int64_t steps);
+  Probe* probe_fp32;
   uint32_t (*probe_read)(const char* data, size_t bytes);
-
-  const SamplerKernels* sampler;  // csrc/sample/sampler_kernels.h
+  const SamplerKernels* sampler;
 };
 
-#define QUIRE_DECLARE_ISA(isa) \
-  namespace isa {              \
-  extern const Kernels kernels; \
-  }
-QUIRE_DECLARE_ISA(scalar)
-QUIRE_DECLARE_ISA(avx2)
-QUIRE_DECLARE_ISA(avx512)
-QUIRE_DECLARE_ISA(avx512_vnni)
-QUIRE_DECLARE_ISA(avx512_bf16)
-QUIRE_DECLARE_ISA(avx512_bf16_emulated)
-QUIRE_DECLARE_ISA(neon)
-#undef QUIRE_DECLARE_ISA
+// Integers by integers: activations, queries and softmax weights are rounded (byte_kernels.cpp).
+struct ByteKernels {
+  Linear* int8_products[kLayouts];
+  size_t (*linear_workspace_i8)(const MatrixView& weight, int max_rows);
+  Attend* attention_i8;
+  size_t (*attention_workspace_i8)(const AttentionLimits&);
+  Probe* probe_int8;
+};
+
+// bfloat16, in pairs or widened, and the screens of weights in float types (pair_kernels.h).
+struct PairKernels {
+  Linear* bf16_products[kLayouts];
+  size_t (*linear_workspace_float)(const MatrixView& weight, int max_rows);  // of weights with float activations
+  Attend* attention_bf16;
+  size_t (*attention_workspace_bf16)(const AttentionLimits&);
+  bool (*screened_best_by)(const LinearArgs&, Linear* screen_product, int32_t* best, ThreadPool&);
+  int screened_rows;
+  // Rounds a row of n values, a multiple of 16, to bytes that are 128 more. `rounding` is not a number where a value is
+  // too large, or none.
+  ScreenWeightRow (*screen_weight_row)(const float* x, int n, char* bytes);
+  Probe* probe_bf16;
+};
+
+// All kernels of one instruction set.
+struct Kernels : FloatKernels, ByteKernels, PairKernels {
+  const char* name;
+
+  void linear(const LinearArgs&, ThreadPool&) const;
+  size_t linear_workspace(const MatrixView& weight, int max_rows) const;
+  // Finds, for at most `screened_rows` rows, what `best` finds in a product with a weight that has a screen, without
+  // the product: only that output of y is valid. False if it cannot tell, or not more quickly (screen.h).
+  bool screened_best(const LinearArgs&, int32_t* best, ThreadPool&) const;
+
+  // Shared memory between threads that attention needs (split KV), beside ThreadPool::scratch.
+  void attention(const AttentionArgs&, ThreadPool&) const;
+  size_t attention_workspace(const AttentionLimits&) const;
+};
 
 // The table of an available instruction set (isa.h).
 const Kernels& kernels_for(const std::string& isa);

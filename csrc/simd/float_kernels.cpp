@@ -1,0 +1,33 @@
+// Kernels that multiply floats, and those that multiply nothing, of one instruction set (CMakeLists.txt defines QUIRE_ISA
+// and the -m flags). bfloat16 is widened and multiplied by the same loops, so it is compiled along with them.
+#include "attention/attention.h"
+#include "linear/best.h"
+#include "linear/linear.h"
+#include "linear/rowwise.h"
+#include "sample/sampler_kernels.h"
+#include "simd/kernels.h"
+#include "simd/pair_kernels.h"
+#include "simd/probe_kernels.h"
+
+namespace quire::QUIRE_ISA {
+
+#define QUIRE_PRODUCT(name, Traits) float_product<quire::Traits, false>(),
+extern const FloatKernels float_kernels = {
+    .float_products = {QUIRE_LAYOUTS(QUIRE_PRODUCT)},
+    .attention_f32 = attention<float>,
+    .attention_workspace_f32 = attention_workspace,
+    .best = best,
+    .norm = norm,
+    .embed = embed,
+    .rope = rope,
+    .store_kv = store_kv,
+    .store_latent = store_latent,
+    .add = add,
+    .scale = scale,
+    .probe_fp32 = probe_fp32,
+    .probe_read = probe_read,
+    .sampler = &sampler_kernels,
+};
+#undef QUIRE_PRODUCT
+
+}  // namespace quire::QUIRE_ISA
