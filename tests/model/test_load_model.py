@@ -172,9 +172,9 @@ def test_a_greedy_step_reads_the_screen_of_a_tied_head(original: Path) -> None:
     assert head is not None
     assert head is model.weights.embedding
     assert 0 < head.greedy_nbytes < head.nbytes
-    assert model.weight_bytes - model.step_bytes == head.nbytes - head.greedy_nbytes
+    assert model.weight_bytes - model.cost.step_bytes() == head.nbytes - head.greedy_nbytes
     plain = load_model(original, NativeBackend(1, screened=False))
-    assert plain.weight_bytes == plain.step_bytes
+    assert plain.weight_bytes == plain.cost.step_bytes()
 
 
 def test_generation_defaults_and_eos(directory: Path) -> None:

@@ -71,11 +71,14 @@ def _report(
     report.row("prefill_s", "prefill and first token", first, "s", spread=prefill)
     tokens = size * options.input_len
     report.row("prefill_tok_s", "prefill", tokens / first, "tok/s")
-    flops = 2.0 * llm.report.layer_parameters * tokens / first / 1e9  # attention and the head come on top
+    cost = llm.report.cost
+    flops = size * cost.prompt_operations(options.input_len) / first / 1e9
     report.row("prefill_gflop_s", "prefill arithmetic", flops, "GFLOP/s", limits.peak_gflops)
     report.row("step_ms", "decode step", step * 1e3, "ms")
     report.row("decode_tok_s", "decode", size / step, "tok/s")
-    report.row("decode_gb_s", "weights read", llm.report.step_bytes / step / 1e9, "GB/s", limits.read_gbs)
+    context = options.input_len + options.output_len // 2
+    read = cost.step_bytes(size) + size * cost.kv_bytes(context, llm.report.kv_spec)
+    report.row("decode_gb_s", "weights and cache read", read / step / 1e9, "GB/s", limits.read_gbs)
     return report
 
 

@@ -16,6 +16,7 @@ from quire.config import EngineConfig, check_options, option
 from quire.engine.start import make_backend
 from quire.errors import ConfigError
 from quire.llm import LLM
+from quire.model.cost import Cost
 from quire.params import SamplingParams
 
 
@@ -67,10 +68,14 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
     report.row("total_tok_s", "tokens in and out", (prompt_tokens + output_tokens) / median, "tok/s")
     spread = [output_tokens / s for s in seconds]
     report.row("output_tok_s", "tokens out", output_tokens / median, "tok/s", spread=spread)
-    multiplied = llm.report.layer_parameters * prompt_tokens + llm.report.parameters * output_tokens
-    flops = 2.0 * multiplied / median / 1e9  # attention comes on top
-    report.row("gflop_s", "arithmetic", flops, "GFLOP/s", limits.peak_gflops)
+    operations = sum(_operations(llm.report.cost, len(prompt), count) for prompt, count in jobs)
+    report.row("gflop_s", "arithmetic", operations / median / 1e9, "GFLOP/s", limits.peak_gflops)
     report.show(options.output_json)
+
+
+def _operations(cost: Cost, prompt: int, outputs: int) -> float:
+    """Operations of one request. Each output after the first is a step, on average behind half of the others."""
+    return cost.prompt_operations(prompt) + (outputs - 1) * cost.decode_operations(prompt + outputs // 2)
 
 
 def _params(output_len: int) -> SamplingParams:

@@ -1,8 +1,7 @@
-"""`quire plan`: what a model takes in memory, how much it can serve at once, and how fast this machine allows.
+"""`quire plan`: the memory that a model takes, how many sequences fit, and the speed that this machine allows.
 
-Reads config and headers only. The speeds are bounds from limits measured now: reading the weights once a step, of the
-head what finds the largest logit, and two operations per parameter and token. Of a config.json alone it tells what
-does not depend on the machine.
+Reads the config and the tensor headers only. Speeds are upper bounds: what a step reads and computes (`model/cost.py`)
+beside the limits of the machine, measured now. For a config.json alone it prints what does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ class PlanOptions:
 
     input_len: int = option(1024, "Prompt length to plan for, in tokens.", low=1)
     output_len: int = option(256, "Output length to plan for, in tokens.", low=1)
-    config: str = option("", "A config.json alone, without weights, in the place of a model.")
+    batch_size: int = option(8, "Sequences decoded together, for the second decode bound.", low=1)
+    config: str = option("", "Plan for a config.json without weights, instead of a model.")
     json: bool = option(False, "Print JSON instead of tables.")
 
     def __post_init__(self) -> None:
@@ -58,9 +58,9 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
 
 
 def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
-    """What a config.json tells: sizes in bytes, positions. ModelError names the field that is not understood."""
+    """Sizes in bytes, and positions, from a config.json. ModelError names a field that is not understood."""
     if config.model.model:
-        raise ConfigError(f"--config takes the place of a model; leave {config.model.model} out")
+        raise ConfigError(f"--config takes the place of a model; leave out {config.model.model}")
     outline = make_backend(DeviceConfig(threads=1)).outline()
     model = outline_config(path, outline, config.model.dtype, quantized_weights(config.model))
     kv_dtype = config.cache.kv_cache_dtype
@@ -97,13 +97,11 @@ def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[
 
 
 def describe(plan: Plan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
-    """All figures by name: bytes, tokens, sequences, and bounds in tokens per second."""
+    """All figures by name: bytes, tokens, sequences, bounds in tokens per second."""
     memory, model = plan.memory, plan.model
     kv_bytes = plan.kv_spec.bytes_per_token
     length = options.input_len + options.output_len
-    read, peak = limits.read_gbs * 1e9, limits.peak_gflops * 1e9
-    flops_per_token = 2.0 * plan.layer_parameters
-    context = options.input_len + options.output_len / 2
+    first_token = _prompt_seconds(plan, limits, options.input_len)
     return {
         "parameters": model.num_parameters,
         "dtype": model.dtype,
@@ -121,10 +119,27 @@ def describe(plan: Plan, limits: MachineLimits, options: PlanOptions) -> dict[st
         "max_sequences": {n: memory.num_tokens // n for n in _lengths(length, memory.max_model_len)},
         "read_gb_s": limits.read_gbs,
         "peak_gflop_s": limits.peak_gflops,
-        "decode_tok_s_bound": read / (plan.step_bytes + kv_bytes * context),
-        "prefill_tok_s_bound": peak / flops_per_token,
-        "first_token_s_bound": options.input_len * flops_per_token / peak,
+        "input_len": options.input_len,
+        "batch_size": options.batch_size,
+        "decode_tok_s_bound": _decode_rate(plan, limits, options, 1),
+        "batch_tok_s_bound": _decode_rate(plan, limits, options, options.batch_size),
+        "prefill_tok_s_bound": options.input_len / first_token,
+        "first_token_s_bound": first_token,
     }
+
+
+def _decode_rate(plan: Plan, limits: MachineLimits, options: PlanOptions, sequences: int) -> float:
+    """Tokens per second of `sequences` at the middle of their outputs, by reading or by arithmetic."""
+    context = options.input_len + options.output_len // 2
+    read = plan.cost.step_bytes(sequences) + sequences * plan.cost.kv_bytes(context, plan.kv_spec)
+    computed = sequences * plan.cost.decode_operations(context)
+    return sequences / max(read / (limits.read_gbs * 1e9), computed / (limits.peak_gflops * 1e9))
+
+
+def _prompt_seconds(plan: Plan, limits: MachineLimits, length: int) -> float:
+    """Seconds from a prompt of `length` tokens to its first output, by arithmetic or by reading the weights once."""
+    computed = plan.cost.prompt_operations(length) / (limits.peak_gflops * 1e9)
+    return max(computed, plan.cost.step_bytes(length) / (limits.read_gbs * 1e9))
 
 
 def _lengths(wanted: int, longest: int) -> list[int]:
@@ -144,16 +159,17 @@ def _tables(figures: dict[str, Any], plan: Plan) -> dict[str, list[tuple[str, st
             ("workspace", gib("workspace_bytes")),
             ("KV cache", f"{gib('kv_cache_bytes')} ({figures['kv_dtype']}), {figures['kv_tokens']:,} tokens"),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes"),
-            ("in all", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
+            ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
         ],
         "sequences that fit at once": [
             (f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()
         ],
-        "at most, by the limits measured now": [
+        "upper bounds, by limits measured now": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
             ("decode, one sequence", f"{figures['decode_tok_s_bound']:.1f} tok/s"),
-            ("prefill", f"{figures['prefill_tok_s_bound']:.0f} tok/s"),
+            (f"decode, {figures['batch_size']} sequences", f"{figures['batch_tok_s_bound']:.1f} tok/s"),
+            (f"prefill of {figures['input_len']:,} tokens", f"{figures['prefill_tok_s_bound']:.0f} tok/s"),
             ("time to first token", f"{figures['first_token_s_bound'] * 1e3:.0f} ms"),
         ],
     }

@@ -22,6 +22,7 @@ from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
+from quire.model.cost import Cost
 from quire.model.foreign import inspect_foreign, load_foreign
 from quire.program import Programs
 from quire.runtime.inputs import InputBuilder
@@ -58,8 +59,8 @@ class StartReport:
     dtype: str = ""
     kv_dtype: str = ""
     parameters: int = 0
-    layer_parameters: int = 0
-    step_bytes: int = 0
+    cost: Cost = field(default_factory=Cost)
+    kv_spec: KVSpec = field(default_factory=lambda: KVSpec(1, 1, 1, "float32"))
     arithmetic: Arithmetic = "fp32"
     memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(0, 0, 0, 0, 0, 1, 0))
     phases: dict[str, float] = field(default_factory=dict)
@@ -162,13 +163,8 @@ class Plan:
     kv_spec: KVSpec
     limits: Limits
     memory: MemoryPlan
-    step_bytes: int  # of weights that a greedy step of one sequence reads
+    cost: Cost
     config: EngineConfig
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters that every token multiplies with: all but the embedding and the head."""
-        return self.model.num_parameters - self.model.spec.num_table_parameters
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -202,8 +198,8 @@ def plan_engine(config: EngineConfig) -> Plan:
         max_num_seqs=max_num_seqs,
     )
     memory = plan_memory(config.cache, need, available)
-    name, read = _name(config.model, model.directory), sketch.step_bytes
-    return Plan(name, backend, model, loader, kv_spec, limits, memory, read, config)
+    name, cost = _name(config.model, model.directory), sketch.cost
+    return Plan(name, backend, model, loader, kv_spec, limits, memory, cost, config)
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -250,11 +246,10 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
             whole_prompts=spec.bidirectional,
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
-    report.step_bytes, report.arithmetic = plan.step_bytes, plan.arithmetic
+    report.cost, report.kv_spec, report.arithmetic = plan.cost, plan.kv_spec, plan.arithmetic
     if backend.caveat:
         logger.warning("%s %s", spec.architecture, backend.caveat)
     report.parameters, report.memory = plan.model.num_parameters, memory
-    report.layer_parameters = plan.layer_parameters
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
     most, head = config.model.max_logprobs, plan.model.pooling
     info = ModelCard(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quire.devices.protocol import ForeignModel, Graph
 from quire.devices.registry import open_foreign_model
+from quire.model.cost import Cost
 from quire.model.load import ModelInfo
 
 
@@ -16,10 +17,7 @@ class LoadedForeign:
 
     graph: Graph
     weight_bytes: int
-
-    @property
-    def step_bytes(self) -> int:
-        return self.weight_bytes
+    cost: Cost
 
     def wait(self) -> None:
         """Loading has checked everything."""
@@ -43,4 +41,6 @@ def inspect_foreign(directory: Path, dtype: str) -> tuple[ModelInfo, ForeignMode
 
 def load_foreign(model: ForeignModel, outline: bool = False) -> LoadedForeign:
     """With `outline`, without the weights: to plan with."""
-    return LoadedForeign(model.outline() if outline else model.load(), model.weight_bytes)
+    # Its code decides what a step computes: count all parameters, and no attention.
+    cost = Cost(dense_bytes=model.weight_bytes, dense_parameters=model.num_parameters)
+    return LoadedForeign(model.outline() if outline else model.load(), model.weight_bytes, cost)

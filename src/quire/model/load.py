@@ -13,15 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
-
 from quire.devices.protocol import (
     Backend,
     Graph,
-    Matrix,
 )
 from quire.errors import ModelError
 from quire.model import engine_dir
+from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
@@ -74,13 +72,12 @@ class ServedModel(Protocol):
     @property
     def graph(self) -> Graph: ...
     @property
+    @property
     def weight_bytes(self) -> int:
         """Memory that its weights take."""
 
     @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that a greedy step of one sequence reads."""
-
+    def cost(self) -> Cost: ...
     def wait(self) -> None:
         """Wait until its files are read and verified. ModelError if they are damaged."""
 
@@ -105,17 +102,11 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         """What the packed matrices take, a tied head counted once."""
-        return sum(matrix.nbytes for matrix in _matrices(self.weights).values())
+        return sum(matrix.nbytes for matrix in matrices(self.weights).values())
 
     @property
-    def step_bytes(self) -> int:
-        """Of tables by token or position a row is read, which is nothing."""
-        weights = self.weights
-        matrices = _matrices(weights)
-        for table in (weights.embedding, weights.positions, weights.head):
-            matrices.pop(id(table), None)
-        head = 0 if weights.head is None else weights.head.greedy_nbytes
-        return head + sum(matrix.nbytes for matrix in matrices.values())
+    def cost(self) -> Cost:
+        return cost_of(self.spec, self.weights)
 
     def wait(self) -> None:
         if self.check is not None:
@@ -272,15 +263,6 @@ def _info(
         generation=generation,
         quantized=quantized,
     )
-
-
-def _matrices(weights: Any) -> dict[int, Matrix]:
-    """Every matrix in a tree of weights, by identity."""
-    if isinstance(weights, msgspec.Struct):
-        weights = tuple(getattr(weights, name) for name in weights.__struct_fields__)
-    if isinstance(weights, tuple):
-        return {key: value for item in weights for key, value in _matrices(item).items()}
-    return {id(weights): weights} if hasattr(weights, "dequantize") else {}
 
 
 def _eos(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:

@@ -98,7 +98,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
         try:
             info = await engine.start()
         except BaseException:
-            await asyncio.wait({preparing})
+            # Its error, if any, has the same cause.
+            await asyncio.gather(preparing, return_exceptions=True)
             raise
         clock.add(engine.startup.phases, engine.startup.total)
         service, app = await preparing

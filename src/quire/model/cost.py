@@ -1,0 +1,138 @@
+"""The cost of a step: bytes that it reads and operations that it needs, for bounds by the machine's limits.
+
+Counts, no measurements. A multiply-add is two operations. Norms, activations and softmax are left out: they are a few
+percent, and no limit is measured for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.devices.protocol import KVSpec, Matrix
+from quire.model.decoder import DecoderWeights
+from quire.model.spec import ArchSpec
+
+
+class Attended(msgspec.Struct, frozen=True):
+    """The attention of one layer: `operations` per query and visible position, and how many positions are visible."""
+
+    operations: int
+    window: int | None = None
+    chunk: int | None = None
+    whole: bool = False  # bidirectional: a query also sees the positions after it
+
+    def visible(self, position: int, length: int) -> int:
+        """Positions that the query at `position` of a sequence of `length` tokens sees."""
+        first = 0 if self.window is None else max(position - self.window + 1, 0)
+        if self.chunk is not None:
+            first = max(first, position // self.chunk * self.chunk)
+        if not self.whole:
+            return position + 1 - first
+        last = length - 1 if self.window is None else min(position + self.window - 1, length - 1)
+        return last + 1 - first
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What the weights and the attention of a model cost.
+
+    `dense_*` is what every token uses: all but the tables, the head and the routed experts. `routed_*` counts all
+    routed experts of all layers, of which a token draws `drawn` of `experts` in each. `head_bytes` is what a greedy
+    step reads to find the largest logit.
+    """
+
+    dense_bytes: int = 0
+    dense_parameters: int = 0
+    head_bytes: int = 0
+    head_parameters: int = 0
+    routed_bytes: int = 0
+    routed_parameters: int = 0
+    experts: int = 1
+    drawn: int = 1
+    layers: tuple[Attended, ...] = ()
+
+    def routed_share(self, tokens: int) -> float:
+        """The share of the routed experts that `tokens` tokens are expected to draw, if they draw evenly."""
+        return float(1.0 - (1.0 - self.drawn / self.experts) ** tokens)
+
+    def step_bytes(self, tokens: int = 1) -> float:
+        """Weights that a greedy step of `tokens` sequences reads, one token of each."""
+        return self.dense_bytes + self.head_bytes + self.routed_bytes * self.routed_share(tokens)
+
+    def kv_bytes(self, context: int, spec: KVSpec) -> float:
+        """Keys and values that one token reads behind `context` others."""
+        per_layer = spec.bytes_per_token / spec.num_layers
+        if not self.layers:
+            return float(spec.bytes_per_token * context)
+        return per_layer * sum(layer.visible(context, context + 1) for layer in self.layers)
+
+    def decode_operations(self, context: int) -> float:
+        """Operations of one token behind `context` others, its logits included."""
+        return self._linear(1) + self._attention(context, context + 1)
+
+    def prompt_operations(self, length: int) -> float:
+        """Operations of a prompt of `length` tokens, of whose last one logits are made."""
+        return self._linear(length) + self._attention(0, length)
+
+    def _linear(self, tokens: int) -> float:
+        """Products with the weights for the tokens of one sequence."""
+        active = self.dense_parameters + self.routed_parameters * self.drawn / self.experts
+        return 2.0 * (active * tokens + self.head_parameters)
+
+    def _attention(self, begin: int, end: int) -> float:
+        total = 0
+        for layer in set(self.layers):
+            visible = sum(layer.visible(position, end) for position in range(begin, end))
+            total += self.layers.count(layer) * layer.operations * visible
+        return float(total)
+
+
+def cost_of(spec: ArchSpec, weights: DecoderWeights) -> Cost:
+    """Count what is in the packed weights (or in a sketch of them)."""
+    every = matrices(weights)
+    for table in (weights.embedding, weights.positions, weights.head):
+        every.pop(id(table), None)
+    routed: list[Matrix] = []
+    moe = spec.moe
+    for layer in weights.layers:
+        if layer.moe is not None and moe is not None:
+            for expert in layer.moe.experts[: moe.routing.num_experts]:
+                routed += [every.pop(id(expert.up)), every.pop(id(expert.down))]
+    head = weights.head
+    return Cost(
+        dense_bytes=sum(matrix.nbytes for matrix in every.values()),
+        dense_parameters=sum(_size(matrix) for matrix in every.values()),
+        head_bytes=0 if head is None else head.greedy_nbytes,
+        head_parameters=0 if head is None else _size(head),
+        routed_bytes=sum(matrix.nbytes for matrix in routed),
+        routed_parameters=sum(_size(matrix) for matrix in routed),
+        experts=1 if moe is None else moe.routing.num_experts,
+        drawn=1 if moe is None else moe.routing.top_k,
+        layers=tuple(_attended(spec, layer) for layer in range(spec.num_layers)),
+    )
+
+
+def matrices(weights: Any) -> dict[int, Matrix]:
+    """Every matrix in a tree of weights, by identity."""
+    if isinstance(weights, msgspec.Struct):
+        weights = tuple(getattr(weights, name) for name in weights.__struct_fields__)
+    if isinstance(weights, tuple):
+        return {key: value for item in weights for key, value in matrices(item).items()}
+    return {id(weights): weights} if hasattr(weights, "dequantize") else {}
+
+
+def _size(matrix: Matrix) -> int:
+    return matrix.shape[0] * matrix.shape[1]
+
+
+def _attended(spec: ArchSpec, layer: int) -> Attended:
+    latent = spec.latent
+    key = spec.head_dim if latent is None else latent.kv_rank + latent.rope_dim
+    value = spec.head_dim if latent is None else latent.kv_rank
+    return Attended(
+        operations=2 * spec.num_heads * (key + value),
+        window=spec.windows[layer],
+        chunk=None if spec.chunks is None else spec.chunks[layer],
+        whole=spec.bidirectional,
+    )

@@ -1,0 +1,77 @@
+"""What a step is said to cost, beside formulas written out and draws that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from quire.devices.cpu.backend import NativeBackend
+from quire.model.cost import Attended, Cost
+from quire.model.load import load_model
+
+D, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 320, 3, 4, 2, 16
+ATTENTION = D * (HEADS + 2 * KV_HEADS) * HEAD_DIM + HEADS * HEAD_DIM * D  # weights of a layer
+
+
+def test_a_dense_model_costs_two_operations_per_weight_and_token(tiny_model: Callable[..., str]) -> None:
+    cost = load_model(tiny_model("llama"), NativeBackend(1)).cost
+    weights = LAYERS * (ATTENTION + 3 * 96 * D)
+    assert cost.dense_parameters == weights
+    assert cost.routed_parameters == 0
+    score_and_value = 4 * HEADS * HEAD_DIM
+    visible = sum(range(1, 101))
+    assert cost.prompt_operations(100) == 2 * (weights * 100 + V * D) + LAYERS * score_and_value * visible
+    assert cost.decode_operations(100) == 2 * (weights + V * D) + LAYERS * score_and_value * 101
+    assert cost.step_bytes(1) == cost.step_bytes(64) == cost.dense_bytes + cost.head_bytes
+
+
+def test_a_mixture_reads_the_experts_that_its_batch_draws(tiny_model: Callable[..., str]) -> None:
+    cost = load_model(tiny_model("qwen2_moe"), NativeBackend(1)).cost
+    experts, drawn, size = 6, 2, 3 * 32 * D
+    shared, router = 3 * 40 * D, 7 * D  # the shared expert's gate is one more row of the router
+    assert (cost.experts, cost.drawn) == (experts, drawn)
+    assert cost.routed_parameters == LAYERS * experts * size
+    assert cost.dense_parameters == LAYERS * (ATTENTION + shared + router)
+    active = LAYERS * (ATTENTION + shared + router + drawn * size)
+    assert cost.prompt_operations(1) == 2 * (active + V * D) + LAYERS * 4 * HEADS * HEAD_DIM
+    fixed = cost.dense_bytes + cost.head_bytes
+    assert cost.step_bytes(1) == pytest.approx(fixed + cost.routed_bytes * drawn / experts)
+    assert cost.step_bytes(1000) == pytest.approx(fixed + cost.routed_bytes)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 40])
+def test_share_of_experts_is_that_of_even_draws(tokens: int) -> None:
+    rng = np.random.default_rng(1)
+    share = Cost(experts=64, drawn=8).routed_share(tokens)
+    draws = [
+        len({e for _ in range(tokens) for e in rng.choice(64, 8, replace=False).tolist()}) for _ in range(400)
+    ]
+    assert share == pytest.approx(np.mean(draws) / 64, abs=0.01)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("whole", [False, True])
+def test_visible_positions_are_those_of_the_mask(window: int | None, chunk: int | None, whole: bool) -> None:
+    if whole and chunk:
+        pytest.skip("no encoder keeps to chunks")
+    length, layer = 23, Attended(4, window, chunk, whole)
+    q, k = np.arange(length)[:, None], np.arange(length)
+    mask = (k <= q) | whole
+    if window is not None:
+        mask &= np.abs(q - k) < window
+    if chunk is not None:
+        mask &= q // chunk == k // chunk
+    assert [layer.visible(p, length) for p in range(length)] == mask.sum(1).tolist()
+
+
+def test_windows_bound_what_decoding_reads(tiny_model: Callable[..., str]) -> None:
+    model = load_model(tiny_model("gemma3"), NativeBackend(1))  # layers in turn: a window of 24, all
+    spec = model.spec.kv_spec("float32")
+    wide = [window is None for window in model.spec.windows]
+    per_layer = spec.bytes_per_token / spec.num_layers
+    expected = per_layer * sum(301 if full else 24 for full in wide)
+    assert model.cost.kv_bytes(300, spec) == expected
+    assert 0 < sum(wide) < len(wide)
