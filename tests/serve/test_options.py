@@ -72,9 +72,9 @@ def test_yaml_takes_flags_and_names(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("prot: 1", "unknown option 'prot'"),
-        ("port: '8000'", "port must be of type int"),
-        ("port: true", "port must be of type int"),
-        ("enable-prefix-caching: 1", "of type bool"),
+        ("port: '8000'", "port: Expected `int`, got `str`"),
+        ("port: true", "port: Expected `int`, got `bool`"),
+        ("enable-prefix-caching: 1", "Expected `bool`"),
         ("api-key: [[a]]", "api-key"),
         ("block-size: 8\nblock_size: 9", "twice"),
         ("- a", "must hold a map"),

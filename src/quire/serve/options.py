@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin, get_type_hints
 
+import msgspec
 import yaml
 
 from quire.config import SECTIONS, EngineConfig, check_options, option
@@ -140,29 +141,19 @@ def read_config(path: str) -> dict[str, Any]:
     return options
 
 
-def _option_types() -> dict[str, str]:
-    types = {"seed": "int"}
+def _option_types() -> dict[str, Any]:
+    types: dict[str, Any] = {"seed": int}
     for section in (*SECTIONS.values(), ServerConfig):
-        types.update({f.name: str(f.type) for f in fields(section)})
+        types.update(get_type_hints(section))
     return types
 
 
-def _converted(path: str, key: str, type_name: str, value: Any) -> Any:
-    """`value` as the type of the field, if YAML's type allows it; repeatable options take a list or one value."""
-    optional = type_name.endswith("| None")
-    type_name = type_name.removesuffix("| None").strip()
-    if value is None and optional:
-        return None
-    if type_name.startswith("tuple"):
+def _converted(path: str, key: str, hint: Any, value: Any) -> Any:
+    """`value` as the field's type. A repeatable option takes a list or one value, and numbers as text."""
+    if get_origin(hint) is tuple:
         items = value if isinstance(value, list) else [value]
-        if all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
-            return tuple(str(item) for item in items)
-    elif type_name == "float":
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-    elif type_name in ("int", "bool"):
-        if type(value).__name__ == type_name:
-            return value
-    elif isinstance(value, str):  # a string or a choice
-        return value
-    raise ConfigError(f"--config {path!r}: {key} must be of type {type_name}, got {value!r}")
+        value = [str(item) if type(item) in (int, float) else item for item in items]
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--config {path!r}: {key}: {error}") from error

@@ -286,7 +286,7 @@ def _listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose --port"
+            f"cannot listen: {error.strerror}; change --host {config.host} or --port {config.port}"
         ) from error
     return listener
 

@@ -1,0 +1,148 @@
+"""A server that cannot start says why in one line, as a user of the command sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.build import build_engine
+from quire.config import EngineConfig
+from quire.model.engine_dir import Limits
+
+
+def serve(*args: str) -> tuple[int, list[str]]:
+    """Exit status and the lines of the standard error of `quire serve`, without its log."""
+    command = [sys.executable, "-W", "error", "-m", "quire.cli", "serve", *args]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return result.returncode, [line for line in result.stderr.splitlines() if " INFO " not in line]
+
+
+def refused(message: str, *args: str) -> None:
+    status, lines = serve(*args)
+    assert status == 1, lines
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("quire: error: ")
+    assert message in lines[0]
+
+
+@pytest.fixture
+def model(tiny_model: Callable[..., str], tmp_path: Path) -> Path:
+    """A checkpoint of the test's own."""
+    return Path(shutil.copytree(tiny_model(), tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_no_such_model() -> None:
+    refused("'/no/such/path' is neither an existing directory nor", "/no/such/path")
+
+
+def test_a_directory_without_a_model(tmp_path: Path) -> None:
+    refused("no config.json", str(tmp_path))
+
+
+def test_a_model_without_a_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    refused("has no tokenizer", str(model), "--port", "0")
+
+
+def test_a_tokenizer_that_is_no_json(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{")
+    refused("tokenizer.json", str(model), "--port", "0")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\0"])
+def test_a_config_that_is_no_json_object(model: Path, text: str) -> None:
+    (model / "config.json").write_text(text)
+    refused("config.json", str(model), "--port", "0")
+
+
+def test_a_config_field_that_is_not_understood(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "attn_logit_softcapping": 30.0}))
+    refused("attn_logit_softcapping", str(model), "--port", "0", "--model-impl", "quire")
+
+
+def test_an_unknown_architecture(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchForCausalLM"]}))
+    refused("NoSuchForCausalLM", str(model), "--port", "0", "--model-impl", "quire")
+
+
+def test_weights_that_were_cut_short(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused("model.safetensors", str(model), "--port", "0")
+
+
+def test_missing_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    refused("safetensors", str(model), "--port", "0")
+
+
+def test_an_engine_with_a_changed_byte(tiny_model: Callable[..., str], tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    build_engine(EngineConfig.from_options(model=tiny_model()), engine, Limits())
+    data = bytearray((engine / "weights.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (engine / "weights.bin").write_bytes(data)
+    refused("weights.bin", str(engine), "--port", "0")
+
+
+def test_a_port_that_is_taken(tiny_model: Callable[..., str], taken: int) -> None:
+    refused(f"--port {taken}", tiny_model(), "--port", str(taken))
+
+
+def test_an_address_that_is_not_this_machines(tiny_model: Callable[..., str]) -> None:
+    refused("--host", tiny_model(), "--host", "192.0.2.1", "--port", "0")
+
+
+def test_a_socket_that_cannot_be_made(tiny_model: Callable[..., str]) -> None:
+    refused("--uds", tiny_model(), "--uds", "/no/such/directory/socket")
+
+
+def test_too_little_memory(tiny_model: Callable[..., str]) -> None:
+    refused("--kv-cache-memory-bytes", tiny_model(), "--port", "0", "--kv-cache-memory-bytes", str(1 << 50))
+
+
+def test_a_context_that_does_not_fit(tiny_model: Callable[..., str]) -> None:
+    options = ("--num-gpu-blocks-override", "1", "--max-model-len", "512")
+    refused("--max-model-len", tiny_model(), "--port", "0", *options)
+
+
+def test_a_context_beyond_the_models(tiny_model: Callable[..., str]) -> None:
+    refused("--max-model-len 100000", tiny_model(), "--port", "0", "--max-model-len", "100000")
+
+
+@pytest.mark.parametrize("template", ["{{", "{% if %}"])
+def test_a_template_that_does_not_parse(tiny_model: Callable[..., str], template: str) -> None:
+    refused("template", tiny_model(), "--port", "0", "--chat-template", template)
+
+
+@pytest.mark.parametrize("option", ["--api-key-file", "--config"])
+def test_a_file_that_is_absent(tiny_model: Callable[..., str], option: str) -> None:
+    refused(option, tiny_model(), "--port", "0", option, "/no/such/file")
+
+
+def test_a_certificate_that_is_absent(tiny_model: Callable[..., str]) -> None:
+    files = ("--ssl-keyfile", "/no/key", "--ssl-certfile", "/no/certificate")
+    refused("--ssl-certfile", tiny_model(), "--port", "0", *files)
+
+
+def test_an_instruction_set_of_another_machine(tiny_model: Callable[..., str]) -> None:
+    refused("neon", tiny_model(), "--port", "0", "--isa", "neon")
+
+
+def test_a_tokenizer_of_another_place(tiny_model: Callable[..., str]) -> None:
+    refused("/no/tokenizer", tiny_model(), "--port", "0", "--tokenizer", "/no/tokenizer")
