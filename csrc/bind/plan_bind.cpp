@@ -33,6 +33,7 @@ using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::devic
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OptionalFloats = std::optional<Floats>;
 using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 // (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
@@ -141,15 +142,17 @@ Activation activation(const std::string& name) {
 }
 
 void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
-         const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy) {
+         const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy,
+         const std::optional<FloatTable>& hidden) {
   const size_t T = tokens.shape(0), B = kv_len.shape(0);
   if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
     throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
+  if (hidden && hidden->shape(0) != T) throw std::invalid_argument("a step needs one hidden state per token");
   const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
                         kv_len.data(),      slots.data(),      block_table.data(),
                         logit_rows.data(),  length(T),         length(B),
                         length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0)),
-                        greedy};
+                        greedy, hidden ? hidden->data() : nullptr, hidden ? length(hidden->shape(1)) : 0};
   nb::gil_scoped_release release;
   plan.run(input);
 }
@@ -228,6 +231,8 @@ void bind_recording(nb::class_<Plan>& c) {
              return p.experts(x, routes, std::move(experts), activation(name));
            })
       .def("select_rows", &Plan::select_rows, "x"_a)
+      .def("receive", &Plan::receive, "width"_a)
+      .def("tap", &Plan::tap, "x"_a)
       .def("begin_head", &Plan::begin_head, "hidden"_a)
       .def("finish", &Plan::finish, "logits"_a)
       .def("width", &Plan::width, "buffer"_a);
@@ -321,7 +326,7 @@ void bind_plan(nb::module_& m) {
       .def("bind", &Plan::bind, "kv"_a)
       .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
            "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert(),
-           "greedy"_a)
+           "greedy"_a, "hidden"_a.noconvert().none())
       .def("head", &head, "start"_a, "stop"_a)
       .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)
       .def("poison", &Plan::poison)
@@ -330,6 +335,12 @@ void bind_plan(nb::module_& m) {
              const Plan& p = nb::cast<const Plan&>(self);
              return view(self, p.logits(), p.limits().max_logit_rows, p.logits_width());
            })
+      .def("tap_view",
+           [](nb::handle self, int buffer) {
+             const Plan& p = nb::cast<const Plan&>(self);
+             return view(self, p.tapped(buffer), p.limits().max_tokens, p.width(buffer));
+           },
+           "buffer"_a)
       .def("best_view",
            [](nb::handle self) -> std::optional<IntsOut> {
              const Plan& p = nb::cast<const Plan&>(self);

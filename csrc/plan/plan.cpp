@@ -68,7 +68,7 @@ int Plan::add_op(Op op, int width, RowKind rows) {
 
 const Plan::Buffer& Plan::checked(int buffer, const char* what) const {
   require(buffer >= 0 && buffer < int(buffers_.size()), std::string(what) + " is not a tensor of this plan");
-  require(logits_ < 0, "the plan is already finished");
+  require(!finished_, "the plan is already finished");
   return buffers_[size_t(buffer)];
 }
 
@@ -262,6 +262,17 @@ int Plan::select_rows(int x) {
   return add_op(Op{.kind = OpKind::select_rows, .in = x}, in.width, RowKind::logit_rows);
 }
 
+int Plan::receive(int width) {
+  require(!finished_ && width > 0 && received_width_ == 0, "receive: a plan takes hidden states once, of some width");
+  received_width_ = width;
+  return add_op(Op{.kind = OpKind::receive}, width, RowKind::tokens);
+}
+
+void Plan::tap(int x) {
+  require(checked(x, "the input of tap").rows == RowKind::tokens, "tap needs one row per token");
+  taps_.push_back(x);
+}
+
 int Plan::begin_head(int hidden) {
   const Buffer in = checked(hidden, "the result of hidden");
   require(in.rows == RowKind::logit_rows, "hidden must end in rows picked by select_rows");
@@ -275,9 +286,15 @@ int Plan::begin_head(int hidden) {
 }
 
 void Plan::finish(int logits) {
-  const Buffer out = checked(logits, "the logits");
-  require(hidden_ >= 0 && out.rows == RowKind::head_rows && logits != head_input_, "the head computes no logits");
+  if (logits < 0) {
+    require(hidden_ < 0 && !taps_.empty() && !finished_, "a plan without a head must be tapped");
+    head_begin_ = ops_.size();
+  } else {
+    const Buffer out = checked(logits, "the logits");
+    require(hidden_ >= 0 && out.rows == RowKind::head_rows && logits != head_input_, "the head computes no logits");
+  }
   logits_ = logits;
+  finished_ = true;
   keep_tails();
   fuse_norms();
   find_lives();
@@ -289,7 +306,7 @@ void Plan::finish(int logits) {
 }
 
 bool Plan::product_makes_logits() const {
-  return ops_.back().out == logits_ && ops_.back().kind == OpKind::linear && !ops_.back().weight->view().gated;
+  return logits_ >= 0 && ops_.back().out == logits_ && ops_.back().kind == OpKind::linear && !ops_.back().weight->view().gated;
 }
 
 size_t Plan::max_rows(RowKind rows) const {
@@ -305,10 +322,11 @@ size_t Plan::buffer_floats(const Buffer& buffer) const {
 // taken.
 void Plan::keep_tails() {
   std::vector<bool> whole(buffers_.size());  // needed of all tokens
+  for (const int tap : taps_) whole[size_t(tap)] = true;
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
-        kind == OpKind::store_latent)  // these read the step's own arrays
+        kind == OpKind::store_latent || kind == OpKind::receive)  // these read the step's own arrays
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
     for (const int* used : op->inputs())
@@ -341,6 +359,7 @@ void Plan::fuse_norms() {
   for (Op& op : ops_)
     for (const int* used : op.inputs())
       if (*used >= 0) ++readers[size_t(*used)];
+  for (const int tap : taps_) ++readers[size_t(tap)];
   std::vector<int> norms(buffers_.size(), -1);  // of each buffer, the norm that makes it
   std::vector<bool> fused(ops_.size());
   for (size_t i = 0; i < ops_.size(); ++i) {
@@ -373,7 +392,9 @@ void Plan::find_lives() {
     Buffer& out = buffers_[size_t(ops_[i].out)];
     out.first_op = out.last_op = int(i);
   }
-  for (const int kept : {hidden_, logits_}) buffers_[size_t(kept)].last_op = int(ops_.size());
+  std::vector<int> kept = taps_;
+  if (logits_ >= 0) kept.insert(kept.end(), {hidden_, logits_});
+  for (const int buffer : kept) buffers_[size_t(buffer)].last_op = int(ops_.size());
 }
 
 // What nobody reads later is changed in place, where it is a residual that is added to, or what tails are taken from:
@@ -389,7 +410,7 @@ void Plan::share_buffers() {
     Buffer& root = buffers_[size_t(out.root)];
     root.last_op = std::max(root.last_op, out.last_op);
   }
-  buffers_[size_t(head_input_)].root = buffers_[size_t(hidden_)].root;
+  if (logits_ >= 0) buffers_[size_t(head_input_)].root = buffers_[size_t(hidden_)].root;
 }
 
 // Greedy by size (largest first): each buffer at the lowest offset that is free during its life.
@@ -441,7 +462,7 @@ size_t Plan::shared_workspace() const {
 
 void Plan::bind(std::shared_ptr<KVStore> kv) {
   const KVView& view = kv->view();
-  require(logits_ >= 0, "the plan is not finished");
+  require(finished_, "the plan is not finished");
   require(view.num_layers == num_layers_ && view.num_kv_heads == num_kv_heads_ && view.head_dim == head_dim_ &&
               view.value_dim == value_dim_,
           "the KV cache has another shape than the plan");

@@ -34,6 +34,8 @@ struct StepInput {
   const int32_t* logit_rows;
   int num_tokens, num_seqs, num_slots, blocks_per_slot, num_logit_rows;
   bool greedy;  // of logits only `best` is read
+  const float* hidden;  // [num_tokens, hidden_width]: what `receive` takes; or null
+  int hidden_width;
 };
 
 // Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
@@ -78,7 +80,8 @@ struct ExpertWeights {
 };
 
 // Recording: the methods named as in the Ops protocol append an op and return the number of its output buffer; all
-// throw std::invalid_argument where shapes disagree. Order: ops of hidden, begin_head, ops of the head, finish, bind.
+// throw std::invalid_argument if shapes disagree. Order: ops of hidden, begin_head, ops of the head, finish, bind. A
+// stage before a model's last has no head: ops of hidden, tap of its result, finish(-1), bind.
 class Plan {
  public:
   // value_dim 0: as KVStore.
@@ -103,6 +106,10 @@ class Plan {
   int route(int scores, RoutingParams params);
   int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation);
   int select_rows(int x);
+  // The hidden states that come with a step: [T, width].
+  int receive(int width);
+  // Keeps x [T, D] of all tokens until the next run.
+  void tap(int x);
   // Ends the ops of hidden with its result; returns the head's input.
   int begin_head(int hidden);
   // Ends recording and lays out the arena; nothing is allocated yet.
@@ -121,6 +128,8 @@ class Plan {
   const StepLimits& limits() const { return limits_; }
   float* logits() const;
   float* hidden() const;
+  // A buffer that was given to `tap`.
+  float* tapped(int buffer) const;
   // Of each row of logits the first of the largest, or -1 (BestArgs); null where no product makes the logits. After a
   // greedy step a row has that logit alone where it is not -1.
   const int32_t* best() const { return best_.empty() ? nullptr : best_.data(); }
@@ -132,7 +141,7 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts
+    head_linear, route, experts, receive
   };
 
   struct Op {
@@ -203,8 +212,10 @@ class Plan {
 
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
+  std::vector<int> taps_;
+  bool finished_ = false;
   size_t head_begin_ = 0;
-  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0;
+  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0, received_width_ = 0;
   size_t arena_floats_ = 0, workspace_bytes_ = 0, total_bytes_ = 0;
 
   std::mutex running_;

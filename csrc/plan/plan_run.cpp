@@ -46,6 +46,10 @@ void Plan::check(const StepInput& in) const {
     refuse("a step of " + std::to_string(in.num_tokens) + " tokens and " + std::to_string(in.num_seqs) +
            " sequences is over its limits of " + std::to_string(limits_.max_tokens) + " and " +
            std::to_string(limits_.max_seqs));
+  require(logits_ >= 0 || in.num_logit_rows == 0, "this stage has no head: a step cannot ask it for logits");
+  if (in.hidden_width != received_width_)
+    refuse("the step brings hidden states of width " + std::to_string(in.hidden_width) + ", the plan takes " +
+           std::to_string(received_width_));
   if (in.num_logit_rows > limits_.max_tokens) refuse("a step asks for more rows of logits than it may have tokens");
   require(in.cu_q[0] == 0 && in.cu_q[in.num_seqs] == in.num_tokens,
           "cu_q must rise from 0 to the number of tokens, by at least one token a sequence");
@@ -106,7 +110,7 @@ void Plan::run(const StepInput& input) {
 
 void Plan::head(int start, int stop) {
   const std::lock_guard<std::mutex> lock(running_);
-  require(kv_ != nullptr, "the plan is not bound to a KV cache");
+  require(kv_ != nullptr && logits_ >= 0, "the plan is not bound to a KV cache, or has no head");
   if (start < 0 || start > stop || stop > num_logit_rows_)
     refuse("logit rows " + std::to_string(start) + ".." + std::to_string(stop) + " are not of the last run (" +
            std::to_string(num_logit_rows_) + " rows)");
@@ -140,6 +144,10 @@ int Plan::rows_of(int buffer) const {
 
 float* Plan::logits() const { return data(logits_); }
 float* Plan::hidden() const { return data(hidden_); }
+float* Plan::tapped(int buffer) const {
+  if (std::find(taps_.begin(), taps_.end(), buffer) == taps_.end()) refuse("the tensor was not tapped");
+  return data(buffer);
+}
 
 void Plan::poison() {
   std::fill_n(static_cast<float*>(arena_.data()), arena_floats_, std::numeric_limits<float>::quiet_NaN());
@@ -188,6 +196,9 @@ void Plan::execute_op(const Op& op) {
       return execute_tails(op);
     case OpKind::select_rows:
       return execute_select_rows(op);
+    case OpKind::receive:
+      std::memcpy(out, step_.hidden, size_t(rows) * width * sizeof(float));
+      return;
   }
 }
 

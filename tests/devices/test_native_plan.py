@@ -608,7 +608,7 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
     limits = Limits(8, 2, 2)
     other = backend.kv_cache(replace(spec, head_dim=H + 1), 4, 4)
     with pytest.raises(ValueError, match="KV cache has another shape"):
-        backend._record(graph, spec, limits).bind(other.store)
+        backend._record(graph, spec, limits).plan.bind(other.store)
     wrong = backend.matrix([np.ones((V, D + 1), np.float32)], "float32")
     with pytest.raises(EngineError, match="columns"):
         backend.workspace_bytes(replace(graph, head=lambda ops, h: ops.linear(h, wrong)), spec, limits)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Activation, FloatArray, IntArray, Norm
+from quire.devices.protocol import Activation, FloatArray, IntArray, ModelInput, Norm
 from quire.devices.sampling import NOT_DRAWN, Logits, TokenMask
 from quire.errors import EngineError
 
@@ -90,6 +90,15 @@ def check_targets(logits: HostLogits, targets_L: IntArray) -> None:
         raise EngineError(f"targets must have one entry for each of {rows} rows")
     if targets_L.size and not 0 <= int(targets_L.min()) <= int(targets_L.max()) < vocab_size:
         raise EngineError(f"targets must be token ids below {vocab_size}")
+
+
+def received(inputs: ModelInput, width: int) -> FloatArray:
+    """The hidden states [T, width] that come with a step. EngineError if they are missing or of another shape."""
+    hidden_TD, wanted = inputs.hidden_TD, (len(inputs.tokens_T), width)
+    if hidden_TD is None or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
+        found = "none" if hidden_TD is None else f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
+        raise EngineError(f"a step of this stage needs hidden states float32 {list(wanted)}, got {found}")
+    return hidden_TD
 
 
 def activate(kind: Activation, x: Float64Array) -> Float64Array:

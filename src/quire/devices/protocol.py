@@ -169,6 +169,8 @@ class ModelInput(msgspec.Struct, frozen=True):
     p % block_size. `logit_rows` are indices into the T tokens.
 
     `greedy`: only the largest of each row's logits is needed. A backend that finds it may leave the others undefined.
+
+    `hidden_TD` is float32 and C-contiguous: what the stage before this one gave. None if the graph has the first layer.
     """
 
     tokens_T: IntArray
@@ -179,6 +181,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     block_table_SM: IntArray
     logit_rows_L: IntArray
     greedy: bool = False
+    hidden_TD: FloatArray | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -267,6 +270,12 @@ class Ops(Protocol[T]):
     def select_rows(self, x: T) -> T:
         """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
 
+    def receive(self, width: int) -> T:
+        """ModelInput.hidden_TD, where D is `width`; at most once in a graph."""
+
+    def tap(self, x: T) -> None:
+        """Keep x [T, D] of all tokens for `Executable.taps`."""
+
 
 class Executable(Protocol):
     """A forward pass ready to run, bound to one KV cache."""
@@ -280,17 +289,28 @@ class Executable(Protocol):
     def hidden(self) -> FloatArray:
         """A host array [L, D]: final hidden states of the last run (after the last norm, before the head).
 
-        It may be a view, valid until the next `run`.
+        For a graph without a head, [T, D]: what the next stage receives. It may be a view, valid until the next `run`.
         """
+
+    def taps(self) -> tuple[FloatArray, ...]:
+        """Host arrays [T, D]: hidden states after the layers Graph.taps, in order, perhaps views as in `hidden`."""
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """A model as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V]."""
+    """A model, or a stage of one, as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V].
+
+    A stage is a run of layers that a pipeline rank computes. One that is not the last has no head, and `hidden()` gives
+    [T, D] for the next one to receive. `layers` are the model's layers that the graph computes; layer i uses layer
+    i - layers.start of the KV cache. `taps` are those layers of which `hidden()` taps the output, in order: the input
+    of drafters.
+    """
 
     hidden: Callable[[Ops[Any]], Any]
-    head: Callable[[Ops[Any], Any], Any]
+    head: Callable[[Ops[Any], Any], Any] | None
     vocab_size: int
     hidden_size: int
+    layers: range = range(0)
+    taps: tuple[int, ...] = ()
 
 
 class ForeignModel(Protocol):

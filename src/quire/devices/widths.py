@@ -93,6 +93,12 @@ class Widths:
     def select_rows(self, x: int) -> int:
         return self._see(x)
 
+    def receive(self, width: int) -> int:
+        return self._see(width)
+
+    def tap(self, x: int) -> None:
+        """Takes no memory beyond the activation itself."""
+
 
 def widest_activation(graph: Graph, kv_spec: KVSpec) -> int:
     """The largest number of elements per token that an operation before the head gives."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from quire.devices.protocol import Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
+from quire.errors import ModelError
 from quire.model.rope import alibi_slopes, make_rope
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
 
@@ -106,25 +109,46 @@ class Decoder:
             scale = spec.attention_scale if spec.alibi == "scaled" else 1.0
             self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
 
-    def graph(self) -> Graph:
-        head = self.weights.head
-        if head is None:
-            return Graph(self.hidden, self.head, self.spec.hidden_size, self.spec.hidden_size)
-        return Graph(self.hidden, self.head, self.spec.vocab_size, head.shape[1])
+    def graph(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
+        """The model, or the stage of it that computes `layers`, which keeps the output of the layers `taps`.
 
-    def hidden(self, ops: Ops[T]) -> T:
-        """Tokens of the step -> final hidden states of the logit rows: [L, D]."""
-        weights, x = self.weights, self._embed(ops)
-        ropes = {self.spec.rope_of(i): None for i in range(self.spec.num_layers)}
+        Only layers that the stage computes are tapped. ModelError: `layers` or `taps` are not layers of the model.
+        """
+        count, spec, head = self.spec.num_layers, self.spec, self.weights.head
+        layers = range(count) if layers is None else layers
+        if not layers or layers.step != 1 or layers.start < 0 or layers.stop > count:
+            raise ModelError(f"a stage must be a run of the model's {count} layers, got {layers}")
+        if not all(0 <= tap < count for tap in taps):
+            raise ModelError(f"only layers 0 to {count - 1} can be tapped, got {list(taps)}")
+        own = tuple(sorted({tap for tap in taps if tap in layers}))
+        hidden = partial(self._hidden, layers=layers, taps=own)
+        if layers.stop < count:
+            return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
+        if head is None:
+            return Graph(hidden, self._head, spec.hidden_size, spec.hidden_size, layers, own)
+        return Graph(hidden, self._head, spec.vocab_size, head.shape[1], layers, own)
+
+    def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...]) -> T:
+        """Tokens of the step, or what the stage before gave -> final hidden states of the logit rows: [L, D].
+
+        Of a stage before the last: the hidden states of all tokens [T, D].
+        """
+        weights = self.weights
+        x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
+        ropes = {self.spec.rope_of(i): None for i in layers}
         angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
-        for index, layer in enumerate(weights.layers):
-            x = self._layer(ops, x, angles, index, layer)
+        for index in layers:
+            x = self._layer(ops, x, angles, index, index - layers.start)
+            if index in taps:
+                ops.tap(x)
+        if layers.stop < self.spec.num_layers:
+            return x
         x = ops.select_rows(x)
         if weights.norm is not None:
             x = ops.norm(x, weights.norm)
         return x if weights.project_out is None else ops.linear(x, weights.project_out)
 
-    def head(self, ops: Ops[T], hidden: T) -> T:
+    def _head(self, ops: Ops[T], hidden: T) -> T:
         """[L, D] -> logits [L, V]."""
         spec = self.spec
         if self.weights.head is None:
@@ -143,9 +167,11 @@ class Decoder:
             x = ops.add(x, ops.embed_positions(weights.positions, self.spec.position_offset or 0))
         return x if weights.embedding_norm is None else ops.norm(x, weights.embedding_norm)
 
-    def _layer(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, layer: LayerWeights) -> T:
+    def _layer(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int) -> T:
+        """Layer `index` of the model, which is layer `cached` of the KV cache."""
+        layer = self.weights.layers[index]
         normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
-        heads = self._attend(ops, normed, angles, index, layer.attention)
+        heads = self._attend(ops, normed, angles, index, cached)
         attention = layer.attention
         after = self._join(ops, x, heads, (attention.out, attention.out_bias), layer.attention_post_norm)
         source = x if self.spec.parallel else after
@@ -173,11 +199,9 @@ class Decoder:
             y = ops.add(x, y, multiplier)
         return ops.norm(y, norm) if norm is not None and of_sum else y
 
-    def _attend(
-        self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, weights: AttentionWeights
-    ) -> T:
+    def _attend(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int) -> T:
         """Keys and values of x into the cache; what its queries gather there, by head: [T, N H]."""
-        spec, rope = self.spec, self.spec.rope_of(index)
+        spec, rope, weights = self.spec, self.spec.rope_of(index), self.weights.layers[index].attention
         attention = Attention(
             scale=spec.attention_scale,
             window=spec.windows[index],
@@ -188,15 +212,15 @@ class Decoder:
             sinks=weights.sinks,
         )
         if weights.latent is not None and spec.latent is not None and rope is not None:
-            return self._attend_latent(ops, x, angles[rope], index, attention, weights.latent)
+            return self._attend_latent(ops, x, angles[rope], cached, attention, weights.latent)
         assert weights.qkv is not None
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
         turn = None if rope is None else angles[rope]
-        q = ops.store_kv(qkv, index, spec.num_heads, turn, weights.q_norm, weights.k_norm)
-        return ops.attention(q, index, spec.num_heads, attention)
+        q = ops.store_kv(qkv, cached, spec.num_heads, turn, weights.q_norm, weights.k_norm)
+        return ops.attention(q, cached, spec.num_heads, attention)
 
     def _attend_latent(
-        self, ops: Ops[T], x: T, angles: T, index: int, attention: Attention, weights: LatentWeights
+        self, ops: Ops[T], x: T, angles: T, cached: int, attention: Attention, weights: LatentWeights
     ) -> T:
         """Queries go to the latent's space, so that scores and sums are taken over the compressed cache."""
         q = x
@@ -204,8 +228,8 @@ class Decoder:
             q = ops.norm(ops.linear(x, weights.q_down), weights.q_norm)
         latent = ops.head_linear(ops.linear(q, weights.q_nope), weights.keys)
         rotated, kv = ops.linear(q, weights.q_rope), ops.linear(x, weights.kv_down)
-        queries = ops.store_latent(kv, latent, rotated, index, angles, weights.kv_norm)
-        heads = ops.attention(queries, index, self.spec.num_heads, attention)
+        queries = ops.store_latent(kv, latent, rotated, cached, angles, weights.kv_norm)
+        heads = ops.attention(queries, cached, self.spec.num_heads, attention)
         return ops.head_linear(heads, weights.values)
 
     def _mlp(

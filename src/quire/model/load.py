@@ -7,7 +7,7 @@ one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,10 @@ class LoadedModel:
     @property
     def graph(self) -> Graph:
         return Decoder(self.spec, self.weights).graph()
+
+    def stage(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
+        """The run of `layers` that a pipeline rank computes, or all, with the layers `taps` tapped (see Graph)."""
+        return Decoder(self.spec, self.weights).graph(layers, taps)
 
     @property
     def weight_bytes(self) -> int:

@@ -108,7 +108,7 @@ class NativeBackend:
         return NativeExecutable(self._record(graph, kv.spec, limits), kv, limits)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        return int(self._record(graph, kv_spec, limits).workspace_bytes)
+        return int(self._record(graph, kv_spec, limits).plan.workspace_bytes)
 
     def sampler(self, vocab_size: int) -> NativeSampler:
         return NativeSampler(vocab_size, self.pool, self.isa)
@@ -130,7 +130,7 @@ class NativeBackend:
     def outline(self) -> OutlineBackend:
         return OutlineBackend(self.threads, self.isa, self.compact, self.screened)
 
-    def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Any:
+    def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Recorder:
         with native_errors:
             plan = _native.Plan(
                 self.isa,
@@ -144,14 +144,8 @@ class NativeBackend:
                 limits.max_logit_rows,
             )
             recorder = Recorder(plan)
-            head_input = plan.begin_head(graph.hidden(recorder))
-            logits = graph.head(recorder, head_input)
-            if plan.width(logits) != graph.vocab_size:
-                raise EngineError(
-                    f"the head gives {plan.width(logits)} logits, the graph says {graph.vocab_size}"
-                )
-            plan.finish(logits)
-        return plan
+            recorder.record(graph)
+        return recorder
 
 
 class OutlineBackend(NativeBackend):

@@ -14,6 +14,7 @@ from quire.devices.protocol import (
     Attention,
     Expert,
     FloatArray,
+    Graph,
     Matrix,
     Norm,
     Rope,
@@ -41,22 +42,46 @@ class Recorder:
     """`Ops` whose tensors are numbers of buffers in a native plan: each call appends one op."""
 
     def __init__(self, plan: Any) -> None:
-        self._plan = plan
+        self.plan = plan
+        self.taps: list[int] = []
+        self.output: int | None = None  # of a graph without a head
+
+    def record(self, graph: Graph) -> None:
+        """Record the whole graph. EngineError: its head gives another number of logits than it says."""
+        hidden = graph.hidden(self)
+        if graph.head is None:
+            self.plan.tap(hidden)
+            self.output = hidden
+            self.plan.finish(NONE)
+            return
+        logits = graph.head(self, self.plan.begin_head(hidden))
+        if self.plan.width(logits) != graph.vocab_size:
+            raise EngineError(
+                f"the head gives {self.plan.width(logits)} logits, the graph says {graph.vocab_size}"
+            )
+        self.plan.finish(logits)
+
+    def receive(self, width: int) -> int:
+        return int(self.plan.receive(width))
+
+    def tap(self, x: int) -> None:
+        self.plan.tap(x)
+        self.taps.append(x)
 
     def embed(self, table: Matrix, scale: float = 1.0) -> int:
-        return int(self._plan.embed(packed_of(table), scale))
+        return int(self.plan.embed(packed_of(table), scale))
 
     def embed_positions(self, table: Matrix, offset: int) -> int:
-        return int(self._plan.embed_positions(packed_of(table), offset))
+        return int(self.plan.embed_positions(packed_of(table), offset))
 
     def add(self, x: int, other: int, scale: float = 1.0) -> int:
-        return int(self._plan.add(x, other, scale))
+        return int(self.plan.add(x, other, scale))
 
     def scale(self, x: int, scale: float, cap: float | None = None) -> int:
-        return int(self._plan.scale(x, scale, cap or 0.0))
+        return int(self.plan.scale(x, scale, cap or 0.0))
 
     def norm(self, x: int, norm: Norm) -> int:
-        return int(self._plan.norm(x, norm_tuple(norm)))
+        return int(self.plan.norm(x, norm_tuple(norm)))
 
     def linear(
         self,
@@ -70,7 +95,7 @@ class Recorder:
         if packed.gated:
             raise EngineError("a gated weight is for gated_linear")
         added = NONE if residual is None else residual
-        return int(self._plan.linear(x, packed, float_array(bias), activation or "", added))
+        return int(self.plan.linear(x, packed, float_array(bias), activation or "", added))
 
     def gated_linear(
         self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
@@ -78,10 +103,10 @@ class Recorder:
         packed = packed_of(weight)
         if not packed.gated:
             raise EngineError("gated_linear needs a weight made by gated_matrix")
-        return int(self._plan.linear(x, packed, float_array(bias), activation, NONE))
+        return int(self.plan.linear(x, packed, float_array(bias), activation, NONE))
 
     def rope_angles(self, rope: Rope) -> int:
-        return int(self._plan.rope(np.ascontiguousarray(rope.inv_freq, np.float32), rope.scale))
+        return int(self.plan.rope(np.ascontiguousarray(rope.inv_freq, np.float32), rope.scale))
 
     def store_kv(
         self,
@@ -94,13 +119,13 @@ class Recorder:
     ) -> int:
         rotation = NONE if angles is None else angles
         norms = norm_tuple(q_norm), norm_tuple(k_norm)
-        return int(self._plan.store_kv(qkv, layer, num_heads, rotation, *norms))
+        return int(self.plan.store_kv(qkv, layer, num_heads, rotation, *norms))
 
     def store_latent(self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm) -> int:
-        return int(self._plan.store_latent(kv, q_latent, q_rope, layer, angles, norm_tuple(norm)))
+        return int(self.plan.store_latent(kv, q_latent, q_rope, layer, angles, norm_tuple(norm)))
 
     def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
-        return int(self._plan.head_linear(x, [packed_of(weight) for weight in weights]))
+        return int(self.plan.head_linear(x, [packed_of(weight) for weight in weights]))
 
     def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
         params = _native.Routing(
@@ -117,18 +142,18 @@ class Recorder:
             routing.shared,
             routing.shared_gate,
         )
-        return int(self._plan.route(scores, params))
+        return int(self.plan.route(scores, params))
 
     def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
         weights = [
             (packed_of(e.up), float_array(e.up_bias), packed_of(e.down), float_array(e.down_bias))
             for e in experts
         ]
-        return int(self._plan.experts(x, routes, weights, activation))
+        return int(self.plan.experts(x, routes, weights, activation))
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
         return int(
-            self._plan.attention(
+            self.plan.attention(
                 q,
                 layer,
                 num_heads,
@@ -143,4 +168,4 @@ class Recorder:
         )
 
     def select_rows(self, x: int) -> int:
-        return int(self._plan.select_rows(x))
+        return int(self.plan.select_rows(x))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from quire import _native
 from quire.devices.cpu.errors import native_errors
+from quire.devices.cpu.record import Recorder
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
 
@@ -51,13 +51,22 @@ class NativeKVCache:
 class NativeExecutable:
     """A finished plan bound to a cache. One step at a time; views are overwritten by the next call."""
 
-    def __init__(self, plan: Any, cache: NativeKVCache, limits: Limits) -> None:
-        self._plan, self._limits = plan, limits
+    def __init__(self, recorder: Recorder, cache: NativeKVCache, limits: Limits) -> None:
+        self._plan = plan = recorder.plan
+        self._limits = limits
         with native_errors:
             plan.bind(cache.store)
-        self._logits: FloatArray = plan.logits_view()
-        self._hidden: FloatArray = plan.hidden_view()
+        self._has_head = recorder.output is None
+        self._hidden: FloatArray
+        if recorder.output is None:
+            self._logits: FloatArray = plan.logits_view()
+            self._hidden = plan.hidden_view()
+        else:
+            self._logits = np.empty((0, 0), np.float32)
+            self._hidden = plan.tap_view(recorder.output)
         self._best: IntArray | None = plan.best_view()
+        self._taps: list[FloatArray] = [plan.tap_view(tap) for tap in recorder.taps]
+        self._num_tokens = 0
 
     def run(self, inputs: ModelInput) -> HostLogits:
         with native_errors:
@@ -70,7 +79,9 @@ class NativeExecutable:
                 inputs.block_table_SM,
                 inputs.logit_rows_L,
                 inputs.greedy,
+                inputs.hidden_TD,
             )
+        self._num_tokens = len(inputs.tokens_T)
         return self._rows(min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def logits(self, start: int, stop: int) -> HostLogits:
@@ -79,7 +90,10 @@ class NativeExecutable:
         return self._rows(stop - start)
 
     def hidden(self) -> FloatArray:
-        return self._hidden[: self._plan.num_logit_rows]
+        return self._hidden[: self._plan.num_logit_rows if self._has_head else self._num_tokens]
+
+    def taps(self) -> tuple[FloatArray, ...]:
+        return tuple(tap[: self._num_tokens] for tap in self._taps)
 
     def _rows(self, count: int) -> HostLogits:
         return HostLogits(self._logits[:count], None if self._best is None else self._best[:count])

@@ -12,11 +12,11 @@ of summation by the number of rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.devices.host import Float64Array, activate, normalize
+from quire.devices.host import Float64Array, activate, normalize, received
 from quire.devices.protocol import (
     Activation,
     Array,
@@ -52,6 +52,7 @@ class ReferenceOps:
 
     inputs: ModelInput
     kv: ReferenceKVCache
+    tapped: list[FloatArray] = field(default_factory=list)
 
     def embed(self, table: Matrix, scale: float = 1.0) -> FloatArray:
         rows = _values(table)[self.inputs.tokens_T]
@@ -198,6 +199,12 @@ class ReferenceOps:
 
     def select_rows(self, x: FloatArray) -> FloatArray:
         return np.ascontiguousarray(x[self.inputs.logit_rows_L])
+
+    def receive(self, width: int) -> FloatArray:
+        return received(self.inputs, width)
+
+    def tap(self, x: FloatArray) -> None:
+        self.tapped.append(x)
 
     def _gather(self, cache: Array, b: int) -> Float64Array:
         """Sequence b's keys or values in order of position: [G, kv_len, H]."""

@@ -21,7 +21,7 @@ from quire.errors import EngineError
 def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
     """Raise EngineError where a step breaks a promise of ModelInput or exceeds the limits."""
     total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
-    *arrays, _ = astuple(inputs)
+    arrays = [a for a in astuple(inputs) if isinstance(a, np.ndarray) and a is not inputs.hidden_TD]
     if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
         raise EngineError("every array of a step must be C-contiguous int32")
     if total > limits.max_tokens or batch > limits.max_seqs:
@@ -60,7 +60,7 @@ class ReferenceExecutable:
         check_input(inputs, self._kv, self._limits, self._graph.vocab_size)
         self._ops = ReferenceOps(inputs, self._kv)
         self._hidden = self._graph.hidden(self._ops)
-        return self.logits(0, min(len(self._hidden), self._limits.max_logit_rows))
+        return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def logits(self, start: int, stop: int) -> HostLogits:
         if self._ops is None or not 0 <= start <= stop <= len(self._hidden):
@@ -74,8 +74,13 @@ class ReferenceExecutable:
         self._logits.fill(np.nan)
         view = self._logits[: stop - start]
         if stop > start:
+            if self._graph.head is None:
+                raise EngineError("this stage has no head: a step cannot ask it for logits")
             view[:] = self._graph.head(self._ops, self._hidden[start:stop])
         return HostLogits(view)
 
     def hidden(self) -> FloatArray:
         return self._hidden
+
+    def taps(self) -> tuple[FloatArray, ...]:
+        return tuple(self._ops.tapped) if self._ops is not None else ()

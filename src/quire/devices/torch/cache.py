@@ -64,7 +64,7 @@ class TorchStep:
         def tensor(values: IntArray) -> Any:
             return torch.from_numpy(values.astype(np.int64)).to(cache.keys.device)
 
-        self.cache = cache
+        self.inputs, self.cache = inputs, cache
         self.tokens_T, self.positions_T = tensor(inputs.tokens_T), tensor(inputs.positions_T)
         self.logit_rows_L = tensor(inputs.logit_rows_L)
         self.sequences: list[SequenceStep] = []

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from quire.devices.host import received
 from quire.devices.protocol import (
     Activation,
     Array,
@@ -104,6 +105,8 @@ def gate(kind: Activation, x: Any, up: Any) -> Any:
 
 
 def by_row(function: Callable[[Any], Any], x: Any) -> Any:
+    if not len(x):  # a step may read no rows
+        return function(x.new_zeros(x.shape[1:]))[None][:0]
     return torch.stack([function(row) for row in x])
 
 
@@ -149,6 +152,7 @@ class TorchOps:
 
     def __init__(self, step: TorchStep) -> None:
         self.step, self._kv = step, step.cache
+        self.tapped: list[Any] = []
 
     def embed(self, table: Matrix, scale: float = 1.0) -> Any:
         return own_matrix(table).values[self.step.tokens_T] * scale
@@ -259,6 +263,12 @@ class TorchOps:
 
     def select_rows(self, x: Any) -> Any:
         return x[self.step.logit_rows_L]
+
+    def receive(self, width: int) -> Any:
+        return torch.from_numpy(received(self.step.inputs, width)).to(self._kv.keys.device)
+
+    def tap(self, x: Any) -> None:
+        self.tapped.append(x)
 
     def _store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         place, rounds = self.step.places_T[t], self._kv.spec.dtype == "int8"

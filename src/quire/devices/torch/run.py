@@ -67,10 +67,15 @@ class TorchExecutable:
             )
         if start == stop:
             return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
+        if self._graph.head is None:
+            raise EngineError("this stage has no head: a step cannot ask it for logits")
         return TorchLogits(self._graph.head(self._ops, self._hidden[start:stop]))
 
     def hidden(self) -> FloatArray:
         return _numpy(self._hidden.float())
+
+    def taps(self) -> tuple[FloatArray, ...]:
+        return () if self._ops is None else tuple(_numpy(tap.float()) for tap in self._ops.tapped)
 
 
 class TorchSampler:
