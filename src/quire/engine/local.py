@@ -1,0 +1,180 @@
+"""An engine core on a thread of its own, for callers of any thread of this process. Knows token ids only.
+
+Steps never run on a caller's thread, so an interrupt (Ctrl-C) or an exception there ends that call and leaves the engine
+whole, and calls from several threads share one batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TypeVar
+
+from quire.engine.core import EngineCore
+from quire.errors import EngineError
+from quire.types import Delta, Request
+
+T = TypeVar("T")
+
+
+class LocalCall:
+    """The requests of one caller while they run. Leaving its `with` aborts what still runs."""
+
+    def __init__(self, engine: LocalEngine, requests: Sequence[Request]) -> None:
+        self._engine = engine
+        self._ids = [request.id for request in requests]
+        self._open = {request.id: request.sampling.n for request in requests}  # the engine thread's
+        self._left = sum(self._open.values())  # the caller's
+        self._deltas: SimpleQueue[list[Delta] | BaseException] = SimpleQueue()
+
+    def put(self, deltas: list[Delta]) -> list[str]:
+        """For the engine thread: hand over the deltas of a step; returns the requests that have ended."""
+        ended = []
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._open[delta.request_id] -= 1
+                if not self._open[delta.request_id]:
+                    ended.append(delta.request_id)
+        self._deltas.put(deltas)
+        return ended
+
+    def fail(self, error: BaseException) -> None:
+        """For the engine thread: the engine has failed or was shut down."""
+        self._deltas.put(error)
+
+    def __iter__(self) -> Iterator[list[Delta]]:
+        """Deltas as they come, until every sample has ended. Raises EngineError if the engine fails."""
+        while self._left:
+            deltas = self._deltas.get()
+            if isinstance(deltas, BaseException):
+                raise EngineError(f"the engine failed: {deltas}") from deltas
+            self._left -= sum(delta.finish_reason is not None for delta in deltas)
+            yield deltas
+
+    def abort(self, request_id: str, index: int) -> None:
+        """End one sample; its last delta still comes."""
+        self._engine.post(lambda core: core.abort(request_id, index))
+
+    def __enter__(self) -> LocalCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._left:
+            self._engine.forget(self._ids)
+
+
+class LocalEngine:
+    """Runs `core` on a daemon thread until `close`. All methods may be called from any thread."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._jobs: deque[Callable[[EngineCore], object]] = deque()
+        self._wake = threading.Condition()
+        self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread touches it
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> LocalCall:
+        """Queue the requests of one call."""
+        call = LocalCall(self, requests)
+
+        def start(core: EngineCore) -> None:
+            for request in requests:
+                self._calls[request.id] = call
+                core.add(request)
+
+        self.post(start)
+        return call
+
+    def post(self, job: Callable[[EngineCore], object]) -> None:
+        """Run `job` between steps. Raises EngineError if the engine was shut down or has failed."""
+        with self._wake:
+            if self._closed:
+                raise EngineError("the engine was shut down: make a new LLM")
+            if self._error is not None:
+                raise EngineError(f"the engine failed: {self._error}") from self._error
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def ask(self, job: Callable[[EngineCore], T]) -> T:
+        """Run `job` between steps and return its result."""
+        result: Future[T] = Future()
+
+        def work(core: EngineCore) -> None:
+            try:
+                result.set_result(job(core))
+            except Exception as error:
+                result.set_exception(error)
+
+        self.post(work)
+        return result.result()
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Abort requests and drop their remaining deltas."""
+
+        def work(core: EngineCore) -> None:
+            for request_id in request_ids:
+                if self._calls.pop(request_id, None) is not None:
+                    core.abort(request_id)
+
+        with self._wake:
+            if request_ids and not self._closed and self._error is None:
+                self._jobs.append(work)
+                self._wake.notify()
+
+    def close(self) -> None:
+        """Stop after the current step; calls that still run end with an EngineError."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # --- the engine thread
+
+    def _run(self) -> None:
+        error: BaseException = EngineError("the engine was shut down")
+        try:
+            while self._next_jobs():
+                self._route(self._core.step())
+        except BaseException as failure:
+            error = failure
+        with self._wake:
+            self._error = error
+            self._jobs.clear()
+        for call in set(self._calls.values()):
+            call.fail(error)
+        self._calls.clear()
+
+    def _next_jobs(self) -> bool:
+        """Wait for work, and do what callers posted. False: the engine is to stop."""
+        core = self._core
+        with self._wake:
+            while not self._jobs and not self._closed and not core.has_work:
+                self._wake.wait()
+            if self._closed:
+                return False
+        while self._jobs:
+            self._jobs.popleft()(core)
+        return True
+
+    def _route(self, deltas: list[Delta]) -> None:
+        """Hand each call its deltas; drop those of calls that left."""
+        if not deltas:
+            return
+        shares: dict[LocalCall, list[Delta]] = {}
+        for delta in deltas:
+            call = self._calls.get(delta.request_id)
+            if call is not None:
+                shares.setdefault(call, []).append(delta)
+        for call, share in shares.items():
+            for request_id in call.put(share):
+                del self._calls[request_id]
