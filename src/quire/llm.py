@@ -1,7 +1,9 @@
-"""`LLM`: offline inference in this process, with vLLM's names. The engine runs while you wait."""
+"""`LLM`: offline inference in this process, with vLLM's names."""
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,11 @@ from quire.client.vectors import (
     shortened,
 )
 from quire.config import EngineConfig
+from quire.engine.local import LocalCall, LocalEngine
 from quire.engine.start import begin_start, finish_start
 from quire.errors import QuireError, RequestError
 from quire.lazy import Lazy
 from quire.params import OutputKind, SamplingParams
-from quire.program import Core
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, EngineStats, FinishReason, Pooling, Request
 
@@ -38,7 +40,10 @@ Message = dict[str, Any]
 
 
 class LLM:
-    """A model ready to generate.
+    """A model ready to generate. Any number of threads may call it; their requests share one batch.
+
+    An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with`, or call
+    `shutdown`, to give its memory back early.
 
     `model` is a directory or a Hugging Face id; without one, the model inside the package is used. Further
     options are the fields of `quire.config` (dtype, max_model_len, block_size, max_num_seqs,
@@ -64,9 +69,21 @@ class LLM:
         self.config = config
         self.report = started.report
         self._core = started.core
+        self._engine = LocalEngine(started.core)
+        self._close = weakref.finalize(self, self._engine.close)
         self._grammars = started.grammars
         self._front.compile_grammar = started.grammars.check
-        self._num_requests = 0
+        self._ids = itertools.count()
+
+    def shutdown(self) -> None:
+        """Stop the engine. Calls that still run, and later ones, raise EngineError."""
+        self._close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
 
     @property
     def threads(self) -> int:
@@ -149,7 +166,7 @@ class LLM:
         seconds = [text_2] if isinstance(text_2, str) else list(text_2)
         firsts = [text_1] if isinstance(text_1, str) else list(text_1)
         scoring = plan_scores(self._front, self._new_id, firsts, seconds)
-        scores = scoring.scores(_compute(self._core, scoring.requests))
+        scores = scoring.scores(self._compute(scoring.requests))
         return [
             VectorRequestOutput(
                 scoring.requests[scoring.pairs[i][-1]].id, ScoringOutput(score), scoring.tokens(i)
@@ -158,8 +175,7 @@ class LLM:
         ]
 
     def _new_id(self) -> str:
-        self._num_requests += 1
-        return str(self._num_requests - 1)
+        return str(next(self._ids))
 
     def _texts(self, prompts: Prompt | Sequence[Prompt], limit: int | None) -> list[list[int]]:
         read = [_read_prompt(prompt) for prompt in _as_list(prompts)]
@@ -170,7 +186,7 @@ class LLM:
         self, texts: Sequence[list[int]], pooling: Pooling | None
     ) -> list[VectorRequestOutput[PoolingOutput]]:
         requests = [self._front.pooled(self._new_id(), tokens, pooling) for tokens in texts]
-        vectors = _compute(self._core, requests)
+        vectors = self._compute(requests)
         return [
             VectorRequestOutput(request.id, PoolingOutput(vector), request.tokens)
             for request, vector in zip(requests, vectors, strict=True)
@@ -222,17 +238,15 @@ class LLM:
         """
         (stream,) = self._streams([prompt], self._params_for(sampling_params, 1), None)
         kind = stream.request.sampling.output_kind
-        self._core.add(stream.request)
-        try:
-            while not stream.finished:
-                for delta in self._core.step():
-                    self._push(stream, delta)
+        with self._engine.submit([stream.request]) as call:
+            for deltas in call:
+                for delta in deltas:
+                    _push(call, stream, delta)
                 _raise_error(stream)
                 if stream.finished or kind is not OutputKind.FINAL_ONLY:
                     yield stream.new_part() if kind is OutputKind.DELTA else stream.output
-        finally:
-            self._core.abort(stream.request.id)
-            self._drain()
+                if stream.finished:
+                    return
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self._front.tokenizer
@@ -246,10 +260,12 @@ class LLM:
         return self._front.default_params(**given)
 
     def reset_prefix_cache(self) -> None:
-        self._core.reset_prefix_cache()
+        """Forget cached prefixes that no running request uses."""
+        self._engine.ask(lambda core: core.reset_prefix_cache())
 
     def stats(self) -> EngineStats:
-        return self._core.stats()
+        """Counters and gauges of the engine now."""
+        return self._engine.ask(lambda core: core.stats())
 
     @property
     def max_model_len(self) -> int:
@@ -267,11 +283,9 @@ class LLM:
             )
         for i, prompt in enumerate(prompts):
             text, tokens = _read_prompt(prompt)
-            request_id = str(self._num_requests)
-            self._num_requests += 1
             body = tokens if tokens is not None else text or ""
             request = self._front.request(
-                request_id, body, each[i], priority=priority[i] if priority else 0, clamp=True
+                self._new_id(), body, each[i], priority=priority[i] if priority else 0, clamp=True
             )
             yield self._front.stream(request, text)
 
@@ -289,40 +303,42 @@ class LLM:
         return params
 
     def _run(self, streams: list[OutputStream], use_tqdm: bool) -> list[RequestOutput]:
-        """Step the engine until all are finished. A failure aborts the rest, so that the engine stays usable."""
+        """Wait until all are finished. A failure aborts the rest."""
         by_id = {s.request.id: s for s in streams}
         show = _progress(len(streams), use_tqdm)
-        try:
-            for stream in streams:
-                self._core.add(stream.request)
-            while self._core.has_work:
-                for delta in self._core.step():
+        with self._engine.submit([s.request for s in streams]) as call:
+            for deltas in call:
+                for delta in deltas:
                     stream = by_id[delta.request_id]
-                    if self._push(stream, delta) and stream.finished:
+                    if _push(call, stream, delta) and stream.finished:
                         _raise_error(stream)
                         show()
-        finally:
-            for stream in streams:
-                if not stream.finished:
-                    self._core.abort(stream.request.id)
-            self._drain()
         return [s.output for s in streams]
 
-    def _push(self, stream: OutputStream, delta: Delta) -> bool:
-        """Hand news on, and end a sample whose text holds a stop string. False: it had ended already."""
-        pushed = False
-        for part in stream.parts(delta):
-            chunk = stream.push(part)
-            if chunk is None:
-                break
-            pushed = True
-            if chunk.abort:
-                self._core.abort(delta.request_id, delta.index)
-        return pushed
+    def _compute(self, requests: Sequence[Request]) -> list[list[float]]:
+        """Run pooled requests and return their vectors in order. QuireError if one fails."""
+        vectors: dict[str, list[float]] = {}
+        with self._engine.submit(requests) as call:
+            for deltas in call:
+                for delta in deltas:
+                    if delta.finish_reason is FinishReason.ERROR:
+                        raise QuireError(f"request {delta.request_id} failed: {delta.error}")
+                    if delta.embedding is not None:
+                        vectors[delta.request_id] = delta.embedding
+        return [vectors[request.id] for request in requests]
 
-    def _drain(self) -> None:
-        while self._core.has_work:
-            self._core.step()
+
+def _push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
+    """Pass a delta on; end a sample whose text holds a stop string. False if the sample had ended before."""
+    pushed = False
+    for part in stream.parts(delta):
+        chunk = stream.push(part)
+        if chunk is None:
+            break
+        pushed = True
+        if chunk.abort:
+            call.abort(delta.request_id, delta.index)
+    return pushed
 
 
 def _final_only(each: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
@@ -377,24 +393,3 @@ def _progress(total: int, enabled: bool) -> Callable[[], None]:
             bar.stop()
 
     return advance
-
-
-def _compute(core: Core, requests: Sequence[Request]) -> list[list[float]]:
-    """Run pooled requests and return their vectors in order. QuireError if one fails."""
-    vectors: dict[str, list[float]] = {}
-    try:
-        for request in requests:
-            core.add(request)
-        while core.has_work:
-            for delta in core.step():
-                if delta.finish_reason is FinishReason.ERROR:
-                    raise QuireError(f"request {delta.request_id} failed: {delta.error}")
-                if delta.embedding is not None:
-                    vectors[delta.request_id] = delta.embedding
-    finally:
-        for request in requests:
-            if request.id not in vectors:
-                core.abort(request.id)
-        while core.has_work:
-            core.step()
-    return [vectors[request.id] for request in requests]

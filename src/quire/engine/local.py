@@ -1,7 +1,7 @@
 """An engine core on a thread of its own, for callers of any thread of this process. Knows token ids only.
 
-Steps never run on a caller's thread, so an interrupt (Ctrl-C) or an exception there ends that call and leaves the engine
-whole, and calls from several threads share one batch.
+Steps never run on a caller's thread. So an interrupt (Ctrl-C) or an exception there ends that call and leaves the
+engine whole, and calls from several threads share one batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from quire.engine.core import EngineCore
 from quire.errors import EngineError
+from quire.program import Core
 from quire.types import Delta, Request
 
 T = TypeVar("T")
@@ -72,9 +72,9 @@ class LocalCall:
 class LocalEngine:
     """Runs `core` on a daemon thread until `close`. All methods may be called from any thread."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._jobs: deque[Callable[[EngineCore], object]] = deque()
+        self._jobs: deque[Callable[[Core], object]] = deque()
         self._wake = threading.Condition()
         self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread touches it
         self._closed = False
@@ -86,7 +86,7 @@ class LocalEngine:
         """Queue the requests of one call."""
         call = LocalCall(self, requests)
 
-        def start(core: EngineCore) -> None:
+        def start(core: Core) -> None:
             for request in requests:
                 self._calls[request.id] = call
                 core.add(request)
@@ -94,7 +94,7 @@ class LocalEngine:
         self.post(start)
         return call
 
-    def post(self, job: Callable[[EngineCore], object]) -> None:
+    def post(self, job: Callable[[Core], object]) -> None:
         """Run `job` between steps. Raises EngineError if the engine was shut down or has failed."""
         with self._wake:
             if self._closed:
@@ -104,11 +104,11 @@ class LocalEngine:
             self._jobs.append(job)
             self._wake.notify()
 
-    def ask(self, job: Callable[[EngineCore], T]) -> T:
+    def ask(self, job: Callable[[Core], T]) -> T:
         """Run `job` between steps and return its result."""
         result: Future[T] = Future()
 
-        def work(core: EngineCore) -> None:
+        def work(core: Core) -> None:
             try:
                 result.set_result(job(core))
             except Exception as error:
@@ -120,7 +120,7 @@ class LocalEngine:
     def forget(self, request_ids: Sequence[str]) -> None:
         """Abort requests and drop their remaining deltas."""
 
-        def work(core: EngineCore) -> None:
+        def work(core: Core) -> None:
             for request_id in request_ids:
                 if self._calls.pop(request_id, None) is not None:
                     core.abort(request_id)
