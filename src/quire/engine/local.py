@@ -123,7 +123,7 @@ class LocalEngine:
         def work(core: Core) -> None:
             for request_id in request_ids:
                 if self._calls.pop(request_id, None) is not None:
-                    core.abort(request_id)
+                    core.drop(request_id)
 
         with self._wake:
             if request_ids and not self._closed and self._error is None:
