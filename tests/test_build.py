@@ -38,7 +38,9 @@ def copy(engine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(engine, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"isa": "scalar"}, {"backend": "reference"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "float32"}, {"isa": "scalar"}, {"backend": "reference"}, {"backend": "torch"}]
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2_moe", "deepseek_v3", "gpt_oss", "bloom"])
 def test_an_engine_writes_what_its_checkpoint_writes(
     family: str, options: dict[str, Any], tmp_path: Path

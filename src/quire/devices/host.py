@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Activation, FloatArray, IntArray, ModelInput, Norm
+from quire.devices.protocol import Activation, FloatArray, IntArray, KVCache, Limits, ModelInput, Norm
 from quire.devices.sampling import NOT_DRAWN, Logits, TokenMask
 from quire.errors import EngineError
 
@@ -37,6 +38,35 @@ class HostLogits:
 
     def numpy(self) -> FloatArray:
         return self.values
+
+
+def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
+    """Raise EngineError if a step breaks a promise of ModelInput or exceeds the limits."""
+    total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
+    arrays = [a for a in astuple(inputs) if isinstance(a, np.ndarray) and a is not inputs.hidden_TD]
+    if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
+        raise EngineError("every array of a step must be C-contiguous int32")
+    if total > limits.max_tokens or batch > limits.max_seqs:
+        raise EngineError(f"step of {total} tokens and {batch} sequences is over its limits {limits}")
+    if len(inputs.cu_q_B1) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
+        raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
+    if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
+        raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token a sequence")
+    for b in range(batch):
+        start, stop, length = inputs.cu_q_B1[b], inputs.cu_q_B1[b + 1], inputs.kv_len_B[b]
+        if not np.array_equal(inputs.positions_T[start:stop], np.arange(length - (stop - start), length)):
+            raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
+        used = inputs.block_table_SM[inputs.slots_B[b], : -(-length // kv.block_size)]
+        if length > inputs.block_table_SM.shape[1] * kv.block_size or np.any(
+            (used < 0) | (used >= kv.num_blocks)
+        ):
+            raise EngineError(f"the block table of sequence {b} does not cover its {length} tokens")
+    for name, values, bound in (
+        ("token id", inputs.tokens_T, vocab_size),
+        ("logit row", inputs.logit_rows_L, total),
+    ):
+        if np.any((values < 0) | (values >= bound)):
+            raise EngineError(f"a {name} is outside 0..{bound - 1}")
 
 
 def host_logits(logits: Logits, vocab_size: int) -> HostLogits:

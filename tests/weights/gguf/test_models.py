@@ -16,7 +16,7 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import describe
-from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.registry import BackendName, make_backend
 from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.engine_dir import Limits
@@ -106,8 +106,8 @@ def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
-@pytest.mark.parametrize("backend", [NativeBackend(2), ReferenceBackend()], ids=lambda b: type(b).__name__)
-def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: Any) -> None:
+@pytest.mark.parametrize("backend", ["native", "reference", "torch"])
+def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: BackendName) -> None:
     """What a weight that was packed without a float copy stands for is what the gguf package decodes."""
     known = next(k for k in KINDS.values() if k.name == kind)
     rng = np.random.default_rng(0)
@@ -119,8 +119,9 @@ def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: Any) -> None:
     assert layout is not None
     first, second = (quant_tensor(known, rows.reshape(20, -1)) for rows in (raw[:20], raw[20:]))
     dtype = Quantized(layout, "float")
-    np.testing.assert_array_equal(backend.matrix([first, second], dtype).dequantize(), values)
-    gated = backend.gated_matrix(first, second, dtype)
+    maker = make_backend(backend)
+    np.testing.assert_array_equal(maker.matrix([first, second], dtype).dequantize(), values)
+    gated = maker.gated_matrix(first, second, dtype)
     np.testing.assert_array_equal(gated.dequantize(), values)
 
 

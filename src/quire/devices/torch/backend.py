@@ -78,8 +78,8 @@ class TorchBackend:
         return about, own.dequantize().reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> TorchMatrix:
-        values = np.array(data.view(np.float32).reshape(about["rows"], -1))
-        return TorchMatrix(torch.from_numpy(values).to(self._device), bool(about["int8_rows"]))
+        values = torch.tensor(data.view(np.float32).reshape(about["rows"], -1), device=self._device)
+        return TorchMatrix(values, bool(about["int8_rows"]))
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> TorchKVCache:
         return TorchKVCache(spec, num_blocks, block_size, self._device)

@@ -47,7 +47,7 @@ class TorchMatrix:
             shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
             return cls(torch.empty(shape, device=device), rounds_activations(dtype))
         rounded = ReferenceMatrix(parts, dtype)
-        return cls(torch.from_numpy(rounded.dequantize()).to(device), rounded.int8_rows)
+        return cls(torch.tensor(np.ascontiguousarray(rounded.dequantize()), device=device), rounded.int8_rows)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,9 +105,10 @@ def gate(kind: Activation, x: Any, up: Any) -> Any:
 
 
 def by_row(function: Callable[[Any], Any], x: Any) -> Any:
+    """`function` of each row alone, from memory aligned like any other's: BLAS chooses by alignment too."""
     if not len(x):  # a step may read no rows
         return function(x.new_zeros(x.shape[1:]))[None][:0]
-    return torch.stack([function(row) for row in x])
+    return torch.stack([function(row.clone()) for row in x])
 
 
 def tensor_like(x: Any, values: FloatArray) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from quire.devices.cpu.sampler import NativeSampler
-from quire.devices.host import HostLogits
+from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
 from quire.devices.sampling import Logits, Samples, SlotSampling, TokenMask
 from quire.devices.torch.cache import TorchKVCache, TorchStep
@@ -51,8 +51,7 @@ class TorchExecutable:
 
     @torch.inference_mode()
     def run(self, inputs: ModelInput) -> TorchLogits:
-        if len(inputs.tokens_T) > self._limits.max_tokens or len(inputs.kv_len_B) > self._limits.max_seqs:
-            raise EngineError(f"the step is over its limits {self._limits}")
+        check_input(inputs, self._kv, self._limits, self._graph.vocab_size)
         self._ops = TorchOps(TorchStep(inputs, self._kv))
         self._hidden = self._graph.hidden(self._ops)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
