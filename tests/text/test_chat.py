@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, RequestError
-from quire.text.template import sandbox
 from quire.text.template.messages import answer_turn, parse_messages
+from quire.text.template.process import TemplateProcess
 from quire.text.template.render import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from tests.text.conftest import byte_level_backend
@@ -90,8 +92,32 @@ def sources(data: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def templates(sources: dict[str, str]) -> dict[str, ChatTemplate]:
-    return {name: ChatTemplate(source, SPECIAL, now=FrozenClock.now) for name, source in sources.items()}
+def process() -> Iterator[TemplateProcess]:
+    """One process for all templates that do no harm."""
+    process = TemplateProcess(60.0)
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[TemplateProcess]:
+    """One with tight limits, for those that do."""
+    process = TemplateProcess(1.0, memory_mib=64)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def make(process: TemplateProcess) -> Callable[..., ChatTemplate]:
+    def make_template(source: str | dict[str, str], *rest: Any) -> ChatTemplate:
+        return ChatTemplate(source, *rest, process=process)
+
+    return make_template
+
+
+@pytest.fixture(scope="module")
+def templates(sources: dict[str, str], process: TemplateProcess) -> dict[str, ChatTemplate]:
+    return {name: ChatTemplate(source, SPECIAL, FrozenClock.now, process) for name, source in sources.items()}
 
 
 @pytest.fixture
@@ -134,7 +160,11 @@ def test_public_templates_render_as_transformers_renders_them(
             want = theirs(source, chat, tools=tools, add_generation_prompt=prompt, **SPECIAL)
             if isinstance(want, TypeError):  # a template that expects arguments as text
                 want = theirs(source, sent, tools=tools, add_generation_prompt=prompt, **SPECIAL)
-            if isinstance(want, Exception):
+            if isinstance(want, Exception) and "append" in str(
+                want
+            ):  # transformers forbids templates to change lists of their own
+                assert "functions.weather:0" in template.render(sent, tools, prompt)
+            elif isinstance(want, Exception):
                 with pytest.raises(RequestError):
                     template.render(sent, tools, add_generation_prompt=prompt)
             else:
@@ -195,8 +225,10 @@ BOTH_TEMPLATE = (
         (BOTH_TEMPLATE, "a", "[a][b]"),
     ],
 )
-def test_content_reaches_the_template_in_the_form_it_reads(source: str, text: str, parts: str) -> None:
-    template = ChatTemplate(source)
+def test_content_reaches_the_template_in_the_form_it_reads(
+    make: Callable[..., ChatTemplate], source: str, text: str, parts: str
+) -> None:
+    template = make(source)
     assert template.render([{"role": "user", "content": "a"}]) == text
     both = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template.render([{"role": "user", "content": both}]) == parts
@@ -226,9 +258,11 @@ def test_content_reaches_the_template_in_the_form_it_reads(source: str, text: st
         ),
     ],
 )
-def test_bad_messages_are_refused_by_name(messages: Any, param: str) -> None:
+def test_bad_messages_are_refused_by_name(
+    make: Callable[..., ChatTemplate], messages: Any, param: str
+) -> None:
     with pytest.raises(RequestError) as caught:
-        ChatTemplate(TEXT_TEMPLATE).render(messages)
+        make(TEXT_TEMPLATE).render(messages)
     assert caught.value.param == param
 
 
@@ -244,8 +278,8 @@ def test_messages_are_copied_and_completed() -> None:
     assert "tool_calls" not in parse_messages([{"role": "assistant", "content": "x", "tool_calls": []}])[0]
 
 
-def test_other_arguments_are_checked() -> None:
-    template, chat = ChatTemplate(TEXT_TEMPLATE), [{"role": "user", "content": "x"}]
+def test_other_arguments_are_checked(make: Callable[..., ChatTemplate]) -> None:
+    template, chat = make(TEXT_TEMPLATE), [{"role": "user", "content": "x"}]
     with pytest.raises(RequestError, match="exclude each other"):
         template.render(chat, continue_final_message=True)
     for options, param in (({"tools": "x"}, "tools"), ({"documents": [1]}, "documents")):
@@ -256,24 +290,26 @@ def test_other_arguments_are_checked() -> None:
         template.render(chat, thing=object())
     with pytest.raises(RequestError, match="last message"):
         template.render([{"role": "assistant", "content": None}], None, False, True)
-    dropping = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}")
+    dropping = make("{% for m in messages %}{{ m.role }}{% endfor %}")
     with pytest.raises(RequestError, match="changes or drops"):
         dropping.render(chat, None, False, True)
 
 
-def test_raise_exception_reaches_the_client() -> None:
-    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+def test_raise_exception_reaches_the_client(make: Callable[..., ChatTemplate]) -> None:
+    template = make("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match="roles must alternate"):
         template.render([{"role": "user", "content": "x"}])
 
 
-def test_generation_blocks_loop_controls_and_json_work() -> None:
+def test_generation_blocks_loop_controls_and_json_work(make: Callable[..., ChatTemplate]) -> None:
     source = "{% generation %}{{ 'é<' | tojson }}{% endgeneration %}{% for i in range(9) %}{% if i > 1 %}{% break %}"
-    template = ChatTemplate(source + "{% endif %}{{ i ~ ',' ~ none }}{% endfor %}")
+    template = make(source + "{% endif %}{{ i ~ ',' ~ none }}{% endfor %}")
     assert template.render([{"role": "user", "content": "x"}]) == '"é<"0,None1,None'
 
 
-def test_templates_are_chosen_by_argument_then_name_then_tools(tmp_path: Path) -> None:
+def test_templates_are_chosen_by_argument_then_name_then_tools(
+    make: Callable[..., ChatTemplate], tmp_path: Path
+) -> None:
     chat = [{"role": "user", "content": "x"}]
     named = {"default": "plain", "tool_use": "tools", "rag": "rag"}
     tokenizer = Tokenizer(byte_level_backend(), TokenizerOptions(chat_template=named))
@@ -286,7 +322,7 @@ def test_templates_are_chosen_by_argument_then_name_then_tools(tmp_path: Path) -
     with pytest.raises(ModelError, match="neither a file nor"):
         ChatTemplate.load(tokenizer, str(tmp_path / "missing.jinja"))
     with pytest.raises(RequestError, match="several chat templates"):
-        ChatTemplate({"rag": "x"}).render(chat)
+        make({"rag": "x"}).render(chat)
     with pytest.raises(ModelError, match="--chat-template"):
         ChatTemplate.load(Tokenizer(byte_level_backend(), TokenizerOptions()))
 
@@ -294,12 +330,12 @@ def test_templates_are_chosen_by_argument_then_name_then_tools(tmp_path: Path) -
 @pytest.mark.parametrize(
     "source", ["{% for %}", "{{ ", "{% include 'x' ", "{{ a.b.c( }}", "(" * 9, "{{" + "(" * 9999]
 )
-def test_templates_that_are_not_jinja_are_refused(source: str) -> None:
+def test_templates_that_are_not_jinja_are_refused(make: Callable[..., ChatTemplate], source: str) -> None:
     if "{" not in source:
-        assert ChatTemplate(source).render([{"role": "user", "content": "x"}]) == source
+        assert make(source).render([{"role": "user", "content": "x"}]) == source
         return
     with pytest.raises(ModelError, match="chat template"):
-        ChatTemplate(source)
+        make(source)
 
 
 NESTED = "{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}"
@@ -312,7 +348,6 @@ HOSTILE = {
     "format method": "{{ ('{0.__class__}'|attr('format'))(1) }}{{ {}.x.y }}",
     "globals": "{{ raise_exception.__globals__['sys'].exit() }}",
     "namespace": "{% set n = namespace(__class__=1) %}",
-    "change": "{{ messages.append(1) }}",
     "include": "{% include '/etc/passwd' %}",
     "loops": LOOP * 3 + END * 3,
     "shadowed": "{% set tick = 1 %}{% set environment = 1 %}" + LOOP * 2 + END * 2,
@@ -346,59 +381,150 @@ HOSTILE = {
     "join": "{{ ('x' * 100000).join(['y'] * 100000) }}",
     "join filter": "{{ (['y' * 100000] * 1000)|join('x' * 100000) }}",
     "json indent": "{{ [1]|tojson(indent=10**10) }}",
-    "translate": "{{ 'xx'.translate({120: 'y' * 10000000}) }}",
     "bytes": "{{ (1).to_bytes(10**11, 'big') }}",
     "date": "{{ strftime_now('%9999999999d') }}",
 }
 
 
+DEEP = "{% set n = namespace(s=[]) %}{% for i in range(60000) %}{% set n.s = [n.s] %}{% endfor %}"
+BIG = "{% set s = 'http://a.b ' * 400000 %}"
+# What these do is up to Jinja; all that matters is that it ends.
+COSTLY = {
+    "format": "{{ (':' * 300000).format() }}",
+    "nested braces": "{{ ('{' * 300000).format(1) }}",
+    "folded": "{{ 1|round(1000000000, 'floor') }}",
+    "rounded": "{{ messages|length|round(1000000000, 'floor') }}",
+    "compared": NESTED + "{{ n.s == n.s }}{{ n.s < n.s }}",
+    "joined": NESTED + "{{ n.s|join }}",
+    "escaped": NESTED + "{{ n.s|escape }}",
+    "deep": DEEP + "{{ n.s }}",
+    "deep json": DEEP + "{{ n.s|tojson }}",
+    "deep compared": DEEP + "{% set t = n.s %}" + DEEP + "{{ t == n.s }}",
+    "batch": "{{ [1]|batch(10**9, 0)|list }}",
+    "wordwrap": BIG + "{{ s|wordwrap(1) }}",
+    "urlize": BIG + "{{ s|urlize }}",
+    "map": BIG + "{{ ['x'] * 1000000 | map('replace', 'x', s)|list|length }}",
+    "sums": "{{ range(99999)|map('string')|map('length')|sum ** 99999 }}",
+    "sorts": "{% for i in range(99999) %}{% set s = range(99999)|sort %}{% endfor %}",
+    "extended": "{% set x = [1] %}{% for i in range(99) %}{{ x.extend(x) or '' }}{% endfor %}",
+    "macros": "".join(f"{{% macro m{i}() %}}{{% endmacro %}}" for i in range(20_000)),
+    "elifs": "{% if 0 %}" + "{% elif 1 %}x" * 20_000 + "{% endif %}",
+    "parentheses": "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
+    "lexer": "{{ '" + "\\\\" * 200_000,
+    "translate": "{{ 'xx'.translate({120: 'y' * 10000000}) }}",
+}
+
+
+def ends(process: TemplateProcess, source: str) -> str | None:
+    """Whether a template does no more than its limits allow, and leaves the process at work: its error, if any."""
+    error = None
+    try:
+        ChatTemplate(source, process=process).render([{"role": "user", "content": "x"}])
+    except (ModelError, RequestError) as refused:
+        error = str(refused)
+    assert (
+        ChatTemplate(TEXT_TEMPLATE, process=process).render([{"role": "user", "content": "a"}]) == "<user>a"
+    )
+    return error
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_templates_are_refused_within_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_STEPS", 20_000)
-    template = ChatTemplate(HOSTILE[name])
-    with pytest.raises(RequestError, match="chat template"):
-        template.render([{"role": "user", "content": "x"}])
+def test_hostile_templates_are_refused(limited: TemplateProcess, name: str) -> None:
+    assert "chat template" in (ends(limited, HOSTILE[name]) or "")
 
 
-def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
-    template = ChatTemplate("{% for i in range(1000) %}{% endfor %}")
-    with pytest.raises(RequestError, match="seconds"):
-        template.render([{"role": "user", "content": "x"}])
+@pytest.mark.parametrize("name", COSTLY)
+def test_costly_templates_end(limited: TemplateProcess, name: str) -> None:
+    assert "chat template" in (ends(limited, COSTLY[name]) or "chat template")
 
 
-def test_bounds_count_for_each_render_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_STEPS", 1000)
-    template = ChatTemplate("{% for i in range(900) %}{% endfor %}done")
-    for _ in range(3):
-        assert template.render([{"role": "user", "content": "x"}]) == "done"
+def test_limits_say_what_they_are(limited: TemplateProcess) -> None:
+    assert "takes more than 1 seconds" in (ends(limited, LOOP * 3 + END * 3) or "")
+    taken = "{% set n = namespace(s=[]) %}{% for i in range(99) %}{% set n.s = n.s + [(i ~ 'x') * 9000000] %}{% endfor %}"
+    assert "emory" in (ends(limited, taken) or "")
 
 
-def test_a_template_that_is_too_long_is_refused() -> None:
+@pytest.mark.parametrize("error", ["{{ 1 / 0 }}", "{{ [1][3].x }}", "{{ none + 1 }}", "{{ {}|attr('x')() }}"])
+def test_mistakes_of_templates_are_errors_of_the_request(
+    make: Callable[..., ChatTemplate], error: str
+) -> None:
+    with pytest.raises(RequestError, match="chat template") as caught:
+        make(error).render([{"role": "user", "content": "x"}])
+    assert caught.value.param == "messages"
+
+
+def test_templates_that_were_dropped_are_compiled_again(process: TemplateProcess) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    templates = [ChatTemplate(f"{i} {{{{ messages[0].content }}}}", process=process) for i in range(80)]
+    for _ in range(2):
+        assert [t.render(chat) for t in templates] == [f"{i} x" for i in range(80)]
+
+
+def test_a_lost_process_is_replaced() -> None:
+    process = TemplateProcess(60.0)
+    template = ChatTemplate(TEXT_TEMPLATE, process=process)
+    process.close()
+    assert template.render([{"role": "user", "content": "a"}]) == "<user>a"
+    process.close()
+
+
+def test_threads_share_a_process(process: TemplateProcess) -> None:
+    template = ChatTemplate(TEXT_TEMPLATE, process=process)
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda i: template.render([{"role": "user", "content": str(i)}]), range(200)))
+    assert texts == [f"<user>{i}" for i in range(200)]
+
+
+def test_templates_of_requests_have_limits_of_their_own(make: Callable[..., ChatTemplate]) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    own = make("{{ bos_token }}{{ messages[0].content }}", SPECIAL)
+    other = own.of_request("{{ bos_token }}other {{ messages[0].content }}")
+    assert (own.render(chat), other.render(chat)) == ("<s>x", "<s>other x")
+    with pytest.raises(RequestError) as caught:
+        own.of_request("{{ ")
+    assert caught.value.param == "chat_template"
+    with pytest.raises(RequestError, match="takes more than 1 seconds"):
+        own.of_request(LOOP * 3 + END * 3).render(chat)
+    assert own.render(chat) == "<s>x"
+
+
+def test_templates_may_change_what_they_see(make: Callable[..., ChatTemplate]) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    assert make("{{ messages.append(1) or messages|length }}").render(chat) == "2"
+    assert chat == [{"role": "user", "content": "x"}]
+
+
+def test_numbers_are_of_64_bits(make: Callable[..., ChatTemplate]) -> None:
+    with pytest.raises(RequestError, match="64 bits"):
+        make("{{ x }}").render([{"role": "user", "content": "x"}], x=1 << 64)
+
+
+def test_a_template_that_is_too_long_is_refused(make: Callable[..., ChatTemplate]) -> None:
     with pytest.raises(ModelError, match="at most"):
-        ChatTemplate("x" * ((1 << 20) + 1))
+        make("x" * ((1 << 20) + 1))
 
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text("aé<&'\"", max_size=5), lambda x: st.lists(x)
+        st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text("aé<&'\"", max_size=5),
+        lambda x: st.lists(x),
     )
 )
-def test_json_in_templates_is_python_s(value: Any) -> None:
-    template = ChatTemplate("{{ value | tojson }}{{ value | tojson(indent=2) }}")
+def test_json_in_templates_is_python_s(process: TemplateProcess, value: Any) -> None:
+    template = ChatTemplate("{{ value | tojson }}{{ value | tojson(indent=2) }}", process=process)
     text = template.render([{"role": "user", "content": "x"}], value=value)
     assert text == json.dumps(value, ensure_ascii=False) + json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def test_null_content_stays_null() -> None:
+def test_null_content_stays_null(make: Callable[..., ChatTemplate]) -> None:
     call = {"function": {"name": "f", "arguments": "{}"}}
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     asks = "{% for m in messages %}{% if m['content'] is none %}none{% endif %}|{% endfor %}"
-    assert ChatTemplate(asks).render(chat) == "|none|"
+    assert make(asks).render(chat) == "|none|"
 
 
-def test_a_template_may_have_roles_of_its_own() -> None:
-    assert ChatTemplate(TEXT_TEMPLATE).render([{"role": "my-role", "content": "x"}]) == "<my-role>x"
+def test_a_template_may_have_roles_of_its_own(make: Callable[..., ChatTemplate]) -> None:
+    assert make(TEXT_TEMPLATE).render([{"role": "my-role", "content": "x"}]) == "<my-role>x"
 
 
 def test_the_first_name_of_the_reasoning_counts() -> None:
@@ -406,11 +532,11 @@ def test_the_first_name_of_the_reasoning_counts() -> None:
     assert parse_messages(given)[0]["reasoning_content"] == "a"
 
 
-def test_arguments_are_given_as_text_to_a_template_that_needs_it() -> None:
+def test_arguments_are_given_as_text_to_a_template_that_needs_it(make: Callable[..., ChatTemplate]) -> None:
     call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     source = "{% for c in messages[1].tool_calls %}{{ '>' + c.function.arguments }}{% endfor %}"
-    assert ChatTemplate(source).render(chat) == '>{"a": 1}'
+    assert make(source).render(chat) == '>{"a": 1}'
 
 
 @pytest.mark.parametrize(

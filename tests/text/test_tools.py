@@ -340,6 +340,7 @@ def test_a_template_whose_tools_nobody_recognises_has_no_format() -> None:
         ("Cohere2MoE", False),
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", False),
         ("GigaChat3-10B-A1.8B", True),
+        ("Kimi-K2-Instruct", False),
         ("meetkai-functionary-medium-v3.1", False),
         ("meetkai-functionary-medium-v3.2", False),
     ],

@@ -21,7 +21,11 @@ def plain(value: Any, param: str, depth: int = 0) -> Any:
     """A copy that consists of JSON types only, so that a template can reach nothing else."""
     if depth > MAX_DEPTH:
         raise RequestError(f"{param} is nested deeper than {MAX_DEPTH}", param)
-    if value is None or type(value) in (int, float, bool):
+    if value is None or type(value) in (float, bool):
+        return value
+    if type(value) is int:
+        if not -(1 << 63) <= value < 1 << 64:
+            raise RequestError(f"{param} holds a number of more than 64 bits", param)
         return value
     if isinstance(value, str):
         check_text(value, param)

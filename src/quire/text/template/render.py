@@ -1,22 +1,26 @@
-"""Chat messages to one prompt text, through the model's Jinja template. Knows OpenAI's shapes, no tokens."""
+"""Chat messages to one prompt text, through the model's template. Knows OpenAI's shapes; no tokens, no Jinja."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-
 from quire.errors import ModelError, RequestError
+from quire.text.template.frames import Answer
 from quire.text.template.messages import objects, parse_messages, plain, with_text_arguments
-from quire.text.template.sandbox import SandboxedTemplates
+from quire.text.template.process import TemplateProcess, refusal
 from quire.text.tokenizer import Tokenizer
 from quire.text.vocab import read_text
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
+# Limits of templates that come with a request.
+REQUEST_SECONDS = 1.0
+REQUEST_MEMORY_MIB = 128
+# A render that takes longer than this many seconds is not for an event loop.
+QUICK_SECONDS = 0.02
 # Marks the place where a final message that is to be continued ends in the rendered text.
 _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
 
@@ -24,8 +28,8 @@ _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
 class ChatTemplate:
     """A model's chat template: one source, or several by name ("default", "tool_use", ...).
 
-    `special_tokens` are variables the template sees (bos_token, eos_token, ...). `now` is the clock of
-    `strftime_now`. Raises ModelError where a source is not valid Jinja or too long.
+    `special_tokens` are variables that the template sees (bos_token, eos_token, ...). `now` is the clock of
+    `strftime_now`. `process` renders; None starts one. Raises ModelError if a source is not valid Jinja or too long.
     """
 
     def __init__(
@@ -33,20 +37,30 @@ class ChatTemplate:
         source: str | Mapping[str, str],
         special_tokens: Mapping[str, Any] | None = None,
         now: Callable[[], datetime] = datetime.now,
+        process: TemplateProcess | None = None,
     ) -> None:
         named = {"default": source} if isinstance(source, str) else dict(source)
         if not named:
             raise ModelError("the chat template is empty; pass --chat-template")
-        self._environment = SandboxedTemplates(now)
-        self._templates = {name: _Compiled(self._environment, name, text) for name, text in named.items()}
+        for name, text in named.items():
+            if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARACTERS:
+                raise ModelError(
+                    f"chat template {name!r} must be text of at most {MAX_TEMPLATE_CHARACTERS} characters"
+                )
+        self._process = TemplateProcess() if process is None else process
+        self._for_requests: TemplateProcess | None = None
+        self._templates = {name: (text, self._process.compile(name, text)) for name, text in named.items()}
         self._special_tokens = dict(special_tokens or {})
+        self._now = now
         self.source = "\n".join(named.values())
+        # Whether the last render took so short that another one may run on an event loop.
+        self.quick = False
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, chosen: str | None = None) -> ChatTemplate:
-        """The template to serve with: `chosen` (a path, a template, or a name) before the tokenizer's own.
+        """The template to serve with: `chosen` (a path, a template, or a name), else the tokenizer's own.
 
-        Raises ModelError where there is none or the file cannot be read.
+        Raises ModelError if there is none or the file cannot be read.
         """
         own = tokenizer.chat_template
         if chosen is not None:
@@ -59,6 +73,18 @@ class ChatTemplate:
             )
         return cls(own, tokenizer.special_tokens)
 
+    def of_request(self, source: str) -> ChatTemplate:
+        """A template that came with a request: same special tokens, tighter limits, a process of its own.
+
+        Raises RequestError if it is not valid. Its renders are for a thread, not for an event loop.
+        """
+        if self._for_requests is None:
+            self._for_requests = TemplateProcess(REQUEST_SECONDS, REQUEST_MEMORY_MIB)
+        try:
+            return ChatTemplate(source, self._special_tokens, self._now, self._for_requests)
+        except ModelError as error:
+            raise RequestError(f"chat_template: {error}", "chat_template") from error
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -70,16 +96,16 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text, special tokens included: encode it without adding any.
 
-        With `continue_final_message` the text ends inside the last message, to be carried on; that excludes
-        `add_generation_prompt`. `variables` (chat_template_kwargs) are seen by it. Raises RequestError.
+        With `continue_final_message` the text ends inside the last message; that excludes `add_generation_prompt`.
+        The template sees `variables` (chat_template_kwargs). Raises RequestError.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other; set one to false",
                 "continue_final_message",
             )
-        template = self._choose(tools)
-        chat = parse_messages(messages, template.reads_parts, template.needs_parts)
+        source, compiled = self._choose(tools)
+        chat = parse_messages(messages, compiled.reads_parts, compiled.needs_parts)
         final = _mark_end(chat) if continue_final_message else None
         seen = {
             **self._special_tokens,
@@ -89,49 +115,27 @@ class ChatTemplate:
             "documents": objects(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        text = self._render(template, seen)
+        text = self._render(source, seen)
         return text if final is None else _cut_at_mark(text, final)
 
-    def _render(self, template: _Compiled, seen: dict[str, Any]) -> str:
-        try:
-            return _render(self._environment, template.compiled, seen)
-        except RequestError as error:
-            chat = with_text_arguments(seen["messages"])
-            if "TypeError" not in str(error) or chat == seen["messages"]:
-                raise
-            return _render(self._environment, template.compiled, {**seen, "messages": chat})
+    def _render(self, source: str, seen: dict[str, Any]) -> str:
+        began = time.monotonic()
+        answer = self._process.render(source, seen, self._now())
+        if answer.mistyped and (chat := with_text_arguments(seen["messages"])) != seen["messages"]:
+            again = self._process.render(source, {**seen, "messages": chat}, self._now())
+            answer = answer if again.error else again
+        self.quick = time.monotonic() - began < QUICK_SECONDS
+        if answer.error is not None:
+            raise refusal(answer)
+        return answer.text
 
-    def _choose(self, tools: object) -> _Compiled:
+    def _choose(self, tools: object) -> tuple[str, Answer]:
         if tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if "default" not in self._templates:
             names = ", ".join(sorted(self._templates))
             raise RequestError(f"the model has several chat templates ({names}); choose with --chat-template")
         return self._templates["default"]
-
-
-class _Compiled:
-    """One template with what its source tells about the content it expects.
-
-    `reads_parts`: it goes through a message's content as a list of parts. `needs_parts`: and it never asks
-    whether that content is a string.
-    """
-
-    def __init__(self, environment: SandboxedTemplates, name: str, source: str) -> None:
-        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_CHARACTERS:
-            raise ModelError(
-                f"chat template {name!r} must be text of at most {MAX_TEMPLATE_CHARACTERS} characters"
-            )
-        try:
-            tree = environment.parse(source)
-            self.compiled = environment.from_string(tree)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
-        except (RecursionError, SyntaxError, ValueError, jinja2.TemplateError) as error:
-            raise ModelError(f"chat template {name!r} cannot be compiled: {error}") from error
-        self.reads_parts = _loops_over_content(tree)
-        tests = {test.name for test in tree.find_all(nodes.Test)}
-        self.needs_parts = self.reads_parts and not tests & {"string", "iterable", "sequence", "mapping"}
 
 
 def _read_chosen(chosen: str) -> str:
@@ -143,54 +147,8 @@ def _read_chosen(chosen: str) -> str:
     return read_text(Path(chosen))
 
 
-def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    while isinstance(node, nodes.Filter):
-        node = node.node
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return isinstance(node, nodes.Name) and node.name in names
-
-
-def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether some loop runs over a message's content, also through variables and macro parameters."""
-    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-    names: set[str] = set()
-    while True:
-        before = len(names)
-        for assign in tree.find_all(nodes.Assign):
-            if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
-                names.add(assign.target.name)
-        for call in tree.find_all(nodes.Call):
-            if isinstance(call.node, nodes.Name) and call.node.name in macros:
-                given = zip(macros[call.node.name].args, call.args, strict=False)
-                names.update(param.name for param, arg in given if _is_content(arg, names))
-        if len(names) == before:
-            break
-    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
-
-
-def _render(environment: SandboxedTemplates, template: jinja2.Template, seen: dict[str, Any]) -> str:
-    try:
-        return environment.run(template, seen)
-    except jinja2.TemplateError as error:
-        raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise RequestError(f"the chat template fails on these messages: {what}", "messages") from error
-
-
 def _mark_end(chat: list[dict[str, Any]]) -> str:
-    """Put the mark at the end of the last message; give that message's text."""
+    """Put the mark at the end of the last message; returns that message's text."""
     content = chat[-1].get("content")
     if isinstance(content, list) and content:
         final: str = content[-1]["text"]

@@ -1,0 +1,98 @@
+"""The frames that pass between a program and its template process: MessagePack behind a length."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """The first request. `memory` is how many bytes the process may add to what it has; `seconds` bounds a request."""
+
+    memory: int
+    seconds: float
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    """Compile a template and keep it under `key`."""
+
+    key: str
+    source: str
+
+
+class Render(msgspec.Struct, frozen=True, tag=True):
+    """Render the template of that key. `now` is the local time in ISO format."""
+
+    key: str
+    variables: dict[str, Any]
+    now: str
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The rendered text, or `error`. `unknown`: there is no template of that key. `mistyped`: a TypeError.
+
+    Of a compiled template, whether it reads content as parts, and only so.
+    """
+
+    text: str = ""
+    error: str | None = None
+    unknown: bool = False
+    mistyped: bool = False
+    reads_parts: bool = False
+    needs_parts: bool = False
+
+
+Asked = Setup | Compile | Render
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def send(connection: socket.socket, message: Asked | Answer, deadline: float | None = None) -> None:
+    """Send one frame. Raises TimeoutError past the deadline (of time.monotonic), OSError if nobody reads."""
+    data = _encoder.encode(message)
+    _set_timeout(connection, deadline)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_request(connection: socket.socket) -> Asked:
+    """Wait for the next request. Raises EOFError at the end."""
+    return _requests.decode(_receive(connection, None))
+
+
+def receive_answer(connection: socket.socket, deadline: float) -> Answer:
+    """Wait for the answer. Raises TimeoutError past the deadline, EOFError or OSError if the process ended."""
+    return _answers.decode(_receive(connection, deadline))
+
+
+def _receive(connection: socket.socket, deadline: float | None) -> bytearray:
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
+    return _exactly(connection, size, deadline)
+
+
+def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size:
+        _set_timeout(connection, deadline)
+        got = connection.recv_into(view[at:])
+        if not got:
+            raise EOFError
+        at += got
+    return data
+
+
+def _set_timeout(connection: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        connection.settimeout(None)
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
