@@ -48,6 +48,12 @@ class Front:
         """The chat template, loaded on first use, because only chats need it. ModelError if it is broken."""
         return None if self._load_template is None else self._load_template()
 
+    @property
+    def renders_quickly(self) -> bool:
+        """Whether the chat template took so little time before that it may be rendered on an event loop."""
+        template = self.__dict__.get("template")  # not loaded for this
+        return template is not None and template.quick
+
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's default sampling parameters, overridden by `given`."""
         return SamplingParams(**{**self.info.defaults, **given})

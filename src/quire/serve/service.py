@@ -109,9 +109,13 @@ class Service:
             info = ErrorInfo(message, "timeout_error", None, "timeout")
             raise HttpError(408, info, {"Connection": "close"}) from None
 
-    async def work(self, size: int, job: Callable[[], T]) -> T:
-        """Run `job` on `size` characters: inline if short, else in a thread."""
-        return job() if size <= INLINE_CHARACTERS else await asyncio.to_thread(job)
+    async def work(self, size: int, job: Callable[[], T], renders: bool = False) -> T:
+        """Run `job` on `size` characters: inline if short, else in a thread.
+
+        `renders`: it renders the chat template, which may take its time unless it was quick before.
+        """
+        inline = size <= INLINE_CHARACTERS and (not renders or self.front.renders_quickly)
+        return job() if inline else await asyncio.to_thread(job)
 
     async def start(self, call_id: str, prompts: list[Prompt]) -> Call:
         """Queue the requests of a call after checking that their constraints compile.

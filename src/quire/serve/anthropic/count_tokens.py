@@ -30,7 +30,9 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     service.check_model(body.model)
     service.refuse(body, REFUSED)
     check_thinking(service, body)
-    return _encode(TokenCount(await service.work(len(str(body.messages)), lambda: _count(service, body))))
+    return _encode(
+        TokenCount(await service.work(len(str(body.messages)), lambda: _count(service, body), renders=True))
+    )
 
 
 def _count(service: Service, body: CountRequest) -> int:

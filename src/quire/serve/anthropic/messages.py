@@ -52,7 +52,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     if body.service_tier not in (None, "auto", "standard_only"):
         raise unsupported("service_tier", "only auto and standard_only are")
     call_id = service.new_id("msg_", http)
-    prompt = await service.work(len(str(body.messages)), lambda: _make(service, body, call_id))
+    prompt = await service.work(len(str(body.messages)), lambda: _make(service, body, call_id), renders=True)
     return MessageAnswer(body, model, await service.start(call_id, [prompt]))
 
 

@@ -57,7 +57,7 @@ async def tokenize(service: Service, http: HttpRequest) -> bytes:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt", "invalid_value")
     size = len(body.prompt or "") + len(str(body.messages or ""))
-    return await service.work(size, lambda: _encode(_tokenized(service, body)))
+    return await service.work(size, lambda: _encode(_tokenized(service, body)), renders=True)
 
 
 def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:

@@ -61,7 +61,7 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     _check(service, body)
     call_id = service.new_id("chatcmpl-", http, body.request_id)
     size = sum(len(str(message.get("content", ""))) for message in body.messages)
-    prompt = await service.work(size, lambda: _make(service, body, call_id))
+    prompt = await service.work(size, lambda: _make(service, body, call_id), renders=True)
     return ChatAnswer(service, body, model, await service.start(call_id, [prompt]))
 
 

@@ -56,7 +56,7 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     _check(service, body)
     call_id = service.new_id("resp_", http, body.request_id)
     size = len(body.input) if isinstance(body.input, str) else len(str(body.input))
-    prompt = await service.work(size, lambda: _make(service, body, call_id))
+    prompt = await service.work(size, lambda: _make(service, body, call_id), renders=True)
     return ResponseAnswer(service, body, model, await service.start(call_id, [prompt]))
 
 
