@@ -1,40 +1,82 @@
-# Two commands: `make run` serves the model inside the package (or MODEL=...), `make test` proves that everything works.
+# `make run` serves the model inside the package (or MODEL=...). `make test` proves that everything works, from an empty
+# machine: it builds the wheel that users install and tests that. `make install-test` is for working on the code.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
+JOBS ?= 2
 MODEL ?=
 DATA ?= ../shared/data
 
-.PHONY: run install install-test lint test eval-model clean
+VENV := .venv
+BIN := $(VENV)/bin
+# What `make test` makes: the wheel, an environment with it and all that tests need, and one with hardly more than it.
+DIST := build/dist
+TEST := build/test
+CLEAN := build/clean
+
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
+
+.PHONY: run install install-test wheel lint test test-suite test-wheel eval-model clean
 
 run: install
 	$(BIN)/quire serve $(MODEL)
 
+# Editable: a change in Python needs no new install; a change in csrc/ builds again.
 install: $(VENV)/installed
 install-test: $(VENV)/installed-test
-
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*/*)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# Editable, so that a change in Python needs no new install; a change in csrc/ builds again.
-$(VENV)/installed: $(BIN)/python $(SOURCES)
+$(VENV)/installed: $(BIN)/python $(NATIVE)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-$(VENV)/installed-test: $(BIN)/python $(SOURCES)
+$(VENV)/installed-test: $(BIN)/python $(NATIVE)
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@ $(VENV)/installed
 
-lint: install-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+# The sdist, and the wheel from the sdist: the only time that `make test` compiles.
+wheel: $(DIST)/built
 
-test: lint
-	$(BIN)/python -m pytest
+$(TEST)/bin/python:
+	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/python -m pip install --quiet --upgrade pip build
+
+$(DIST)/built: $(TEST)/bin/python $(SOURCES)
+	rm -rf $(DIST)
+	$(TEST)/bin/python -m build --outdir $(DIST) --config-setting=cmake.define.QUIRE_TEST_ISAS=ON .
+	touch $@
+
+$(TEST)/installed: $(DIST)/built
+	$(TEST)/bin/pip install --quiet --force-reinstall --no-deps $(DIST)/quire-*.whl
+	$(TEST)/bin/pip install --quiet "quire[test] @ file://$$(echo $(CURDIR)/$(DIST)/quire-*.whl)"
+	touch $@
+
+test: lint test-wheel test-suite
+
+lint: $(TEST)/installed
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/mypy
+
+test-suite: $(TEST)/installed
+	$(TEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+# End to end as on a user's machine: no sources beside the tests, no compiler on the path, no package but the wheel's
+# own and what these few tests import.
+END_TO_END := tests/test_cli.py tests/test_docs.py tests/test_readme.py tests/test_llm.py tests/test_build.py \
+  tests/bench/test_startup.py tests/serve/test_failed_start.py tests/serve/test_openai_client.py
+
+test-wheel: $(DIST)/built
+	rm -rf $(CLEAN)
+	$(PYTHON) -m venv $(CLEAN)
+	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet --only-binary :all: $(DIST)/quire-*.whl \
+	  pytest pytest-timeout pytest-xdist hypothesis httpx openai
+	mkdir $(CLEAN)/checkout
+	cp -r pyproject.toml README.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout
+	cd $(CLEAN)/checkout && PATH=$(CURDIR)/$(CLEAN)/bin $(CURDIR)/$(CLEAN)/bin/python -m pytest \
+	  --numprocesses $(JOBS) $(END_TO_END)
 
 # Bits per byte of the shipped model on held-out stories, beside a public model's.
 eval-model: install-test

@@ -85,7 +85,7 @@ class Server:
 def start(*, maker: str = MAKER, **options: Any) -> Server:
     """A server that is ready. Options are those of the engine and the server."""
     settings = {"port": 0, "model": "scripted", **options}
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.serve.running", json.dumps([maker, settings])]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
