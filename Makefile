@@ -72,7 +72,7 @@ test-wheel: $(DIST)/built
 	rm -rf $(CLEAN)
 	$(PYTHON) -m venv $(CLEAN)
 	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet --only-binary :all: $(DIST)/quire-*.whl \
-	  pytest pytest-timeout pytest-xdist hypothesis httpx openai
+	  pytest pytest-timeout pytest-xdist hypothesis httpx openai safetensors
 	mkdir $(CLEAN)/checkout
 	cp -r pyproject.toml README.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout
 	cd $(CLEAN)/checkout && PATH=$(CURDIR)/$(CLEAN)/bin $(CURDIR)/$(CLEAN)/bin/python -m pytest \

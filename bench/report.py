@@ -60,8 +60,11 @@ def held(row: Row) -> str:
 
 def ratio_of(row: Row) -> str:
     """The median of the rounds' own ratios if it is known, else the ratio of the medians."""
-    ratio = row["times_as_fast"]["median"] if "times_as_fast" in row else advantage(row)
-    return "" if ratio is None else f"{number(ratio)} x"
+    known = row.get(
+        "times_as_fast", {"median": advantage(row)}
+    )  # null: not measured in turns, so not compared
+    ratio = known and known["median"]
+    return f"{number(ratio)} x" if ratio else ""
 
 
 def overview(results: dict[str, dict[str, Any]], names: list[str]) -> str:

@@ -1,8 +1,7 @@
-"""A light HTTP client for streamed completions: sends bytes, notes when each piece arrives.
+"""A light HTTP client for streamed completions that records when each piece arrives.
 
-One asyncio protocol a connection and httptools for the framing; an event costs a few microseconds, so that a
-few hundred streams beside a server on the same machine measure the server and not this client. Knows no
-datasets.
+Each connection is one asyncio protocol, and httptools does the framing. An event costs a few microseconds, so a few
+hundred streams on the server's own machine measure the server rather than this client. Knows no datasets.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What became of one request. Times are seconds; `start` is on the monotonic clock.
+    """The result of one request. Times are in seconds; `start` is on the monotonic clock.
 
     `ttft` runs from sending to the first piece of output, `itls` between pieces, `latency` to the last piece.
-    `output_tokens`, `prompt_tokens` and `cached_tokens` are the server's own counts, None where it gives
-    none. `error` is empty for a request that ran to its end.
+    `output_tokens`, `prompt_tokens` and `cached_tokens` are the server's own counts, None if it reports
+    none. `error` is empty if the request ran to its end.
     """
 
     start: float = 0.0
@@ -84,7 +83,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. `headers` may hold a key, so it is never shown."""
+    """The server to send to. `headers` may hold a key, so they are never shown."""
 
     host: str
     port: int
@@ -120,7 +119,7 @@ class Target:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base_path}"
 
     def head(self, method: str, path: str) -> bytes:
-        """The request line and headers, but for the length of the body."""
+        """The request line and headers, without the length of the body."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.base_path}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
@@ -128,7 +127,7 @@ class Target:
 
 
 class EventStream:
-    """Server-sent events from bytes split anywhere, written into an Outcome."""
+    """Parses server-sent events from bytes split anywhere, and writes them into an Outcome."""
 
     __slots__ = ("_buffer", "_data", "_last", "done", "finished", "outcome", "started")
 
@@ -155,7 +154,7 @@ class EventStream:
                 self._flush(now)
 
     def end(self, now: float) -> None:
-        """The response is complete: judge it."""
+        """Decide whether the complete response is a success."""
         if self._buffer.startswith(b"data:"):
             self._data.append(self._buffer[5:])
         self._flush(now)
@@ -181,7 +180,7 @@ class EventStream:
             if data.strip() == b"[DONE]":
                 self.done = True
             else:
-                outcome.error = outcome.error or f"an event is not what the API promises: {error}"
+                outcome.error = outcome.error or f"an event does not follow the API: {error}"
             return
         if event.error and bytes(event.error) != b"null":
             outcome.error = (
@@ -197,8 +196,8 @@ class EventStream:
                 outcome.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
     def _choice(self, choice: _Choice, now: float) -> None:
-        """Note one piece. As in vLLM's counting, an event with a choice is one even where its text is empty
-        (a special token, or one held back); but an event that only names the role is none."""
+        """Count one piece. As in vLLM, an event with a choice counts even if its text is empty (a special token, or
+        text held back), but an event that only names the role does not."""
         delta = choice.delta
         self.finished |= choice.finish_reason is not None
         text = choice.text if delta is None else delta.content
@@ -217,7 +216,7 @@ class EventStream:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time."""
+    """One connection. It carries one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -251,7 +250,7 @@ class _Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    # --- what asyncio calls
+    # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -265,7 +264,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"the answer is not HTTP: {error}")
+            self._fail(f"the response is not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.finished is None or self.finished.done():
@@ -280,7 +279,7 @@ class _Connection(asyncio.Protocol):
             self.finished.set_exception(ConnectionError(why))
         self.close()
 
-    # --- what httptools calls
+    # --- called by httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._framed |= name.lower() in (b"content-length", b"transfer-encoding")
@@ -304,7 +303,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Client:
-    """Connections to one target, kept alive and used again. Use from one event loop; close when done."""
+    """Keep-alive connections to one target. Use it from one event loop and close it when done."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self.target = target
@@ -312,7 +311,7 @@ class Client:
         self._idle: list[_Connection] = []
 
     async def stream(self, path: str, body: bytes, outcome: Outcome) -> None:
-        """POST `body` and follow the events of the answer; whatever goes wrong is written into `outcome`."""
+        """POST `body` and read the events of the response into `outcome`. Any failure is recorded there too."""
         head = self.target.head("POST", path)
         outcome.start = time.perf_counter()
         try:
@@ -326,13 +325,13 @@ class Client:
                 outcome.error = f"HTTP {connection.status}: {_reason(b''.join(connection.body))}"
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """GET a page: status and body. Raises EngineError where there is no answer."""
+        """GET a page and return its status and body. Raises EngineError if there is no response."""
         try:
             connection = await self._exchange(_message(self.target.head("GET", path), b""), None)
         except (OSError, asyncio.TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise EngineError(
-                f"no answer from {self.target.url}: {why}; is the server running there?"
+                f"no response from {self.target.url}: {why}; is the server running there?"
             ) from error
         return connection.status, b"".join(connection.body)
 
@@ -351,7 +350,7 @@ class Client:
                 raise
             except ConnectionError:
                 if connection.reused and not connection.answered:
-                    continue  # the server had closed this idle connection: no byte of the request was seen
+                    continue  # the server had closed this idle connection before the request
                 raise
             if connection.keep_alive and connection.usable:
                 self._idle.append(connection)
@@ -380,7 +379,7 @@ def _message(head: bytes, body: bytes) -> bytes:
 
 
 def _reason(body: bytes) -> str:
-    """The message of an error body in OpenAI's shape, else its text."""
+    """The message of an error body in OpenAI's format, else its text."""
     text = body[:MAX_ERROR_BODY].decode(errors="replace")
     try:
         found: Any = json.loads(body)

@@ -1,6 +1,6 @@
-"""What a load generator sends: prompts with the lengths of their outputs and, in a trace, their times.
+"""Requests for a load generator: prompts, the lengths of their outputs and, in a trace, their times.
 
-Everything is drawn from the seed, so two runs send the same. Knows no HTTP.
+Everything is drawn from the seed, so two runs send the same requests. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.text.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int32]
 
-# Without a tokenizer the vocabulary is unknown; every one has this many ids.
+# Without a tokenizer the vocabulary is unknown; every vocabulary has at least this many ids.
 SAFE_VOCAB_SIZE = 256
 DEFAULT_OUTPUT_LEN = 256
 CHUNK_SIZES = (512, 256, 128, 64, 32, 16)
@@ -31,43 +31,51 @@ CHUNK_SIZES = (512, 256, 128, 64, 32, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOptions:
-    """What to send. Names are vLLM's, but for the two scales of a trace."""
+    """What to send. Names are vLLM's, except the two scales of a trace."""
 
     dataset_name: Literal["random", "sharegpt", "custom", "prefix_repetition", "timed_trace"] = option(
-        "random", "Where prompts come from."
+        "random", "Source of the prompts."
     )
     dataset_path: str | None = option(None, "File of the dataset: ShareGPT JSON, custom JSONL, or a trace.")
     num_prompts: int = option(1000, "Requests to send.", low=1)
     seed: int = option(0, "Seed of prompts, lengths and arrival times.")
-    tokenizer: str | None = option(None, "Directory of the tokenizer, to count and to make text.")
-    input_len: int | None = option(None, "Prompt tokens, for any dataset that lets one choose.", low=1)
-    output_len: int | None = option(None, "Output tokens, for any dataset that lets one choose.", low=1)
+    tokenizer: str | None = option(
+        None, "Directory of the tokenizer, to count tokens and to decode ids to text."
+    )
+    input_len: int | None = option(None, "Prompt tokens, for datasets in which they can be chosen.", low=1)
+    output_len: int | None = option(None, "Output tokens, for datasets in which they can be chosen.", low=1)
     random_input_len: int = option(1024, "random: tokens of each prompt after the shared prefix.", low=1)
-    random_output_len: int = option(128, "random: tokens to make.", low=1)
+    random_output_len: int = option(128, "random: tokens to generate.", low=1)
     random_range_ratio: str = option(
         "0.0", 'random: lengths vary by this share both ways; a number, or {"input": 0.3, "output": 0.5}.'
     )
-    random_prefix_len: int = option(0, "random: tokens that all prompts share at their start.", low=0)
-    sharegpt_output_len: int | None = option(None, "sharegpt: tokens to make, not the dataset's own.", low=1)
-    custom_output_len: int | None = option(None, "custom: tokens to make, not the dataset's own.", low=1)
+    random_prefix_len: int = option(0, "random: tokens of the prefix that all prompts share.", low=0)
+    sharegpt_output_len: int | None = option(
+        None, "sharegpt: tokens to generate, instead of the dataset's own length.", low=1
+    )
+    custom_output_len: int | None = option(
+        None, "custom: tokens to generate, instead of the dataset's own length.", low=1
+    )
     prefix_repetition_prefix_len: int = option(256, "prefix_repetition: tokens of each prefix.", low=1)
-    prefix_repetition_suffix_len: int = option(256, "prefix_repetition: tokens after it.", low=1)
-    prefix_repetition_num_prefixes: int = option(10, "prefix_repetition: how many prefixes.", low=1)
-    prefix_repetition_output_len: int = option(128, "prefix_repetition: tokens to make.", low=1)
+    prefix_repetition_suffix_len: int = option(256, "prefix_repetition: tokens after the prefix.", low=1)
+    prefix_repetition_num_prefixes: int = option(10, "prefix_repetition: number of prefixes.", low=1)
+    prefix_repetition_output_len: int = option(128, "prefix_repetition: tokens to generate.", low=1)
     timed_trace_chunk_hash_size: int | None = option(
         None,
-        "timed_trace: tokens that one hash id stands for; by default read off the trace (Mooncake: 512).",
+        "timed_trace: tokens per hash id; by default inferred from the trace (Mooncake: 512).",
         low=1,
     )
     timed_trace_sec_multiplier: float = option(
-        0.001, "timed_trace: one unit of its timestamps in seconds.", low=0
+        0.001, "timed_trace: seconds per unit of its timestamps.", low=0
     )
     trace_length_scale: float = option(
-        1.0, "timed_trace: multiplies all lengths, shared parts included.", low=1e-6
+        1.0, "timed_trace: factor for all lengths, shared parts included.", low=1e-6
     )
-    trace_time_scale: float = option(1.0, "timed_trace: multiplies all times; 0.5 is twice as fast.", low=0)
+    trace_time_scale: float = option(
+        1.0, "timed_trace: factor for all times; 0.5 replays twice as fast.", low=0
+    )
     disable_shuffle: bool = option(False, "Keep the dataset's order.")
-    no_oversample: bool = option(False, "Send fewer requests rather than some prompts twice.")
+    no_oversample: bool = option(False, "Send fewer requests instead of repeating prompts.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -75,7 +83,7 @@ class DatasetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request to send. `prompt` is text or token ids; `prompt_len` 0 is unknown; `timestamp` is in
+    """One request to send. `prompt` is text or token ids. `prompt_len` is 0 if unknown. `timestamp` is in
     seconds from the start, or None outside a trace."""
 
     prompt: str | Ids
@@ -85,7 +93,7 @@ class Sample:
 
 
 def load_samples(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
-    """The requests to send, in order. Raises ConfigError where the file is not what it is said to be."""
+    """The requests to send, in order. Raises ConfigError if the file does not match its dataset's format."""
     samples = list(_DATASETS[options.dataset_name](options, tokenizer))
     if not samples:
         raise ConfigError(f"--dataset-path {options.dataset_path} holds no request that can be sent")
@@ -93,14 +101,14 @@ def load_samples(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[S
 
 
 def as_text(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[Sample]:
-    """Prompts of token ids as text that has about the same tokens, for APIs that take text only."""
+    """Decode prompts of token ids to text with about the same tokens, for APIs that only take text."""
     return [s if isinstance(s.prompt, str) else _to_text(s, tokenizer) for s in samples]
 
 
 def ideal_cached_tokens(prompts: Iterable[Sequence[int]]) -> int:
-    """Prompt tokens that an infinite cache would find if each prompt came after all before it were computed.
+    """Prompt tokens that an infinite cache would hit if each prompt arrived after all earlier ones were computed.
 
-    The last token of a prompt always needs computing, so a repeated prompt of n tokens finds n - 1.
+    The last token of a prompt always needs computing, so a repeated prompt of n tokens hits n - 1.
     """
     tree: RadixTree[bool] = RadixTree()
     found = 0
@@ -114,7 +122,7 @@ def ideal_cached_tokens(prompts: Iterable[Sequence[int]]) -> int:
 
 
 def _vocabulary(tokenizer: Tokenizer | None) -> Ids:
-    """Ids to draw from: all but the special ones."""
+    """Ids to draw from: all except special tokens."""
     if tokenizer is None:
         return np.arange(SAFE_VOCAB_SIZE, dtype=np.int32)
     size = tokenizer.vocab_size
@@ -127,7 +135,7 @@ def _draw(vocabulary: Ids, length: int, *seed: int) -> Ids:
 
 
 def _to_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
-    """Decoding and encoding again may give more tokens than before: cut to the length that was wanted."""
+    """Cut to the wanted length: decoding and encoding again can give more tokens."""
     assert not isinstance(sample.prompt, str)
     ids = sample.prompt.tolist()
     text = tokenizer.decode(ids)
@@ -206,7 +214,7 @@ def _count(tokenizer: Tokenizer | None, text: str, special: bool = True) -> int:
 
 
 def _pick(options: DatasetOptions, samples: Iterator[Sample], rng: np.random.Generator) -> Iterator[Sample]:
-    """The first num_prompts; where there are fewer, some again unless that was forbidden."""
+    """The first num_prompts samples. If there are fewer, repeat some, unless --no-oversample forbids it."""
     picked: list[Sample] = []
     for sample in samples:
         picked.append(sample)
@@ -224,7 +232,7 @@ def _shuffled(options: DatasetOptions, texts: Iterator[Text], rng: np.random.Gen
 
 
 def _sharegpt(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
-    """First turn as the prompt, the length of the second as the output's; vLLM's bounds on both."""
+    """The first turn is the prompt, the length of the second the output's. Bounds are vLLM's."""
     path = _path(options)
     rng = np.random.default_rng(options.seed)
     wanted = options.output_len or options.sharegpt_output_len
@@ -250,12 +258,12 @@ def _custom(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sa
 
 
 def _text_sample(text: Text, wanted: int | None, tokenizer: Tokenizer | None) -> Sample:
-    """With the length that is wanted, or said, or the answer's, or 256."""
+    """Output length: the option's, else the row's, else that of its answer, else 256."""
     length = wanted or text.output_len
     if length is None and text.answer is not None:
         if tokenizer is None:
             raise ConfigError(
-                "the lengths of answers are counted by a tokenizer: pass --tokenizer DIR or --output-len N"
+                "counting the tokens of answers needs a tokenizer: pass --tokenizer DIR or --output-len N"
             )
         length = _count(tokenizer, text.answer)
     return Sample(
@@ -270,8 +278,7 @@ def _text_sample(text: Text, wanted: int | None, tokenizer: Tokenizer | None) ->
 
 
 def _timed_trace(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
-    """Mooncake's JSONL, whose hash ids say which prompts share prefixes; Azure's CSV, which has none; or texts
-    with times."""
+    """A trace: Mooncake's JSONL (hash ids mark shared prefixes), Azure's CSV (lengths only), or texts with times."""
     path = _path(options)
     if not is_token_trace(path):
         yield from _timed_texts(path, options, tokenizer)
@@ -294,7 +301,7 @@ def _timed_trace(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterat
 
 def _timed_texts(path: Path, options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
     if options.trace_length_scale != 1:
-        raise ConfigError("--trace-length-scale needs a trace of lengths, this one holds texts")
+        raise ConfigError("--trace-length-scale needs a trace of lengths, but this one holds texts")
     samples = [
         _text_sample(text, options.output_len, tokenizer)
         for text in read_texts(path, options.timed_trace_sec_multiplier)
@@ -311,8 +318,8 @@ def _timed_texts(path: Path, options: DatasetOptions, tokenizer: Tokenizer | Non
 
 
 class _Chunks:
-    """Tokens of prompts from hash ids: the same id is always the same tokens, so what is shared in the trace
-    is shared in the prompts. A chunk that a prompt fills in part is the start of that id's tokens."""
+    """Makes prompts from hash ids. An id always maps to the same tokens, so prompts share what the trace shares. A
+    partly filled chunk is a prefix of its id's tokens."""
 
     def __init__(self, options: DatasetOptions, size: int, vocabulary: Ids) -> None:
         self._seed, self._scale, self._size = options.seed, options.trace_length_scale, size
@@ -335,7 +342,7 @@ class _Chunks:
 
 
 def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[Arrival]) -> int:
-    """Tokens per hash id: what was said, or what fits every line; then each line is checked against it."""
+    """Tokens per hash id: the option's, or the size that fits every line. Every line is checked against it."""
 
     def fits(size: int) -> bool:
         return all(a.hash_ids is None or math.ceil(a.input_len / size) == len(a.hash_ids) for a in arrivals)

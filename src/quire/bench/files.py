@@ -18,7 +18,7 @@ LENGTH_NAMES = ("output_tokens", "output_length", "out_toks", "Output Length")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt; what was answered or how long that was, in tokens, and when it came, in seconds, where known."""
+    """A prompt with its answer or the answer's length in tokens, and its arrival in seconds, as far as known."""
 
     prompt: str
     answer: str | None = None
@@ -38,7 +38,7 @@ class Arrival:
 
 def read_texts(path: Path, unit: float) -> Iterator[Text]:
     """Rows of a JSON array or of JSONL. A row holds either `conversations` (ShareGPT; fewer than two turns are
-    skipped), or a `prompt` (`input`) with an `output`, its length, or neither, or a list of such as `requests`.
+    skipped), or a `prompt` (`input`) with an `output`, its length, or neither, or a list of these as `requests`.
 
     `unit` is one unit of `timestamp` in seconds; `arrival_s` is in seconds. ConfigError names the row.
     """
@@ -49,7 +49,7 @@ def read_texts(path: Path, unit: float) -> Iterator[Text]:
                 if text is not None:
                     yield text
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path}:{number}: not a conversation, nor a prompt: {error}") from error
+            raise ConfigError(f"{path}:{number}: neither a conversation nor a prompt: {error}") from error
 
 
 def _text(row: dict[str, Any], unit: float) -> Text | None:
@@ -75,12 +75,12 @@ def _text(row: dict[str, Any], unit: float) -> Text | None:
 
 def _string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f'"{name}" must be a text')
+        raise ValueError(f'"{name}" must be a string')
     return value
 
 
 def is_token_trace(path: Path) -> bool:
-    """Whether the file says lengths (Azure's CSV, Mooncake's JSONL) and not texts."""
+    """Whether the file holds lengths (Azure's CSV, Mooncake's JSONL) rather than texts."""
     return path.suffix == ".csv" or any("input_length" in row for _, row in _rows(path, 1))
 
 
@@ -129,7 +129,7 @@ def _read(path: Path) -> str:
 
 
 def _rows(path: Path, most: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number from 1, object) of each element of a JSON array, or of each line of JSONL; at most `most`."""
+    """(number from 1, object) for each element of a JSON array or line of JSONL; at most `most`."""
     text = _read(path)
     rows: Iterable[tuple[int, Any]]
     if text.lstrip().startswith("["):

@@ -1,4 +1,4 @@
-"""`quire bench latency`: one batch from start to end, prefill and decode apart, beside the machine's limits."""
+"""`quire bench latency`: times one batch, prefill and decode apart, beside the limits of the machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LatencyOptions:
     """Options of `quire bench latency`; names are vLLM's."""
 
     input_len: int = option(32, "Tokens of each prompt.", low=1)
-    output_len: int = option(128, "Tokens to make.", low=2)
+    output_len: int = option(128, "Tokens to generate.", low=2)
     batch_size: int = option(1, "Sequences in the batch.", low=1)
-    num_iters_warmup: int = option(1, "Runs that do not count.", low=0)
-    num_iters: int = option(5, "Runs that count.", low=1)
-    output_json: str | None = option(None, "File for the figures.")
+    num_iters_warmup: int = option(1, "Warm-up runs.", low=0)
+    num_iters: int = option(5, "Measured runs.", low=1)
+    output_json: str | None = option(None, "Write the figures to this JSON file.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -37,7 +37,7 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
     limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
 
     def once() -> tuple[float, float]:
-        """Seconds until all sequences have their first token, and from then to the end."""
+        """Seconds until every sequence has its first token, and from then to the end."""
         prompts = [_prompt(rng, options.input_len, llm) for _ in range(options.batch_size)]
         params = SamplingParams(
             temperature=0, max_tokens=options.output_len, ignore_eos=True, detokenize=False
@@ -53,7 +53,7 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
 
 
 def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:
-    """Random tokens, so that no prompt shares a prefix with another."""
+    """Random tokens, so that no two prompts share a prefix."""
     return {"prompt_token_ids": [rng.randrange(llm.vocab_size) for _ in range(length)]}
 
 

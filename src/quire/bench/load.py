@@ -1,4 +1,4 @@
-"""When requests are sent, what their bodies say, and sending them. Knows no statistics and no files."""
+"""Sends requests: their bodies, their times, and the limit on concurrency. Knows no statistics and no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The shape of requests: completions or chat, the model's name, and parameters that all share."""
+    """Completions or chat, the model's name, and the parameters that all requests share."""
 
     endpoint: str
     chat: bool
@@ -28,7 +28,7 @@ class Api:
     params: dict[str, Any] = field(default_factory=dict)
 
     def body(self, sample: Sample) -> bytes:
-        """The JSON body that asks for `sample.output_len` tokens as a stream with usage at its end."""
+        """The JSON body: a stream of `sample.output_len` tokens with usage at its end."""
         prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt.tolist()
         body: dict[str, Any] = {"model": self.model}
         if self.chat:
@@ -42,8 +42,8 @@ class Api:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """How requests arrive: `rate` a second with gamma-distributed gaps (burstiness 1: Poisson; less: in
-    bursts; inf: evenly), or with a rate that goes from `start` to `end`."""
+    """The arrival process: `rate` per second with gamma-distributed gaps (burstiness 1: Poisson; less: bursts; inf:
+    even), or a rate that rises from `start` to `end`."""
 
     rate: float = float("inf")
     burstiness: float = 1.0
@@ -68,7 +68,7 @@ class Arrivals:
     def times(self, count: int, rng: np.random.Generator) -> list[float]:
         """Seconds from the start at which each of `count` requests is sent, ascending.
 
-        At a fixed rate they are scaled so that the last is sent at count / rate, whatever the seed.
+        At a fixed rate they are scaled so that the last one is at count / rate, for any seed.
         """
         rates = self._rates(count)
         if np.isinf(rates).any():
@@ -80,7 +80,7 @@ class Arrivals:
         return [float(t) for t in times]
 
     def _rates(self, count: int) -> Any:
-        """Requests a second at each request."""
+        """The rate at each request, per second."""
         if self.ramp_up is None:
             return np.full(count, self.rate)
         assert self.start is not None
@@ -91,8 +91,8 @@ class Arrivals:
 
 @dataclass(slots=True)
 class Sent:
-    """What was measured: outcomes in the order of the samples, seconds from first send to last end, the most
-    that a send was later than planned, and the processor time of this client, in seconds."""
+    """Measurements: outcomes in the order of the samples, seconds from the first send to the last end, the greatest
+    delay of a send, and the CPU time of this client, in seconds."""
 
     outcomes: list[Outcome]
     duration: float
@@ -108,7 +108,7 @@ async def send_all(
     max_concurrency: int | None,
     on_end: Callable[[Outcome], None],
 ) -> Sent:
-    """Send each sample at its time, but never more than `max_concurrency` at once, and wait for all."""
+    """Send each sample at its time, at most `max_concurrency` at once, and wait for all."""
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
     outcomes = [Outcome() for _ in samples]
 

@@ -1,7 +1,7 @@
-"""From the outcomes of requests to vLLM's result keys. Knows no HTTP and no datasets.
+"""Turns outcomes of requests into vLLM's result keys. Knows no HTTP and no datasets.
 
-Definitions: TTFT is sending to first piece; ITL the time between pieces; TPOT (latency - TTFT) / (tokens - 1)
-of a request; E2EL sending to last piece. All as in `vllm bench serve`.
+Definitions are those of `vllm bench serve`: TTFT is the time from sending to the first piece, ITL between pieces, TPOT
+(latency - TTFT) / (tokens - 1) per request, E2EL from sending to the last piece.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
 def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
-    """`["ttft:200 tpot:50"]` (spaces, commas or several) to milliseconds by metric."""
+    """Parse `["ttft:200 tpot:50"]` (spaces, commas or several) into milliseconds by metric."""
     objectives: dict[str, float] = {}
     for pair in " ".join(pairs).replace(",", " ").split():
         name, _, value = pair.partition(":")
@@ -43,7 +43,7 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def parse_percentiles(text: str) -> list[float]:
-    """`"50,99,99.9"`."""
+    """Parse `"50,99,99.9"`."""
     try:
         found = [float(p) for p in text.split(",") if p.strip()]
     except ValueError as error:
@@ -54,7 +54,7 @@ def parse_percentiles(text: str) -> list[float]:
 
 
 def parse_metrics(text: str) -> list[str]:
-    """`"ttft,itl"`."""
+    """Parse `"ttft,itl"`."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in METRICS:
@@ -64,7 +64,7 @@ def parse_metrics(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What to summarise: names out of METRICS, percentiles, and objectives in milliseconds."""
+    """What to summarize: names from METRICS, percentiles, and objectives in milliseconds."""
 
     metrics: list[str]
     percentiles: list[float]
@@ -77,7 +77,7 @@ class Summary:
         output_lens: Sequence[int],
         duration: float,
     ) -> dict[str, Any]:
-        """vLLM's result keys. `output_lens` are the tokens of each outcome; `duration` is in seconds."""
+        """vLLM's result keys. `output_lens` has the tokens of each outcome; `duration` is in seconds."""
         good = [i for i, outcome in enumerate(outcomes) if outcome.ok]
         input_lens = [_prompt_tokens(s, o) for s, o in zip(samples, outcomes, strict=True)]
         done = [(outcomes[i], output_lens[i]) for i in good]
@@ -122,7 +122,7 @@ class Summary:
         return found
 
     def _goodput(self, done: Sequence[tuple[Outcome, int]]) -> int:
-        """Requests that meet every objective; one token has no time per token and meets any (DistServe)."""
+        """Number of requests that meet every objective. A single token has no TPOT and meets any (DistServe)."""
         limits = self.objectives
         return sum(
             all(
@@ -134,12 +134,12 @@ class Summary:
 
 
 def tpot(outcome: Outcome, output_len: int) -> float:
-    """Seconds per output token without the first; 0 for a single token."""
+    """Seconds per output token after the first; 0 for a single token."""
     return (outcome.latency - outcome.ttft) / (output_len - 1) if output_len > 1 else 0.0
 
 
 def observed(done: Sequence[tuple[Outcome, int]]) -> dict[str, list[float]]:
-    """Seconds by metric, over requests that completed."""
+    """Seconds by metric, over completed requests."""
     return {
         "ttft": [o.ttft for o, _ in done],
         "tpot": [tpot(o, n) for o, n in done if n > 1],
@@ -153,7 +153,7 @@ def observed(done: Sequence[tuple[Outcome, int]]) -> dict[str, list[float]]:
 def tokens_by_second(
     starts: Sequence[float], ttfts: Sequence[float], itls: Sequence[list[float]], output_lens: Sequence[int]
 ) -> Any:
-    """Output tokens in each second after the first start. A piece of several tokens counts as several."""
+    """Output tokens in each second from the first start on. A piece of several tokens counts as several."""
     if not starts:
         return np.zeros(1)
     times = [s + t + np.cumsum([0.0, *gaps]) for s, t, gaps in zip(starts, ttfts, itls, strict=True)]
@@ -192,7 +192,7 @@ _SPEC_COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 def spec_counters(scrape: str) -> dict[str, float]:
-    """Counters of speculative decoding in a Prometheus scrape, whatever their prefix."""
+    """Counters of speculative decoding in a Prometheus scrape, with any prefix."""
     found: dict[str, float] = {}
     for line in scrape.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
@@ -203,7 +203,7 @@ def spec_counters(scrape: str) -> dict[str, float]:
 
 
 def spec_result(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """vLLM's spec_decode_* keys for what happened between two scrapes; empty where nothing was drafted."""
+    """vLLM's spec_decode_* keys for the time between two scrapes; empty if nothing was drafted."""
     drafts, tokens, accepted = (after.get(name, 0.0) - before.get(name, 0.0) for name in _SPEC_COUNTERS)
     if drafts <= 0 or tokens <= 0:
         return {}

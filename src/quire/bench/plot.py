@@ -1,4 +1,4 @@
-"""Pictures of a benchmark. matplotlib is an extra, asked for here and nowhere else."""
+"""Plots of a benchmark. Only this module needs matplotlib, an extra."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = ("#2f6fed", "#e0662f", "#14936b", "#8a4fd3")
 
 
 def need_matplotlib() -> Any:
-    """matplotlib's figure module; ConfigError where it is not installed."""
+    """matplotlib's figure module. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -25,9 +25,9 @@ def need_matplotlib() -> Any:
 
 
 def plot_sweep(results: Sequence[dict[str, Any]], load: str, path: Path) -> None:
-    """Median and highest percentile of TTFT and ITL, and output tokens a second, over the load of each result.
+    """Plot the median and highest percentile of TTFT and ITL, and output tokens per second, over the load.
 
-    `load` is "request_rate" or "max_concurrency"; an infinite rate is drawn at the rate that was reached.
+    `load` is "request_rate" or "max_concurrency"; an infinite rate is drawn at the rate reached.
     """
     figure = need_matplotlib().Figure(figsize=(11, 3.8), layout="constrained")
     points = sorted(results, key=lambda r: _load(r, load))
@@ -36,7 +36,7 @@ def plot_sweep(results: Sequence[dict[str, Any]], load: str, path: Path) -> None
     for axes, name, title in zip(
         figure.subplots(1, 3),
         ("ttft", "itl", None),
-        ("Time to first token (ms)", "Inter-token latency (ms)", "Output tokens a second"),
+        ("Time to first token (ms)", "Inter-token latency (ms)", "Output tokens per second"),
         strict=True,
     ):
         if name is None:
@@ -53,7 +53,7 @@ def plot_sweep(results: Sequence[dict[str, Any]], load: str, path: Path) -> None
 
 
 def plot_run(result: dict[str, Any], path: Path) -> None:
-    """One load: the share of requests (of gaps) below a latency, and output tokens in each second."""
+    """Plot one load: the share of requests (or gaps) below a latency, and output tokens in each second."""
     figure = need_matplotlib().Figure(figsize=(11, 3.8), layout="constrained")
     axes = figure.subplots(1, 3)
     done = [i for i, error in enumerate(result["errors"]) if not error]
@@ -74,7 +74,7 @@ def plot_run(result: dict[str, Any], path: Path) -> None:
 
 
 def _spread_keys(result: dict[str, Any], name: str) -> list[str]:
-    """The median and the percentiles that were asked for."""
+    """The median and the requested percentiles."""
     keys = [key for key in result if key.endswith(f"_{name}_ms")]
     return [key for key in keys if key.startswith(("median_", "p"))]
 

@@ -1,7 +1,7 @@
-"""`quire bench quality`: what quantized weights or a quantized KV cache cost, against the same model in float32.
+"""`quire bench quality`: the loss by quantized weights or a quantized KV cache, against the same model in float32.
 
 Both models read the same text in windows, and every next-token distribution is compared: perplexity of each, the
-divergence KL(float32 || configured), and how often the likeliest token is the same.
+divergence KL(float32 || configured), and how often both agree on the likeliest token.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class QualityOptions:
     """Options of `quire bench quality`."""
 
     text: str = option("", "File of UTF-8 text that the model was not trained on.")
-    window: int = option(256, "Tokens that are read at a time, each seeing those before it.", low=2)
-    max_tokens: int = option(8192, "Tokens of the text to read.", low=2)
-    output_json: str | None = option(None, "File for the figures.")
+    window: int = option(256, "Tokens of a window; each token sees those before it.", low=2)
+    max_tokens: int = option(8192, "Most tokens of the text to read.", low=2)
+    output_json: str | None = option(None, "Write the figures to this JSON file.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -71,7 +71,7 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
 
 
 def compare(base: Executable, own: Executable, tokens: Array, window: int) -> Divergence:
-    """Both models over `tokens` [T], in windows that do not see each other."""
+    """Run both models over `tokens` [T], in windows that do not see each other."""
     base_nll = own_nll = 0.0
     divergences, agreed = [], 0
     for step, targets in _windows(tokens, window):
@@ -85,7 +85,7 @@ def compare(base: Executable, own: Executable, tokens: Array, window: int) -> Di
 
 
 def _windows(tokens: Array, window: int) -> Iterator[tuple[ModelInput, Array]]:
-    """Steps over one sequence that begins anew each time, and the tokens that their rows should foretell."""
+    """One step per window, and the tokens that its rows should predict."""
     for start in range(0, len(tokens) - 1, window):
         inputs = np.ascontiguousarray(tokens[start : start + window][: len(tokens) - 1 - start])
         count = len(inputs)
@@ -104,7 +104,7 @@ def _log_softmax(logits_LV: FloatArray) -> Array:
 
 
 def _reader(config: EngineConfig, window: int) -> Executable:
-    """The configured model, ready to read a window in one step and give all its logits; the cache is one block."""
+    """The configured model, compiled to compute a window in one step with all its logits. The cache is one block."""
     info, loader = find_source(config.model)
     backend = make_backend(config.device, info)
     model = loader(backend, True)
@@ -119,13 +119,13 @@ def _tokens(config: EngineConfig, options: QualityOptions) -> Array:
     path = Path(options.text)
     try:
         if path.stat().st_size > MAX_TEXT:
-            raise ConfigError(f"--text {path} is larger than {MAX_TEXT} bytes; give a part of it")
+            raise ConfigError(f"--text {path} is larger than {MAX_TEXT} bytes; pass a part of it")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--text {path} cannot be read: {error}") from error
     tokens = load_tokenizer(config.model).encode(text)[: options.max_tokens]
     if len(tokens) < 2:
-        raise ConfigError(f"--text {path} is too short: it has {len(tokens)} tokens")
+        raise ConfigError(f"--text {path} is too short: {len(tokens)} tokens")
     return np.array(tokens, np.int32)
 
 

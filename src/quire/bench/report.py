@@ -1,4 +1,4 @@
-"""Figures of a benchmark, printed beside the limit of the machine that was measured in the same run."""
+"""Prints the figures of a benchmark beside the limits of the machine, measured in the same run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Report:
-    """Rows in order; `show` prints them and, where a file is named, writes them as JSON by key."""
+    """Rows in order. `show` prints them and, if a file is named, writes them as JSON by key."""
 
     title: str
     figures: list[Figure] = field(default_factory=list)

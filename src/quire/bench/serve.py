@@ -1,4 +1,4 @@
-"""`quire bench serve`: load on any OpenAI-compatible server; latency and throughput with vLLM's options and keys."""
+"""`quire bench serve`: loads any OpenAI-compatible server; options and result keys are those of vLLM."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ class ServeOptions(DatasetOptions):
     backend: Literal["openai", "openai-chat", "vllm"] = option(
         "openai", "API: completions (openai, vllm) or chat."
     )
-    base_url: str | None = option(None, "Where the server is; overrides host and port.")
+    base_url: str | None = option(None, "URL of the server; overrides host and port.")
     host: str = option("127.0.0.1", "The server's host.")
     port: int = option(8000, "The server's port.", low=1, high=65535)
-    endpoint: str | None = option(None, "Path; by default the backend's.")
-    model: str | None = option(None, "Name of the model; by default the first that the server lists.")
-    served_model_name: str | None = option(None, "Name to ask for, where --model is a directory.")
-    api_key: str | None = option(None, "Key to send; better in a file.")
-    api_key_file: str | None = option(None, "File that holds the key.")
-    header: tuple[str, ...] = option((), "Header to send, NAME=VALUE; may be repeated.")
-    insecure: bool = option(False, "Accept any certificate.")
-    request_rate: float = option(float("inf"), "Requests a second; inf sends all at once.")
-    burstiness: float = option(1.0, "1 is Poisson, less comes in bursts, more is even.")
+    endpoint: str | None = option(None, "Path of the endpoint; default is the backend's.")
+    model: str | None = option(None, "Name of the model; default is the first that the server lists.")
+    served_model_name: str | None = option(None, "Name to request, if --model is a directory.")
+    api_key: str | None = option(None, "API key; a file is safer.")
+    api_key_file: str | None = option(None, "File with the API key.")
+    header: tuple[str, ...] = option((), "Extra header, NAME=VALUE; repeat for several.")
+    insecure: bool = option(False, "Do not verify the TLS certificate.")
+    request_rate: float = option(float("inf"), "Requests per second; inf sends all at once.")
+    burstiness: float = option(1.0, "1 is Poisson, less is burstier, more is more even.")
     max_concurrency: int | None = option(None, "Most requests in flight.", low=1)
     ramp_up_strategy: Literal["linear", "exponential"] | None = option(None, "How the rate grows.")
     ramp_up_start_rps: float | None = option(None, "Rate at the start.")
     ramp_up_end_rps: float | None = option(None, "Rate at the end.")
     self_timed: bool | None = option(None, "Send at the dataset's times; on by default for timed_trace.")
-    num_warmups: int = option(0, "Requests before that do not count.", low=0)
-    ignore_eos: bool = option(False, "Ask for exactly the wanted number of tokens.")
+    num_warmups: int = option(0, "Warm-up requests.", low=0)
+    ignore_eos: bool = option(False, "Generate exactly the wanted number of tokens.")
     temperature: float | None = option(None, "Sampling parameter.")
     top_p: float | None = option(None, "Sampling parameter.")
     top_k: int | None = option(None, "Sampling parameter.")
@@ -75,23 +75,25 @@ class ServeOptions(DatasetOptions):
     frequency_penalty: float | None = option(None, "Sampling parameter.")
     presence_penalty: float | None = option(None, "Sampling parameter.")
     repetition_penalty: float | None = option(None, "Sampling parameter.")
-    logprobs: int | None = option(None, "Log probabilities to ask for, per token.", low=0)
-    extra_body: str | None = option(None, "JSON object that is added to each request.")
+    logprobs: int | None = option(None, "Log probabilities to request per token.", low=0)
+    extra_body: str | None = option(None, "JSON object to merge into each request.")
     goodput: tuple[str, ...] = option((), 'Objectives in ms, like "ttft:200 tpot:50 e2el:5000".')
     percentile_metrics: str | None = option(None, "Metrics to report; default ttft,tpot,itl,e2el.")
-    metric_percentiles: str = option("99", "Percentiles to report, with commas.")
-    sweep: str | None = option(None, "Measure once for each of these loads, like 1,2,4,inf.")
-    sweep_over: Literal["request-rate", "max-concurrency"] = option("request-rate", "What the sweep changes.")
-    plot: str | None = option(None, "Picture to draw: latency over load, or with no sweep over time.")
+    metric_percentiles: str = option("99", "Percentiles to report, separated by commas.")
+    sweep: str | None = option(None, "Measure at each of these loads, like 1,2,4,inf.")
+    sweep_over: Literal["request-rate", "max-concurrency"] = option(
+        "request-rate", "The option that the sweep varies."
+    )
+    plot: str | None = option(None, "Plot to write: latency over load with a sweep, else over time.")
     save_result: bool = option(False, "Write the result as JSON.")
-    save_detailed: bool = option(False, "With each request's own figures.")
-    append_result: bool = option(False, "Add the result to the file as one more line.")
-    result_dir: str | None = option(None, "Directory of the result.")
-    result_filename: str | None = option(None, "Name of the result's file.")
+    save_detailed: bool = option(False, "Include the figures of each request.")
+    append_result: bool = option(False, "Append the result to the file as one line.")
+    result_dir: str | None = option(None, "Directory of the result file.")
+    result_filename: str | None = option(None, "Name of the result file.")
     label: str | None = option(None, "Label of the result; default is the backend.")
-    metadata: tuple[str, ...] = option((), "NAME=VALUE kept in the result; may be repeated.")
-    ready_check_timeout_sec: int = option(0, "Wait so long for the server; 0 does not wait.", low=0)
-    request_timeout_sec: float = option(21600.0, "A request that takes longer has failed.", low=0.001)
+    metadata: tuple[str, ...] = option((), "NAME=VALUE to keep in the result; repeat for several.")
+    ready_check_timeout_sec: int = option(0, "Seconds to wait for the server; 0 does not wait.", low=0)
+    request_timeout_sec: float = option(21600.0, "Seconds after which a request counts as failed.", low=0.001)
     disable_tqdm: bool = option(False, "Show no progress.")
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class ServeOptions(DatasetOptions):
         return self.dataset_name == "timed_trace" if self.self_timed is None else self.self_timed
 
     def target(self) -> Target:
-        """Where the server is, with the headers to send."""
+        """The server and the headers to send."""
         headers = _pairs(self.header, "header")
         key = self.api_key
         if self.api_key_file is not None:
@@ -154,13 +156,13 @@ class ServeOptions(DatasetOptions):
         return Summary(metrics, parse_percentiles(self.metric_percentiles), parse_goodput(self.goodput))
 
     def loads(self) -> list[ServeOptions]:
-        """These options once for each load of the sweep, each with a seed of its own, so that made-up prompts
-        are new to the server's cache; without a sweep, just these."""
+        """These options once per load of the sweep, each with its own seed, so that synthetic prompts are new to the
+        server's cache. Without a sweep, only these."""
         if self.sweep is None:
             return [self]
         if self.timed and self.sweep_over == "request-rate":
             raise ConfigError(
-                "a timed trace has its own rate: use --sweep-over max-concurrency or --no-self-timed"
+                "a timed trace sets the rate: use --sweep-over max-concurrency or --no-self-timed"
             )
         try:
             values = [float(v) for v in self.sweep.split(",") if v.strip()]
@@ -170,7 +172,7 @@ class ServeOptions(DatasetOptions):
             else:
                 changes = [{"request_rate": v} for v in values]
         except (ValueError, OverflowError) as error:
-            raise ConfigError(f"--sweep must be numbers with commas, got {self.sweep!r}") from error
+            raise ConfigError(f"--sweep must be numbers separated by commas, got {self.sweep!r}") from error
         if not changes:
             raise ConfigError("--sweep is empty")
         return [replace(self, sweep=None, seed=self.seed + i, **change) for i, change in enumerate(changes)]
@@ -206,7 +208,7 @@ async def _measure_all(options: ServeOptions) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What the server says about its model; `root` is where its files are, on the server's machine."""
+    """The server's model; `root` is the path of its files on the server's machine."""
 
     name: str
     root: str | None
@@ -214,7 +216,7 @@ class _Served:
 
 
 async def _served(client: Client, options: ServeOptions) -> _Served:
-    """The model to ask for, as the server lists it, once the server is there."""
+    """Wait for the server, and return the model to request, as the server lists it."""
     end = time.monotonic() + options.ready_check_timeout_sec
     while True:
         try:
@@ -245,7 +247,7 @@ async def _served(client: Client, options: ServeOptions) -> _Served:
 
 
 class _Run:
-    """One load on one server."""
+    """Measures one load on one server."""
 
     def __init__(self, options: ServeOptions, client: Client, served: _Served) -> None:
         self.options, self.client, self.served = options, client, served
@@ -255,7 +257,7 @@ class _Run:
         if self.api.chat and self.tokenizer is not None:
             self.samples = as_text(self.samples, self.tokenizer)
         elif self.api.chat and not all(isinstance(s.prompt, str) for s in self.samples):
-            raise ConfigError("chat takes text, and these prompts are token ids: pass --tokenizer DIR")
+            raise ConfigError("chat takes text, but these prompts are token ids: pass --tokenizer DIR")
         self.notes: list[str] = []
 
     async def measure(self) -> dict[str, Any]:
@@ -263,7 +265,7 @@ class _Run:
         longest = max(s.prompt_len + s.output_len for s in samples)
         if self.served.max_model_len and longest > self.served.max_model_len:
             self.notes.append(
-                f"the longest request has {longest} tokens, the server takes {self.served.max_model_len}"
+                f"the longest request has {longest} tokens, but the server takes {self.served.max_model_len}"
                 + (": try --trace-length-scale" if options.dataset_name == "timed_trace" else "")
             )
         for _ in range(options.num_warmups):
@@ -274,7 +276,7 @@ class _Run:
         if options.timed and all(s.timestamp is not None for s in samples):
             times = [s.timestamp or 0.0 for s in samples]
         elif options.timed:
-            raise ConfigError(f"--self-timed needs a dataset with times, {options.dataset_name} has none")
+            raise ConfigError(f"--self-timed needs a dataset with times, but {options.dataset_name} has none")
         else:
             times = options.arrivals().times(len(samples), np.random.default_rng([options.seed, 1]))
         before = await self._counters()
@@ -328,7 +330,7 @@ class _Run:
         return result
 
     def _output_len(self, outcome: Outcome) -> int:
-        """The server's count; else the tokenizer's; else one a piece."""
+        """The server's count, else the tokenizer's, else one per piece."""
         if not outcome.ok:
             return 0
         if outcome.output_tokens is not None:
@@ -338,8 +340,8 @@ class _Run:
         return len(outcome.itls) + 1
 
     def _prefix_cache(self, samples: list[Sample], outcomes: list[Outcome], total_in: int) -> dict[str, Any]:
-        """Cached prompt tokens as the server counts them, and the share that an infinite cache would find among
-        the requests that completed, which is known where prompts were made of ids."""
+        """Cached prompt tokens as the server counts them, and the share that an infinite cache would hit among the
+        completed requests, known only for prompts of ids."""
         done = [(s, o) for s, o in zip(samples, outcomes, strict=True) if o.ok]
         cached = [o.cached_tokens for _, o in done if o.cached_tokens is not None]
         prompts = [s.prompt.tolist() for s, _ in done if not isinstance(s.prompt, str)]
@@ -357,20 +359,20 @@ class _Run:
         short = sum(n != s.output_len for s, _, n in good)
         if self.options.ignore_eos and short:
             self.notes.append(
-                f"{short} requests did not make the wanted number of tokens, though EOS was ignored"
+                f"{short} requests generated fewer tokens than wanted, although EOS was ignored"
             )
         if any(o.output_tokens is None for _, o, _ in good):
             counted = "the tokenizer" if self.tokenizer else "the pieces of the stream"
-            self.notes.append(f"the server reports no usage: output tokens are counted by {counted}")
+            self.notes.append(f"the server reports no usage: output tokens were counted by {counted}")
         if sent.lag > LATE:
             self.notes.append(
-                f"this client sent up to {sent.lag * 1e3:.0f} ms late: the true load was less even"
+                f"this client sent up to {sent.lag * 1e3:.0f} ms late: the load was less even than asked"
             )
         if sent.cpu > 0.9 * sent.duration:
-            self.notes.append("this client used a whole core: latencies may be its own")
+            self.notes.append("this client used a whole core: some of the latency may be its own")
 
     async def _counters(self) -> dict[str, float]:
-        """Counters of speculative decoding, where the server has metrics at all."""
+        """Counters of speculative decoding, if the server has metrics."""
         status, body = await self.client.get("/metrics")
         return spec_counters(body.decode(errors="replace")) if status == 200 else {}
 
@@ -414,7 +416,7 @@ def _table(options: ServeOptions, result: dict[str, Any]) -> Table:
 
 
 def _latencies(options: ServeOptions, result: dict[str, Any]) -> Table:
-    """A line for each metric, a column for each statistic; milliseconds."""
+    """One line per metric, one column per statistic, in milliseconds."""
     names = options.summary().metrics
     words = [key.split("_", 1)[0] for key in result if names and key.endswith(f"_{names[0]}_ms")]
     table = Table("ms", *words)
@@ -426,7 +428,7 @@ def _latencies(options: ServeOptions, result: dict[str, Any]) -> Table:
 
 
 def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:
-    """One JSON object; of a sweep, one a line, as with --append-result."""
+    """Write one JSON object, or one per line for a sweep or --append-result."""
     first = results[0]
     rate = "sweep" if options.sweep else f"{first['request_rate']}qps"
     limit = f"-concurrency{options.max_concurrency}" if options.max_concurrency else ""
@@ -447,7 +449,7 @@ def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:
 
 
 def _tokenizer(options: ServeOptions, served: _Served) -> Tokenizer | None:
-    """The named tokenizer, else the served model's own where its directory is on this machine."""
+    """The named tokenizer, else the served model's, if its directory is on this machine."""
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
     for place in (options.model, served.root):
@@ -477,7 +479,7 @@ def _json_object(text: str | None) -> dict[str, Any]:
 
 
 def _allow_many_connections() -> None:
-    """Each stream is a file: raise this process' soft limit to the hard one."""
+    """Raise the soft limit on open files to the hard one: each stream is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

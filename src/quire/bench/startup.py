@@ -1,6 +1,6 @@
-"""`quire bench startup`: from starting the process to its first token, with the model's files on disk or in memory.
+"""`quire bench startup`: time from process start to first token, with the model's files on disk or in memory.
 
-Each iteration starts the real command line in a new process and waits for its first byte of new text.
+Each iteration runs the real command line in a new process and waits for its first byte of new text.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ COLD_ENOUGH = 0.05
 class StartupOptions:
     """Options of `quire bench startup`; names are vLLM's."""
 
-    num_iters_cold: int = option(3, "Starts with the model's files dropped from the page cache.", low=0)
-    num_iters_warmup: int = option(1, "Starts before the warm ones, which do not count.", low=0)
-    num_iters_warm: int = option(3, "Starts with the model's files in the page cache.", low=1)
-    prompt: str = option("Once upon a time", "What the first token continues.")
-    timeout: float = option(600.0, "Seconds after which a start has failed.", low=1)
-    output_json: str | None = option(None, "File for the figures.")
+    num_iters_cold: int = option(3, "Cold starts, with the model's files dropped from the page cache.", low=0)
+    num_iters_warmup: int = option(1, "Warm-up starts before the warm ones.", low=0)
+    num_iters_warm: int = option(3, "Warm starts, with the model's files in the page cache.", low=1)
+    prompt: str = option("Once upon a time", "Prompt for the first token.")
+    timeout: float = option(600.0, "Seconds after which a start counts as failed.", low=1)
+    output_json: str | None = option(None, "Write the figures to this JSON file.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -51,7 +51,7 @@ class StartupOptions:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start, in seconds from the process' start: the engine ready (its prompt is shown), the first token."""
+    """One start, in seconds from process start: the engine ready (it prints the prompt), the first token."""
 
     ready: float
     first_token: float
@@ -80,7 +80,7 @@ def run(config: EngineConfig, options: StartupOptions) -> None:
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """The command line that gives `config`: a flag for each field that is not at its default."""
+    """The command line for `config`: a flag for each field that differs from its default."""
     flags = ["--seed", str(config.seed)] if config.seed else []
     for name, section in SECTIONS.items():
         given = asdict(getattr(config, name))
@@ -97,7 +97,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
 
 
 def measure_start(command: list[str], prompt_bytes: int, timeout: float) -> Start:
-    """Run `command`, which prints the prompt when it is ready and then one token. Raises EngineError."""
+    """Run `command`, which prints the prompt once it is ready, then one token. Raises EngineError if it fails."""
     with tempfile.TemporaryFile() as stderr:
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
@@ -121,12 +121,12 @@ def measure_start(command: list[str], prompt_bytes: int, timeout: float) -> Star
         if status != 0 or not first:
             stderr.seek(0)
             said = stderr.read().decode(errors="replace").strip()[-2000:]
-            raise EngineError(f"the start ended with status {status} and no token: {said}")
+            raise EngineError(f"the process ended with status {status} before the first token: {said}")
     return Start(ready, first)
 
 
 def _read(descriptor: int, end: float) -> bytes:
-    """What has been written, at least one byte; empty at the end. EngineError at the time `end`."""
+    """The bytes written so far, at least one; empty at end of file. EngineError at the time `end`."""
     ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.perf_counter()))
     if not ready:
         raise EngineError("the start took longer than --timeout")
@@ -136,19 +136,19 @@ def _read(descriptor: int, end: float) -> bytes:
 def _cold_starts(
     directory: Path, count: int, start: Callable[[], Start], notes: list[str]
 ) -> Iterator[Start]:
-    """Starts, each after dropping the model's files from the page cache; says so where that did not work."""
+    """Cold starts: drop the model's files from the page cache before each, and note if that failed."""
     kept: list[float | None] = []
     for _ in range(count):
         drop_cached(directory)
         kept.append(cached_share(directory))
         yield start()
     if any(k is None for k in kept):
-        notes.append("cold: this system does not tell whether the model's files left the page cache")
+        notes.append("cold: this system does not report whether the model's files left the page cache")
     elif count and max(k or 0.0 for k in kept) > COLD_ENOUGH:
         most = max(k or 0.0 for k in kept)
         notes.append(f"cold is not cold: {most:.0%} of the model's files stayed in the page cache")
     elif count:
-        notes.append("cold: the model's files were dropped from the page cache, Python's own were not")
+        notes.append("cold: the model's files were dropped from the page cache, but Python's were not")
 
 
 def _files(directory: Path) -> list[Path]:
@@ -156,7 +156,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def drop_cached(directory: Path) -> None:
-    """Ask the kernel to forget the pages of all files below `directory`; it may, for files that none has mapped."""
+    """Ask the kernel to drop the pages of the files below `directory`; it keeps those of mapped files."""
     for path in _files(directory):
         with path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):
@@ -164,7 +164,7 @@ def drop_cached(directory: Path) -> None:
 
 
 def cached_share(directory: Path) -> float | None:
-    """The share of the files' pages that are in memory, by probing; None where the system does not tell."""
+    """The share of the files' pages in memory, by probing; None if the system does not report it."""
     found = probes = 0
     for path in _files(directory):
         size = path.stat().st_size
@@ -183,7 +183,7 @@ def cached_share(directory: Path) -> float | None:
 
 
 def results(cold: list[Start], warm: list[Start], phases: dict[str, float]) -> dict[str, Any]:
-    """vLLM's keys, with a start's end being its first token; `phases` are the engine's own, seconds each."""
+    """vLLM's keys. A start ends with its first token; `phases` are the engine's own, in seconds."""
     found: dict[str, Any] = {}
     for name, starts in (("cold", cold), ("warm", warm)):
         if not starts:

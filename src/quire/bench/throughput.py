@@ -1,4 +1,4 @@
-"""`quire bench throughput`: many requests at once, offline: requests and tokens per second."""
+"""`quire bench throughput`: requests and tokens per second of many requests at once, offline."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ from quire.params import SamplingParams
 class ThroughputOptions:
     """Options of `quire bench throughput`; names are vLLM's."""
 
-    num_prompts: int = option(32, "Requests.", low=1)
+    num_prompts: int = option(32, "Number of requests.", low=1)
     input_len: int = option(128, "Tokens of each random prompt.", low=1)
     output_len: int = option(
-        128, "Tokens to make for each; with a dataset, its own lengths are cut to this.", low=1
+        128, "Tokens to generate per request; lengths of a dataset are cut to this.", low=1
     )
-    prefix_len: int = option(0, "Tokens that all random prompts share at their start.", low=0)
-    dataset_path: str | None = option(
-        None, "JSON file of conversations in ShareGPT's form, instead of random prompts."
-    )
+    prefix_len: int = option(0, "Tokens of the prefix that all random prompts share.", low=0)
+    dataset_path: str | None = option(None, "ShareGPT JSON file of conversations, instead of random prompts.")
     num_iters: int = option(3, "Runs.", low=1)
-    output_json: str | None = option(None, "File for the figures.")
+    output_json: str | None = option(None, "Write the figures to this JSON file.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -47,7 +45,7 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
     llm = LLM.from_config(config)
     limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
     rng = random.Random(config.seed)
-    llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # touch the weights once
+    llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # page in the weights
     seconds, jobs = [], []
     for _ in range(options.num_iters):
         jobs = _dataset_jobs(llm, options, rng) if options.dataset_path else _random_jobs(llm, options, rng)
@@ -91,7 +89,7 @@ def _random_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> li
 
 
 def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> list[Job]:
-    """First turn as the prompt, the length of the second as the output's, as vLLM reads ShareGPT."""
+    """The first turn is the prompt, the length of the second the output's, as vLLM reads ShareGPT."""
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     assert options.dataset_path is not None
