@@ -18,7 +18,7 @@ class StepRows:
 
     def __init__(self, executable: Executable, first: Logits, total: int, max_rows: int) -> None:
         self._executable = executable
-        self._piece, self._begin = first, 0
+        self._piece, self._begin, self._end = first, 0, len(first)
         self._total, self._max_rows = total, max_rows
         self._hidden: FloatArray | None = None
 
@@ -27,14 +27,14 @@ class StepRows:
 
         A piece is valid until the next one is computed.
         """
-        start = 0
-        while start < len(rows):
+        start, count = 0, len(rows)
+        while start < count:
             first = rows[start]
-            if not self._begin <= first < self._begin + len(self._piece):
-                stop = min(first + self._max_rows, self._total)
-                self._piece, self._begin = self._executable.logits(first, stop), first
-            stop = bisect_left(rows, self._begin + len(self._piece), start)
-            yield slice(start, stop), self._some(rows[start:stop])
+            if not self._begin <= first < self._end:
+                self._begin, self._end = first, min(first + self._max_rows, self._total)
+                self._piece = self._executable.logits(self._begin, self._end)
+            stop = count if rows[-1] < self._end else bisect_left(rows, self._end, start)
+            yield slice(start, stop), self._some(rows, start, stop)
             start = stop
 
     def hidden(self, start: int, stop: int) -> FloatArray:
@@ -43,8 +43,11 @@ class StepRows:
             self._hidden = self._executable.hidden()
         return self._hidden[start:stop]
 
-    def _some(self, rows: range | list[int]) -> Logits:
-        first, last = rows[0] - self._begin, rows[-1] - self._begin
-        if last - first + 1 > len(rows):
-            return self._piece[[row - self._begin for row in rows]]
-        return self._piece if last - first + 1 == len(self._piece) else self._piece[first : last + 1]
+    def _some(self, rows: range | list[int], start: int, stop: int) -> Logits:
+        """Of rows[start:stop], which the piece covers."""
+        begin, end = rows[start], rows[stop - 1] + 1
+        if begin == self._begin and end == self._end and stop - start == end - begin:
+            return self._piece
+        if stop - start == end - begin:
+            return self._piece[begin - self._begin : end - self._begin]
+        return self._piece[[row - self._begin for row in rows[start:stop]]]

@@ -70,8 +70,8 @@ class Runner:
 
     def _compute(self, step: Layout, output: StepOutput) -> None:
         rows: list[int] = []
-        firsts = []
         greedy = True
+        firsts = []
         for part in self.parts:
             firsts.append(len(rows))
             rows += part.rows(step)
@@ -80,8 +80,8 @@ class Runner:
         result = StepRows(self._executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self.parts, firsts, strict=True):
             part.take(result, first, output)
-        for slot, tokens in output.tokens.items():
-            self._sampled[slot] = tuple(tokens)  # the output's own list belongs to its reader
+        # Tuples, since the output's own lists belong to its reader.
+        self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
         if output.errors or self._failed:
             self._fail(step, output)
 

@@ -18,6 +18,8 @@ from quire.runtime.slots.masks import MAX_SECONDS, NUM_THREADS, Constraint, Mask
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
 from quire.types import NewSeq, StepOutput
 
+NOTHING = Draws()
+
 
 class GrammarPart:
     """Keeps a grammar's state per slot, and samples its sequences through `sampling` with masks.
@@ -38,7 +40,7 @@ class GrammarPart:
         self._compiler = compiler
         self._jump_forward = jump_forward
         self._constraints: dict[int, Constraint] = {}
-        self._draws = Draws()
+        self._draws = NOTHING
         self._drafts: Mapping[int, list[int]] = {}
         self._threads = ThreadPoolExecutor(NUM_THREADS, "masks")
 
@@ -73,8 +75,8 @@ class GrammarPart:
     def rows(self, step: Layout) -> list[int]:
         """Has the masks made of all constrained sequences that lack one, those that are not sampled yet included."""
         if not self._constraints:
-            self._draws = Draws()
-            return self._draws.rows
+            self._draws = NOTHING
+            return NOTHING.rows
         self._draws = draws_of(step, self._constraints)
         self._drafts = {seq.slot: seq.draft for seq in step.seqs if seq.draft}
         todo = []

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.devices.protocol import IntArray
 from quire.devices.sampling import NOT_DRAWN, Sampler, Samples, SlotSampling, TokenMask, takes_largest
@@ -39,12 +40,9 @@ class Draws:
             {new: self.drafts[old] for new, old in enumerate(places) if old in self.drafts},
         )
 
-    def drafts_of(self, part: slice) -> IntArray | None:
-        """The drafts of some rows as the sampler takes them; None if the step has none."""
-        if not self.drafts:
-            return None
-        drafts = [self.drafts.get(i, NOT_DRAWN) for i in range(part.start, part.stop)]
-        return np.array(drafts, np.int32)
+    def drafts_of(self, start: int, stop: int) -> IntArray:
+        """The drafts of rows start..stop-1 as the sampler takes them."""
+        return np.array([self.drafts.get(i, NOT_DRAWN) for i in range(start, stop)], np.int32)
 
 
 def draws_of(step: Layout, slots: Container[int]) -> Draws:
@@ -136,6 +134,24 @@ class SamplingPart:
         """
         slots_L = np.array(draws.slots, np.int32)
         positions_L = np.array(draws.positions, np.int64)
+        if draws.drafts:
+            self._draw_drafts(draws, rows, numbers, output, slots_L, positions_L, masks_LW)
+            return
+        for part, logits in rows.logits(numbers):
+            masks = None if masks_LW is None else masks_LW[part]
+            samples = self.sampler.sample(logits, slots_L[part], positions_L[part], None, masks)
+            _add(samples, draws.slots[part], output)
+
+    def _draw_drafts(
+        self,
+        draws: Draws,
+        rows: StepRows,
+        numbers: range | list[int],
+        output: StepOutput,
+        slots_L: IntArray,
+        positions_L: NDArray[np.int64],
+        masks_LW: TokenMask | None,
+    ) -> None:
         slot, goes_on = (
             NOT_DRAWN,
             False,
@@ -146,18 +162,15 @@ class SamplingPart:
                 start += 1
             if start == stop:
                 continue
-            drafts_L = draws.drafts_of(slice(start, stop))
+            rest, drafts_L = slice(start, stop), draws.drafts_of(start, stop)
             samples = self.sampler.sample(
                 logits if start == part.start else logits[start - part.start :],
-                slots_L[start:stop],
-                positions_L[start:stop],
+                slots_L[rest],
+                positions_L[rest],
                 drafts_L,
-                None if masks_LW is None else masks_LW[start:stop],
+                None if masks_LW is None else masks_LW[rest],
             )
-            if drafts_L is None:
-                _add(samples, draws.slots[start:stop], output)
-                continue
-            _add_accepted(samples, draws.slots[start:stop], output)
+            _add_accepted(samples, draws.slots[rest], output)
             last = int(samples.tokens[-1])
             slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == int(drafts_L[-1])
 
