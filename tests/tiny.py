@@ -172,6 +172,156 @@ OTHERS: dict[str, dict[str, Any]] = {
         "topk_method": "group_limited_greedy",
     },
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+GROUPED = {
+    **EXPERTS,
+    "num_experts": None,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+SHARED = {"shared_expert_intermediate_size": 40}
+MLA = {
+    key: FAMILIES["deepseek_v3"][key]
+    for key in ("num_key_value_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+} | {"v_head_dim": 10, "head_dim": None}
+OTHERS |= {
+    name: {"architectures": [f"{architecture}ForCausalLM"], **changes}
+    for name, architecture, changes in (
+        ("cwm", "Cwm", {**SLIDING, "rope_theta": None}),
+        ("seed_oss", "SeedOss", {}),
+        ("helium", "Helium", {"head_dim": 12}),
+        ("arcee", "Arcee", {"hidden_act": "relu2"}),
+        ("jais2", "Jais2", {**LAYER, "hidden_act": "relu2"}),
+        ("nemotron", "Nemotron", {"rms_norm_eps": None, "hidden_act": "relu2", "norm_eps": 1e-5}),
+        ("bitnet", "BitNet", {"hidden_act": "relu2"}),
+        ("nanochat", "NanoChat", {"hidden_act": "relu2"}),
+        ("apertus", "Apertus", {"hidden_act": "xielu", "rope_theta": 12e6}),
+        ("internlm3", "InternLM3", {"qkv_bias": True}),
+        ("iquestcoder", "IQuestCoder", {}),
+        ("hunyuan_v1_dense", "HunYuanDenseV1", {}),
+        ("hunyuan_v1_moe", "HunYuanMoEV1", {"num_experts": 6, "moe_topk": 2}),
+        ("hy_v3", "HYV3", EXPERTS),
+        ("ernie4_5", "Ernie4_5", {}),
+        (
+            "ernie4_5_moe",
+            "Ernie4_5_Moe",
+            {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32},
+        ),
+        ("granite_swa", "GraniteSWA", {**SLIDING, "layer_rope_theta": [100, 0, 1000], "logits_scaling": 0.9}),
+        ("granitemoe", "GraniteMoe", LOCAL),
+        ("granitemoeshared", "GraniteMoeShared", {**LOCAL, "shared_intermediate_size": 40}),
+        ("granitemoe_swa", "GraniteMoeSWA", {**LOCAL, **SLIDING}),
+        ("hyperclovax", "HyperCLOVAX", {"residual_multiplier": 0.6}),
+        (
+            "ministral3",
+            "Ministral3",
+            {
+                "rope_theta": None,
+                "rope_parameters": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                    "llama_4_scaling_beta": 0.2,
+                },
+            },
+        ),
+        ("vaultgemma", "VaultGemma", {**SLIDING, "hidden_act": None}),
+        ("olmo", "Olmo", {"rms_norm_eps": None, "clip_qkv": 2.0}),
+        ("olmoe", "Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+        ("flex_olmo", "FlexOlmo", {"num_experts": 6, "num_experts_per_tok": 2}),
+        ("minimax_m2", "MiniMaxM2", {**LOCAL, "rotary_dim": 8}),
+        ("glm4_moe", "Glm4Moe", {**GROUPED, "use_qk_norm": True}),
+        ("solar_open", "SolarOpen", {**GROUPED, "first_k_dense_replace": None}),
+        ("dots1", "Dots1", {**GROUPED, **SLIDING, "n_shared_experts": 1, "max_window_layers": 1}),
+        ("exaone_moe", "ExaoneMoe", {**EXPERTS, **SLIDING, "sliding_window_pattern": 2}),
+        ("mellum", "Mellum", {**EXPERTS, **SLIDING, "rope_theta": None}),
+        ("kolibri1", "Kolibri1", {**EXPERTS, **SLIDING, **SHARED}),
+        ("flint", "Flint", {**EXPERTS, **SLIDING, **SHARED}),
+        ("afmoe", "Afmoe", {**EXPERTS, **SLIDING, "global_attn_every_n_layers": 2}),
+        ("phimoe", "Phimoe", LOCAL),
+        ("aria_text", "AriaText", {"moe_num_experts": 6, "moe_topk": 2}),
+        (
+            "cohere2_moe",
+            "Cohere2Moe",
+            {
+                **SLIDING,
+                "rms_norm_eps": None,
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "num_shared_experts": 1,
+                "sliding_window_pattern": 2,
+            },
+        ),
+        (
+            "llama4_text",
+            "Llama4",
+            {
+                **LOCAL,
+                "intermediate_size_mlp": 96,
+                "interleave_moe_layer_step": 2,
+                "no_rope_layer_interval": 2,
+                "attention_chunk_size": 24,
+                "floor_scale": 20,
+            },
+        ),
+        ("glm4_moe_lite", "Glm4MoeLite", {**MLA, **GROUPED}),
+        ("axk1", "AXK1", {**MLA, **GROUPED}),
+        ("youtu", "Youtu", MLA),
+        ("minicpm3", "MiniCPM3", MLA),
+        ("codegen", "CodeGen", {**GPT, "rotary_dim": 6}),
+        ("gpt_bigcode", "GPTBigCode", {**GPT, "multi_query": True}),
+        (
+            "gpt_neo",
+            "GPTNeo",
+            {
+                **BARE,
+                "num_hidden_layers": None,
+                "num_attention_heads": None,
+                "num_layers": 3,
+                "num_heads": 4,
+                "window_size": 24,
+                "attention_types": [[["global", "local", "global"], 1]],
+            },
+        ),
+        (
+            "xglm",
+            "XGLM",
+            {
+                **BARE,
+                "hidden_size": None,
+                "num_hidden_layers": None,
+                "num_attention_heads": None,
+                "d_model": 48,
+                "num_layers": 3,
+                "attention_heads": 4,
+                "ffn_dim": 96,
+            },
+        ),
+        ("biogpt", "BioGpt", {**BARE, "intermediate_size": 96}),
+        (
+            "mpt",
+            "Mpt",
+            {
+                **BARE,
+                **dict.fromkeys(
+                    ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+                ),
+                "d_model": 48,
+                "n_layers": 3,
+                "n_heads": 4,
+                "max_seq_len": 512,
+            },
+        ),
+        ("persimmon", "Persimmon", {**BARE, "intermediate_size": 96}),
+    )
+}
+OTHERS |= {
+    "openai-gpt": {**GPT, "n_inner": None, "architectures": ["OpenAIGPTLMHeadModel"]},
+    "ctrl": {**GPT, "n_inner": None, "dff": 96, "architectures": ["CTRLLMHeadModel"]},
+}
 TABLES = ("embed", "wte", "wpe", "lm_head")
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -38,13 +38,13 @@ using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 // (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
-using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool>;
+using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
 // (codes [O, K], scales [O, G], offsets [O, G] or none)
 using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using GroupFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using CodesTuple = std::tuple<Codes, GroupFloats, std::optional<GroupFloats>>;
-using ExpertTuple = std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>;
+using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>>;
 
 constexpr const char* kLayouts[] = {
 #define QUIRE_LAYOUT_NAME(name, Traits) #name,
@@ -70,7 +70,7 @@ std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a)
 
 NormParams to_norm(const NormTuple& t) {
   return {std::get<0>(t), to_vector(std::get<1>(t)), to_vector(std::get<2>(t)), std::get<3>(t),
-          std::get<4>(t)};
+          std::get<4>(t), std::get<5>(t)};
 }
 NormParams to_norm(const std::optional<NormTuple>& t) { return t ? to_norm(*t) : NormParams{}; }
 
@@ -136,6 +136,8 @@ Activation activation(const std::string& name) {
   if (name == "gelu") return Activation::gelu;
   if (name == "gelu_tanh") return Activation::gelu_tanh;
   if (name == "relu") return Activation::relu;
+  if (name == "relu2") return Activation::relu2;
+  if (name == "sigmoid") return Activation::sigmoid;
   if (name == "clamped_swiglu") return Activation::clamped_swiglu;
   if (name.empty()) return Activation::none;
   throw std::invalid_argument("the native backend has no activation '" + name + "'");
@@ -217,6 +219,10 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
       .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
       .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)
+      .def("multiply", &Plan::multiply, "x"_a, "factors"_a)
+      .def("clamp", &Plan::clamp, "x"_a, "limit"_a)
+      .def("temper", &Plan::temper, "x"_a, "beta"_a, "length"_a, "offset"_a)
+      .def("xielu", &Plan::xielu, "x"_a, "params"_a)
       .def("store_latent",
            [](Plan& p, int kv, int q_latent, int q_rope, int layer, int angles, const NormTuple& norm) {
              return p.store_latent(kv, q_latent, q_rope, layer, angles, to_norm(norm));
@@ -224,11 +230,16 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("head_linear", &Plan::head_linear, "x"_a, "weights"_a)
       .def("route", &Plan::route, "scores"_a, "routing"_a)
       .def("experts",
-           [](Plan& p, int x, int routes, const std::vector<ExpertTuple>& tuples, const std::string& name) {
+           [](Plan& p, int x, int routes, const std::vector<ExpertTuple>& tuples, const std::string& name,
+              bool weigh_inputs) {
              std::vector<ExpertWeights> experts;
-             for (const auto& [up, up_bias, down, down_bias] : tuples)
-               experts.push_back({up, down, to_vector(up_bias), to_vector(down_bias)});
-             return p.experts(x, routes, std::move(experts), activation(name));
+             for (const ExpertTuple& tuple : tuples) {
+               experts.emplace_back();
+               if (!tuple) continue;
+               const auto& [up, up_bias, down, down_bias] = *tuple;
+               experts.back() = {up, down, to_vector(up_bias), to_vector(down_bias)};
+             }
+             return p.experts(x, routes, std::move(experts), activation(name), weigh_inputs);
            })
       .def("select_rows", &Plan::select_rows, "x"_a)
       .def("receive", &Plan::receive, "width"_a)
@@ -297,12 +308,12 @@ void bind_plan(nb::module_& m) {
       .def("__init__",
            [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,
               float scale, int num_groups, int top_groups, bool group_sum, const OptionalFloats& correction,
-              bool shared, bool shared_gate) {
-             new (self) RoutingParams{num_experts, top_k, sigmoid, softmax_after, renormalize, scale, num_groups,
-                                      top_groups, group_sum, to_vector(correction), shared, shared_gate};
+              bool shared, bool shared_gate, float sparse_mixer, bool correct_logits) {
+             new (self) RoutingParams{num_experts, top_k, sigmoid, softmax_after, renormalize, correct_logits, sparse_mixer,
+                                      scale, num_groups, top_groups, group_sum, to_vector(correction), shared, shared_gate};
            },
            "num_experts"_a, "top_k"_a, "sigmoid"_a, "softmax_after"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a);
+           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a, "sparse_mixer"_a, "correct_logits"_a);
 
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",

@@ -48,6 +48,12 @@ inline V activate(Activation kind, V x) {
     }
     case Activation::relu:
       return max(set1(0.0f), x);  // in this order NaN stays
+    case Activation::relu2: {
+      const V positive = max(set1(0.0f), x);
+      return positive * positive;
+    }
+    case Activation::sigmoid:
+      return sigmoid(x);
     case Activation::clamped_swiglu:  // gates only
     case Activation::none:
       break;

@@ -74,12 +74,9 @@ inline void rotate(float* x, const float* angles, int rotary_dim) {
   }
 }
 
-// `heads` heads normed and rotated into `to`.
-inline void prepare_heads(const float* from, float* to, int heads, int head_dim, const HeadNorm& norm,
-                          const float* angles, int rotary_dim) {
-  if (!norm.weight)
-    std::memcpy(to, from, size_t(heads) * size_t(head_dim) * 4);
-  else if (norm.over == HeadNorm::Over::all_heads)
+// Norm of heads; `to` may be `from`.
+inline void norm_heads(const float* from, float* to, int heads, int head_dim, const HeadNorm& norm) {
+  if (norm.over == HeadNorm::Over::all_heads)
     norm_row(from, heads * head_dim, norm, to);
   else
     for (int n = 0; n < heads; ++n) {
@@ -90,7 +87,16 @@ inline void prepare_heads(const float* from, float* to, int heads, int head_dim,
       }
       norm_row(from + n * head_dim, head_dim, one, to + n * head_dim);
     }
+}
+
+// `heads` heads normed and rotated, in the norm's order, into `to`.
+inline void prepare_heads(const float* from, float* to, int heads, int head_dim, const HeadNorm& norm,
+                          const float* angles, int rotary_dim) {
+  const bool normed = norm.weight != nullptr;
+  if (normed && !norm.after_rope) norm_heads(from, to, heads, head_dim, norm);
+  else std::memcpy(to, from, size_t(heads) * size_t(head_dim) * 4);
   for (int n = 0; angles && n < heads; ++n) rotate(to + n * head_dim, angles, rotary_dim);
+  if (normed && norm.after_rope) norm_heads(to, to, heads, head_dim, norm);
 }
 
 // A head rounded to int8 into q [round_up(H, 4)], zero padded; its scale goes behind the tile's elements.

@@ -238,11 +238,12 @@ int Plan::route(int scores, RoutingParams params) {
   return add_op(std::move(op), width, in.rows);
 }
 
-int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation) {
+int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation, bool weigh_inputs) {
   const Buffer in = checked(x, "the input of experts"), chosen = checked(routes, "the routes of experts");
   require(in.rows == chosen.rows && in.rows == RowKind::tokens, "experts: as many routes as rows, one per token");
   require(!experts.empty(), "experts: there are none");
   for (ExpertWeights& e : experts) {
+    if (!e.up) continue;
     const MatrixView up = e.up->view(), down = e.down->view();
     require(up.cols == in.width && down.rows == in.width && !down.gated,
             "experts: a weight is not of the input's width");
@@ -253,6 +254,7 @@ int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activat
   Op op{.kind = OpKind::experts, .in = x, .other = routes};
   op.experts = std::move(experts);
   op.activation = activation;
+  op.weigh_inputs = weigh_inputs;
   return add_op(std::move(op), in.width, RowKind::tokens);
 }
 
@@ -326,7 +328,8 @@ void Plan::keep_tails() {
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
-        kind == OpKind::store_latent || kind == OpKind::receive)  // these read the step's own arrays
+        kind == OpKind::store_latent || kind == OpKind::receive ||
+        kind == OpKind::temper)  // these read the step's own arrays
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
     for (const int* used : op->inputs())
@@ -452,7 +455,7 @@ size_t Plan::shared_workspace() const {
     if (op.kind == OpKind::experts) {
       size_t linear = 0;
       for (const ExpertWeights& e : op.experts)
-        linear = std::max({linear, kernels_.linear_workspace(e.up->view(), rows),
+        if (e.up) linear = std::max({linear, kernels_.linear_workspace(e.up->view(), rows),
                            kernels_.linear_workspace(e.down->view(), rows)});
       bytes = std::max(bytes, expert_floats(op) * 4 + linear);
     }

@@ -46,7 +46,8 @@ struct NormParams {
   std::vector<float> weight;
   std::vector<float> bias;  // empty: none
   float eps = 0;
-  bool own_head = false;  // of queries or keys: a weight for each head
+  bool own_head = false;    // of queries or keys: a weight for each head
+  bool after_rope = false;  // of queries or keys: after they are rotated
 
   bool present() const { return !weight.empty(); }
 };
@@ -64,6 +65,8 @@ struct AttentionParams {
 struct RoutingParams {
   int num_experts = 0, top_k = 0;
   bool sigmoid = false, softmax_after = false, renormalize = false;
+  bool correct_logits = false;  // the correction is added to the scores, not to the weights
+  float sparse_mixer = 0;  // > 0: SparseMixer with this threshold instead of a softmax
   float scale = 1;
   int num_groups = 1, top_groups = 1;
   bool group_sum = false;
@@ -94,6 +97,13 @@ class Plan {
   int norm(int x, NormParams params);
   int add(int x, int other, float scale);
   int scale(int x, float scale, float cap);
+  // Each element of `factors` multiplies as many neighbours in x as there are to one of its own.
+  int multiply(int x, int factors);
+  int clamp(int x, float limit);
+  // Row of position p times 1 + beta * log(1 + floor((p + offset) / length)).
+  int temper(int x, float beta, int length, int offset);
+  // XIELU with (alpha of positive x, alpha of negative x, beta, eps).
+  int xielu(int x, std::vector<float> params);
   // `bias` is in source order [O], or empty; residual -1: none.
   int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
              int residual);
@@ -104,7 +114,9 @@ class Plan {
   // Head n of x times weights[n]: [T, N K] -> [T, N O].
   int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
   int route(int scores, RoutingParams params);
-  int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation);
+  // With `weigh_inputs` a route's weight multiplies what its expert gets instead of what it gives. An expert without
+  // weights gives what it gets.
+  int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation, bool weigh_inputs);
   int select_rows(int x);
   // The hidden states that come with a step: [T, width].
   int receive(int width);
@@ -141,7 +153,7 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts, receive
+    head_linear, route, experts, receive, multiply, clamp, temper, xielu
   };
 
   struct Op {
@@ -152,7 +164,8 @@ class Plan {
     Activation activation = Activation::none;
     NormParams norm{}, k_norm{};
     float scale = 1, cap = 0;
-    int layer = 0, num_heads = 0, offset = 0;
+    int layer = 0, num_heads = 0, offset = 0, length = 0;
+    bool weigh_inputs = false;
     AttentionParams attention{};
     RoutingParams routing{};
     std::vector<std::shared_ptr<PackedMatrix>> weights{};
@@ -198,6 +211,7 @@ class Plan {
   void execute_select_rows(const Op& op);
   void execute_store_latent(const Op& op);
   void execute_head_linear(const Op& op);
+  void execute_elementwise(const Op& op);
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
   void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);

@@ -46,12 +46,14 @@ class Router {
   void route(const float* scores, float* out) {
     const int E = p_.num_experts, chosen = p_.chosen();
     std::copy(scores, scores + E, weights_.begin());
+    if (p_.sparse_mixer > 0) return mix(scores, out);
     if (p_.sigmoid) {
       for (float& w : weights_) w = sigmoid(w);
     } else if (!p_.softmax_after) {
       softmax(weights_.data(), E);
     }
-    ranks_ = weights_;
+    if (p_.correct_logits) std::copy(scores, scores + E, ranks_.begin());
+    else ranks_ = weights_;
     for (int e = 0; e < E && !p_.correction.empty(); ++e) ranks_[size_t(e)] += p_.correction[size_t(e)];
     if (p_.num_groups > 1) keep_groups();
     greatest(ranks_.data(), E, p_.top_k, picked_);
@@ -74,6 +76,25 @@ class Router {
   }
 
  private:
+  // SparseMixer (Liu et al. 2023, arXiv:2310.00811): one expert after the other, each by the greatest score left; its
+  // weight is its share among those left that are within the threshold of it.
+  void mix(const float* scores, float* out) {
+    const int E = p_.num_experts;
+    for (int rank = 0; rank < p_.top_k; ++rank) {
+      greatest(weights_.data(), E, 1, picked_);
+      const int best = picked_[0];
+      const float top = weights_[size_t(best)];
+      float sum = 0;
+      for (int e = 0; e < E; ++e) {
+        const float w = weights_[size_t(e)];
+        if ((top - scores[e]) / std::max(std::abs(scores[e]), top) <= 2 * p_.sparse_mixer) sum += std::exp(w - top);
+      }
+      out[rank] = float(best);
+      out[p_.chosen() + rank] = 1 / sum * p_.scale;
+      weights_[size_t(best)] = kNone;
+    }
+  }
+
   // Only experts of the best groups stay in the race; a group is as good as its best expert, or its two best together.
   void keep_groups() {
     const int size = p_.num_experts / p_.num_groups;
@@ -95,7 +116,7 @@ class Router {
   std::vector<int> picked_;
 };
 
-int inner_width(const ExpertWeights& e) { return e.down->view().cols; }
+int inner_width(const ExpertWeights& e) { return e.down ? e.down->view().cols : 0; }
 
 }  // namespace
 
@@ -179,11 +200,19 @@ void Plan::run_expert(const Op& op, int expert, int first, int rows, float* in, 
         each(size_t(r), size_t(expert_rows_[size_t(first + r)] / chosen), expert_rows_[size_t(first + r)] % chosen);
     });
   };
-  for_rows([&](size_t r, size_t token, int) { std::memcpy(in + r * width, x + token * width, width * sizeof(float)); });
-  run_linear(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace);
-  run_linear(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, width, workspace);
+  auto weight_of = [&](size_t token, int place) { return routes[(token * 2 + 1) * size_t(chosen) + size_t(place)]; };
   for_rows([&](size_t r, size_t token, int place) {
-    const float weight = routes[(token * 2 + 1) * size_t(chosen) + size_t(place)];
+    const float weight = op.weigh_inputs ? weight_of(token, place) : 1.0f;
+    for (size_t i = 0; i < width; ++i) in[r * width + i] = weight * x[token * width + i];
+  });
+  if (e.up) {
+    run_linear(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace);
+    run_linear(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, width, workspace);
+  } else {
+    std::memcpy(out, in, size_t(rows) * width * sizeof(float));
+  }
+  for_rows([&](size_t r, size_t token, int place) {
+    const float weight = op.weigh_inputs ? 1.0f : weight_of(token, place);
     float* to = y + token * width;
     for (size_t i = 0; i < width; ++i) to[i] += weight * out[r * width + i];
   });

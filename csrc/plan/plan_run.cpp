@@ -26,6 +26,7 @@ HeadNorm head_norm(const NormParams& norm, int head_dim) {
   HeadNorm n{norm_of(norm)};
   if (norm.own_head) n.over = HeadNorm::Over::own_head;
   else if (int(norm.weight.size()) > head_dim) n.over = HeadNorm::Over::all_heads;
+  n.after_rope = norm.after_rope;
   return n;
 }
 
@@ -175,6 +176,11 @@ void Plan::execute_op(const Op& op) {
       return kernels_.add({data(op.in), data(op.other), op.scale, out, size_t(rows), width}, *pool_);
     case OpKind::scale:
       return kernels_.scale({data(op.in), op.scale, op.cap, out, size_t(rows), width}, *pool_);
+    case OpKind::multiply:
+    case OpKind::clamp:
+    case OpKind::temper:
+    case OpKind::xielu:
+      return execute_elementwise(op);
     case OpKind::store_latent:
       return execute_store_latent(op);
     case OpKind::head_linear:

@@ -18,7 +18,7 @@
 namespace quire {
 
 // clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
-enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu };
+enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2, sigmoid };
 
 // RMSNorm, or LayerNorm; no weight: none.
 struct Norm {
@@ -100,6 +100,7 @@ struct HeadNorm : Norm {
   enum class Over { head, own_head, all_heads };  // weight [H], [N, H] by head, or [N H] with one statistic for all
 
   Over over = Over::head;
+  bool after_rope = false;
 };
 
 // y = x + scale * other, row by row.

@@ -88,6 +88,128 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2", {**DEEPSEEK, "first_k_dense_replace": 1}),
     "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}),
 }
+V3 = {
+    **MOE,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+del V3["num_experts"]
+LATENT = {key: value for key, value in DEEPSEEK.items() if "experts" not in key and "routed" not in key}
+del LATENT["moe_intermediate_size"]
+SLIDES = {"sliding_window": 7, "num_hidden_layers": 4}
+LOCAL = {**RMS, "num_local_experts": 6, "num_experts_per_tok": 3}
+GRANITE = {
+    "attention_multiplier": 0.4,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.7,
+}
+FAMILIES |= {
+    "arcee": ("Arcee", RMS),
+    "cwm": ("Cwm", {**RMS, "head_dim": 16, **SLIDES}),
+    "seed_oss": ("SeedOss", {**RMS, "head_dim": 16}),
+    "helium": ("Helium", {**RMS, "head_dim": 12}),
+    "nanochat": ("NanoChat", RMS),
+    "apertus": ("Apertus", RMS),
+    "jais2": ("Jais2", LAYER),
+    "nemotron": ("Nemotron", {**SMALL, "norm_eps": 2e-3, "head_dim": 16}),
+    "bitnet": ("BitNet", RMS),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {**RMS, "head_dim": 16}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {**RMS, "head_dim": 16, "num_experts": 6, "moe_topk": 3}),
+    "hy_v3": ("HYV3", {**MOE, "num_shared_experts": 2, "router_scaling_factor": 1.4}),
+    "ernie4_5": ("Ernie4_5", {**RMS, "head_dim": 16}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {**RMS, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24},
+    ),
+    "granite_swa": ("GraniteSWA", {**RMS, **GRANITE, **SLIDES, "logits_scaling": 3.0}),
+    "granitemoe": ("GraniteMoe", {**LOCAL, **GRANITE}),
+    "granitemoeshared": ("GraniteMoeShared", {**LOCAL, **GRANITE, "shared_intermediate_size": 40}),
+    "granitemoe_swa": ("GraniteMoeSWA", {**LOCAL, **GRANITE, **SLIDES, "shared_intermediate_size": 40}),
+    "hyperclovax": ("HyperCLOVAX", {**RMS, **GRANITE}),
+    "ministral3": ("Ministral3", {**RMS, "head_dim": 16}),
+    "vaultgemma": ("VaultGemma", {**RMS, "head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 20}),
+    "olmo": ("Olmo", SMALL),
+    "olmoe": ("Olmoe", {**RMS, "num_experts": 6, "num_experts_per_tok": 3}),
+    "flex_olmo": ("FlexOlmo", {**RMS, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}),
+    "minimax_m2": ("MiniMaxM2", {**LOCAL, "head_dim": 16}),
+    "glm4_moe": ("Glm4Moe", {**V3, "num_nextn_predict_layers": 0}),
+    "solar_open": ("SolarOpen", {k: v for k, v in V3.items() if k != "first_k_dense_replace"}),
+    "dots1": ("Dots1", {**V3, **SLIDES, "max_window_layers": 2, "norm_topk_prob": True}),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {**MOE, **SLIDES, "num_shared_experts": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
+    "mellum": ("Mellum", {**MOE, **SLIDES}),
+    "kolibri1": ("Kolibri1", {**MOE, **SLIDES, "shared_expert_intermediate_size": 40}),
+    "flint": ("Flint", {**MOE, **SLIDES, "shared_expert_intermediate_size": 40}),
+    "afmoe": ("Afmoe", {**MOE, **SLIDES, "num_dense_layers": 1, "route_scale": 1.4}),
+    "phimoe": ("Phimoe", {**RMS, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "aria_text": ("AriaText", {**RMS, "moe_num_experts": 6, "moe_topk": 3, "pad_token_id": 0}),
+    "cohere2_moe": (
+        "Cohere2Moe",
+        {**LAYER, **SLIDES, "head_dim": 16, "logit_scale": 0.6, "num_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "llama4": (
+        "Llama4Text",
+        {**LOCAL, "head_dim": 16, "num_hidden_layers": 4, "intermediate_size_mlp": 96, "floor_scale": 9},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 4, "topk_group": 2}),
+    "axk1": ("AXK1", {**DEEPSEEK, "n_group": 4, "topk_group": 2}),
+    "youtu": ("Youtu", LATENT),
+    "minicpm3": ("MiniCPM3", LATENT),
+    "gpt_bigcode": ("GPTBigCode", {**GPT, "n_positions": 128}),
+    "codegen": ("CodeGen", {**GPT, "n_positions": 128, "rotary_dim": 6}),
+    "gpt_neo": (
+        "GPTNeo",
+        {
+            **TOKENS,
+            "hidden_size": 48,
+            "num_layers": 4,
+            "num_heads": 4,
+            "max_position_embeddings": 128,
+            "window_size": 7,
+            "attention_types": [[["global", "local"], 2]],
+            "layer_norm_epsilon": 2e-3,
+        },
+    ),
+    "openai-gpt": ("OpenAIGPT", {**GPT, "n_positions": 128}),
+    "ctrl": ("CTRL", {**GPT, "n_positions": 128, "dff": 80, "layer_norm_epsilon": 1e-6}),
+    "xglm": (
+        "XGLM",
+        {
+            **TOKENS,
+            "d_model": 48,
+            "num_layers": 3,
+            "attention_heads": 4,
+            "ffn_dim": 80,
+            "max_position_embeddings": 128,
+        },
+    ),
+    "biogpt": (
+        "BioGpt",
+        {**PLAIN, "intermediate_size": 80, "max_position_embeddings": 128, "layer_norm_eps": 2e-3},
+    ),
+    "mpt": (
+        "Mpt",
+        {
+            **TOKENS,
+            "d_model": 48,
+            "n_heads": 4,
+            "n_layers": 3,
+            "max_seq_len": 128,
+            "layer_norm_epsilon": 2e-3,
+        },
+    ),
+    "persimmon": (
+        "Persimmon",
+        {**PLAIN, "intermediate_size": 80, "max_position_embeddings": 128, "layer_norm_eps": 2e-3},
+    ),
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -256,6 +378,60 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
+}
+
+
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+THREE = ["dense", "sparse", "sparse", "dense"]
+ALPHA = {"rope_type": "dynamic", "factor": 1.0, "alpha": 4.0, "rope_theta": 100.0}
+LLAMA_4 = {
+    **YARN,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+    "original_max_position_embeddings": 16,
+}
+PER_LAYER = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 900.0},
+}
+VARIANTS |= {name: (name, {}) for name in FAMILIES if not any(v[0] == name for v in VARIANTS.values())}
+VARIANTS |= {
+    "helium": ("helium", {"num_attention_heads": 4, "attention_bias": True}),
+    "seed-oss-bias": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
+    "hunyuan-alpha": ("hunyuan_v1_dense", {"rope_parameters": ALPHA}),
+    "hy-v3-layers": ("hy_v3", {"num_hidden_layers": 4, "mlp_layer_types": THREE}),
+    "ernie-bias": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "granite-swa-thetas": ("granite_swa", {"layer_rope_theta": [100.0, 0.0, 50.0, 100.0]}),
+    "hyperclovax-pre": ("hyperclovax", {"use_post_norm": False, "attention_multiplier": None}),
+    "ministral3": ("ministral3", {"rope_parameters": LLAMA_4}),
+    "olmo-clip": ("olmo", {"clip_qkv": 0.8}),
+    "minimax-rotary": ("minimax_m2", {"rotary_dim": 8}),
+    "glm4-moe-norms": ("glm4_moe", {"use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False}),
+    "mellum-layers": (
+        "mellum",
+        {"layer_types": LAYERS, "mlp_layer_types": THREE, "rope_parameters": PER_LAYER},
+    ),
+    "kolibri1": ("kolibri1", {"norm_topk_prob": True, "layer_types": LAYERS}),
+    "flint": ("flint", {"layer_types": LAYERS}),
+    "afmoe-mup": ("afmoe", {"mup_enabled": True, "layer_types": LAYERS}),
+    "phimoe-head-bias": ("phimoe", {"lm_head_bias": True, "attention_bias": True, "sliding_window": 9}),
+    "cohere2-moe": (
+        "cohere2_moe",
+        {"expert_selection_fn": "sigmoid", "num_shared_experts": 2, "first_k_dense_replace": 1},
+    ),
+    "cohere2-moe-sum": (
+        "cohere2_moe",
+        {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
+    ),
+    "llama4": ("llama4", {"attention_chunk_size": 16, "interleave_moe_layer_step": 2}),
+    "llama4-no-norm": ("llama4", {"use_qk_norm": False, "attn_temperature_tuning": False}),
+    "deepseek-v3-halves": ("deepseek_v3", {"rope_interleave": False, "attention_bias": True}),
+    "minicpm3-plain": ("minicpm3", {"scale_depth": None, "dim_model_base": None, "v_head_dim": None}),
+    "bigcode-heads": ("gpt_bigcode", {"multi_query": False}),
+    "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.4}}),
+    "xglm-unscaled": ("xglm", {"scale_embedding": False}),
+    "persimmon-no-norm": ("persimmon", {"qk_layernorm": False}),
 }
 
 

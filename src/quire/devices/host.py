@@ -137,6 +137,10 @@ def activate(kind: Activation, x: Float64Array) -> Float64Array:
         return np.asarray(x / (1.0 + np.exp(-np.maximum(x, -700.0))))
     if kind == "relu":
         return np.maximum(x, 0.0)
+    if kind == "relu2":
+        return np.square(np.maximum(x, 0.0))
+    if kind == "sigmoid":
+        return np.asarray(1.0 / (1.0 + np.exp(-np.maximum(x, -700.0))))
     if kind == "gelu":
         return 0.5 * x * (1.0 + np.array([math.erf(value) for value in (x / math.sqrt(2.0)).tolist()]))
     if kind == "gelu_tanh":

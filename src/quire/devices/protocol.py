@@ -27,7 +27,7 @@ from quire.weights.tensor import QuantTensor
 
 IntArray = NDArray[np.int32]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 KVDtype = Literal["float32", "bfloat16", "int8"]
 Arithmetic = Literal["fp32", "bf16", "int8"]
@@ -55,13 +55,14 @@ class Norm(msgspec.Struct, frozen=True):
     """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32.
 
     Of queries and keys (`store_kv`) the weight is [H], one for all heads; [N, H], one a head; or [N H], whose
-    statistics are over all heads together.
+    statistics are over all heads together; `after_rope` norms them after they are rotated.
     """
 
     kind: NormKind
     weight: FloatArray
     bias: FloatArray | None
     eps: float
+    after_rope: bool = False
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -114,13 +115,36 @@ class Attention(msgspec.Struct, frozen=True):
     sinks: FloatArray | None = None
 
 
+class Temperature(msgspec.Struct, frozen=True):
+    """The query at position p is multiplied by 1 + beta * log(1 + floor((p + offset) / length))."""
+
+    beta: float
+    length: int
+    offset: int = 0
+
+
+class XIELU(msgspec.Struct, frozen=True):
+    """alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x (Huang and Schlag 2024,
+    arXiv:2411.13010).
+    """
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+
 class Routing(msgspec.Struct, frozen=True):
     """How a token chooses experts from its scores [E]; `correction` [E] counts for the choice, not for the weight.
 
     Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over those chosen). With
     `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
     or with `group_sum` its two best together. A `shared` expert, the last one, always takes part; with
-    `shared_gate` the sigmoid of one more score is its weight, else 1.
+    `shared_gate` the sigmoid of one more score is its weight, else 1. The weights multiply what experts give, or with
+    `weigh_inputs` what they get. With `correct_logits` the correction is added to the scores themselves, and the
+    choice is by that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
+    arXiv:2310.00811), which takes experts one by one: each weight is the share of the greatest score left among those
+    left that are within twice the threshold of it.
     """
 
     num_experts: int
@@ -134,6 +158,9 @@ class Routing(msgspec.Struct, frozen=True):
     group_sum: bool = False
     shared: bool = False
     shared_gate: bool = False
+    weigh_inputs: bool = False
+    correct_logits: bool = False
+    sparse_mixer: float = 0.0
 
 
 class Expert(msgspec.Struct, frozen=True):
@@ -214,6 +241,18 @@ class Ops(Protocol[T]):
     def scale(self, x: T, scale: float, cap: float | None = None) -> T:
         """scale * x, then cap * tanh(that / cap)."""
 
+    def multiply(self, x: T, factors: T) -> T:
+        """x [rows, D] times factors [rows, F], each for D / F neighbouring elements."""
+
+    def clamp(self, x: T, limit: float) -> T:
+        """x within -limit and limit."""
+
+    def temper(self, x: T, temperature: Temperature) -> T:
+        """Each token's row times the temperature of its position."""
+
+    def xielu(self, x: T, xielu: XIELU) -> T:
+        """XIELU of each element."""
+
     def norm(self, x: T, norm: Norm) -> T:
         """[rows, D] -> [rows, D]."""
 
@@ -239,7 +278,7 @@ class Ops(Protocol[T]):
     def store_kv(
         self, qkv: T, layer: int, num_heads: int, angles: T | None, q_norm: Norm | None, k_norm: Norm | None
     ) -> T:
-        """Per-head norm of q and k, rope on q and k (where `angles`), k and v into the cache of `layer`.
+        """Norm and rope (if `angles`) of q and k, in the norm's order; k and v go into the cache of `layer`.
 
         qkv is [T, (N + 2 G) H]: q heads, then k heads, then v heads. Returns q, normed and rotated: [T, N H].
         """
@@ -257,8 +296,18 @@ class Ops(Protocol[T]):
     def route(self, scores: T, routing: Routing, correction: FloatArray | None = None) -> T:
         """Scores [T, E] (and the shared expert's) -> ids of the chosen experts, then their weights: [T, 2 chosen]."""
 
-    def experts(self, x: T, routes: T, experts: Sequence[Expert], activation: Activation) -> T:
-        """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D]."""
+    def experts(
+        self,
+        x: T,
+        routes: T,
+        experts: Sequence[Expert | None],
+        activation: Activation,
+        weigh_inputs: bool = False,
+    ) -> T:
+        """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D].
+
+        An expert that is None gives x. `weigh_inputs`: as in Routing.
+        """
 
     def attention(self, q: T, layer: int, num_heads: int, attention: Attention) -> T:
         """Paged attention over `layer`'s cache: [T, N H] -> [T, N H], of latent attention [T, N value_dim].

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.devices.protocol import (
+    XIELU,
     Activation,
     Attention,
     Expert,
@@ -16,6 +17,7 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
+    Temperature,
 )
 
 
@@ -40,6 +42,18 @@ class Widths:
         return self._see(x)
 
     def scale(self, x: int, scale: float, cap: float | None = None) -> int:
+        return self._see(x)
+
+    def multiply(self, x: int, factors: int) -> int:
+        return self._see(x)
+
+    def clamp(self, x: int, limit: float) -> int:
+        return self._see(x)
+
+    def temper(self, x: int, temperature: Temperature) -> int:
+        return self._see(x)
+
+    def xielu(self, x: int, xielu: XIELU) -> int:
         return self._see(x)
 
     def norm(self, x: int, norm: Norm) -> int:
@@ -83,8 +97,15 @@ class Widths:
     def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
         return self._see(2 * (routing.top_k + routing.shared))
 
-    def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
-        self._see(max(expert.up.shape[0] for expert in experts))
+    def experts(
+        self,
+        x: int,
+        routes: int,
+        experts: Sequence[Expert | None],
+        activation: Activation,
+        weigh_inputs: bool = False,
+    ) -> int:
+        self._see(max(expert.up.shape[0] for expert in experts if expert is not None))
         return self._see(x)
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:

@@ -7,11 +7,13 @@ which tensors a checkpoint must hold. So both always agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
-from quire.devices.protocol import Array, Expert, FloatArray, Matrix, Norm
+from quire.devices.protocol import XIELU, Array, Expert, FloatArray, Matrix, Norm
 from quire.model.decoder import (
     AttentionWeights,
     DecoderWeights,
@@ -21,6 +23,7 @@ from quire.model.decoder import (
     MoEWeights,
 )
 from quire.model.families.names import TensorNames
+from quire.model.rope import sinusoids
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 from quire.weights.parts import (
     Part,
@@ -63,7 +66,7 @@ class Assembly:
         positions = None
         if spec.position_offset is not None:
             shape = (spec.max_position + spec.position_offset, d)
-            positions = self.source.matrix([part(f"{names.positions}.weight", shape)], "positions")
+            positions = self.source.matrix([self._positions_part(shape)], "positions")
         project_in = project_out = None
         if spec.embedding_size is not None:
             project_in = self.source.matrix([part(f"{names.project_in}.weight", (d, width))])
@@ -94,6 +97,12 @@ class Assembly:
         segments = (f"{names.segments}.weight", (spec.segment_rows, width))
         return Part((words, segments), summed, (spec.vocab_size, width))
 
+    def _positions_part(self, shape: tuple[int, int]) -> Part:
+        if self.spec.sinusoid is None:
+            return part(f"{self.names.positions}.weight", shape)
+        steps = shape[1] // 2 - (self.spec.sinusoid == "half_less_one")
+        return Part((), partial(sinusoids, *shape, steps), shape)
+
     def _head(self, embedding: Matrix) -> Matrix | None:
         if not self.spec.has_head:
             return None
@@ -114,7 +123,7 @@ class Assembly:
             attention_norm=self._norm(layer + names.attention_norm)
             if before and (i or not spec.bare_first)
             else None,
-            attention=self._attention(layer),
+            attention=self._attention(i, layer),
             attention_post_norm=self._norm(layer + names.attention_post_norm) if after else None,
             mlp_norm=self._norm(layer + names.mlp_norm) if before and spec.placement != "parallel" else None,
             mlp=None if sparse else self._mlp(layer),
@@ -127,7 +136,10 @@ class Assembly:
 
     def _norm(self, name: str, size: int | None = None, eps: float | None = None) -> Norm:
         spec, size = self.spec, size or self.spec.hidden_size
-        weight = self._vector(f"{name}.weight", size) + self.names.norm_offset
+        if spec.norm_weight:
+            weight = self._vector(f"{name}.weight", size) + self.names.norm_offset
+        else:
+            weight = np.ones(size, np.float32)
         bias = self._vector(f"{name}.bias", size) if spec.norm_bias else None
         return Norm(spec.norm, weight, bias, spec.norm_eps if eps is None else eps)
 
@@ -141,7 +153,7 @@ class Assembly:
             return None
         return self.source.vector([part(f"{name}.bias", (size,), take) for name, size, take in parts])
 
-    def _attention(self, layer: str) -> AttentionWeights:
+    def _attention(self, i: int, layer: str) -> AttentionWeights:
         spec, names = self.spec, self.names
         d, heads = spec.hidden_size, spec.num_heads * spec.head_dim
         qkv = bias = latent = None
@@ -157,13 +169,22 @@ class Assembly:
         return AttentionWeights(
             qkv=qkv,
             qkv_bias=bias,
-            q_norm=self._head_norm(layer + names.q_norm, spec.num_heads),
-            k_norm=self._head_norm(layer + names.k_norm, spec.num_kv_heads),
-            sinks=self._vector(layer + names.sinks, spec.num_heads) if spec.sinks else None,
+            q_norm=self._head_norm(layer + names.q_norm, spec.num_heads) if spec.norms_qk(i) else None,
+            k_norm=self._head_norm(layer + names.k_norm, spec.num_kv_heads) if spec.norms_qk(i) else None,
+            sinks=self._vector(layer + names.sinks, spec.num_heads) if spec.has_sinks(i) else None,
             latent=latent,
+            gate=self._attention_gate(layer),
+            out_norm=self._norm(layer + names.out_norm, heads) if spec.inner_norms else None,
             out=self.source.matrix([self._linear(layer + names.out, d, heads)]),
             out_bias=self._bias(spec.o_bias, (layer + names.out, d, None)),
         )
+
+    def _attention_gate(self, layer: str) -> Matrix | None:
+        spec = self.spec
+        if spec.attention_gate is None:
+            return None
+        width = spec.num_heads * (spec.head_dim if spec.attention_gate == "elements" else 1)
+        return self.source.matrix([self._linear(layer + self.names.attention_gate, width, spec.hidden_size)])
 
     def _qkv(self, layer: str) -> list[tuple[str, int, Take | None]]:
         """Modules of q, k and v, with their rows as stored and what is taken."""
@@ -184,6 +205,10 @@ class Assembly:
                 row_range(n * h, (n + g) * h),
                 row_range((n + g) * h, size),
             )
+        elif names.qkv_layout == "blocks":
+            block = n * h // 4
+            bounds = ((0, block), (2 * block, 3 * block), (block, 2 * block))
+            q_rows, k_rows, v_rows = (rows_of_groups(4, *pair) for pair in bounds)
         else:
             bounds = ((0, each), (each, each + h), (each + h, each + 2 * h))
             q_rows, k_rows, v_rows = (rows_of_groups(g, *pair) for pair in bounds)
@@ -193,10 +218,11 @@ class Assembly:
             (module, size, v_rows),
         ]
 
-    def _head_norm(self, name: str, heads: int) -> Norm | None:
+    def _head_norm(self, name: str, heads: int) -> Norm:
         spec, names = self.spec, self.names
-        if spec.qk_norm is None:
-            return None
+        eps = spec.norm_eps if spec.qk_norm_eps is None else spec.qk_norm_eps
+        if not spec.qk_norm_weight:
+            return Norm(spec.norm, np.ones(spec.head_dim, np.float32), None, eps, spec.qk_norm_after_rope)
         h, own = spec.head_dim, spec.qk_norm == "own_head"
         turn = halves(h, spec.rope.rotary_dim) if names.interleaved and spec.rope is not None else None
 
@@ -213,7 +239,7 @@ class Assembly:
         bias = read("bias") if spec.qk_norm_bias else None
         if own:
             weight, bias = weight.reshape(-1, h), None if bias is None else bias.reshape(-1, h)
-        return Norm(spec.norm, weight, bias, spec.norm_eps)
+        return Norm(spec.norm, weight, bias, eps, spec.qk_norm_after_rope)
 
     def _latent(self, layer: str, latent: LatentSpec) -> LatentWeights:
         spec, names = self.spec, self.names
@@ -241,15 +267,32 @@ class Assembly:
             q_down=self.source.matrix([part(f"{layer}{names.q_down}.weight", (width, d))])
             if latent.q_rank
             else None,
-            q_norm=self._norm(layer + names.q_down_norm, width, latent.norm_eps) if latent.q_rank else None,
+            q_down_bias=self._bias(latent.bias and bool(latent.q_rank), (layer + names.q_down, width, None)),
+            q_norm=self._scaled_norm(layer + names.q_down_norm, width, latent.norm_eps, latent.q_scale)
+            if latent.q_rank
+            else None,
             q_nope=queries(0, nope, None),
             q_rope=queries(nope, nope + rope, turn),
             kv_down=self.source.matrix(
                 [part(*down, row_range(0, rank)), part(*down, chain(row_range(rank, rank + rope), turn))]
             ),
-            kv_norm=self._norm(layer + names.kv_down_norm, rank, latent.norm_eps),
+            kv_down_bias=self._latent_bias(layer, latent, turn),
+            kv_norm=self._scaled_norm(layer + names.kv_down_norm, rank, latent.norm_eps, latent.kv_scale),
             keys=tuple(by_head(head, 0, nope, transposed) for head in range(n)),
             values=tuple(by_head(head, nope, nope + latent.value_dim, None) for head in range(n)),
+        )
+
+    def _scaled_norm(self, name: str, size: int, eps: float, scale: float) -> Norm:
+        norm = self._norm(name, size, eps)
+        return norm if scale == 1.0 else replace(norm, weight=norm.weight * np.float32(scale))
+
+    def _latent_bias(self, layer: str, latent: LatentSpec, turn: Take | None) -> FloatArray | None:
+        if not latent.bias:
+            return None
+        name, rank = f"{layer}{self.names.kv_down}.bias", latent.kv_rank
+        size = rank + latent.rope_dim
+        return self.source.vector(
+            [part(name, (size,), row_range(0, rank)), part(name, (size,), chain(row_range(rank, size), turn))]
         )
 
     def _mlp(self, layer: str) -> MLPWeights:
@@ -272,49 +315,83 @@ class Assembly:
         return MLPWeights(
             up=up,
             up_bias=up_bias,
+            xielu=self._xielu(layer + names.xielu) if spec.xielu else None,
+            down_norm=self._norm(layer + names.down_norm, inner) if spec.inner_norms else None,
             down=self.source.matrix([self._linear(layer + names.down, d, inner)]),
             down_bias=self._bias(bias, (layer + names.down, d, None)),
         )
 
+    def _xielu(self, name: str) -> XIELU:
+        """The checkpoint holds the parameters before a softplus that keeps them positive."""
+        alpha_p, alpha_n = (self._vector(f"{name}.{key}", 1) for key in ("alpha_p", "alpha_n"))
+        beta, eps = (
+            self.source.vector([part(f"{name}.{key}", (), np.atleast_1d)]) for key in ("beta", "eps")
+        )
+        softplus = [float(np.logaddexp(0.0, np.float64(alpha[0]))) for alpha in (alpha_p, alpha_n)]
+        return XIELU(softplus[0], float(beta[0]) + softplus[1], float(beta[0]), float(eps[0]))
+
     def _moe(self, layer: str, moe: MoESpec) -> MoEWeights:
         names, d = self.names, self.spec.hidden_size
-        count, inner = moe.routing.num_experts, moe.intermediate_size
-        router = [part(f"{layer}{names.router}.weight", (count, d))]
+        scored, inner = moe.routing.num_experts, moe.intermediate_size
+        count = scored - moe.zero_experts
+        router = [part(f"{layer}{names.router}.weight", (scored, d))]
         if moe.routing.shared_gate:
             router.append(part(f"{layer}{names.shared_gate}.weight", (1, d)))
         if names.expert_stack:
-            experts = [self._stacked_expert(layer, moe, e) for e in range(count)]
+            experts: list[Expert | None] = [self._stacked_expert(layer, moe, e) for e in range(count)]
         else:
-            experts = [self._expert(layer + names.experts.format(e=e), inner) for e in range(count)]
+            modules = names.expert_gate, names.expert_up, names.expert_down
+            experts = [self._expert(layer + names.experts.format(e=e), inner, modules) for e in range(count)]
+        experts += [None] * moe.zero_experts
         if moe.routing.shared:
-            experts.append(self._expert(layer + names.shared, moe.shared_intermediate_size))
+            experts.append(self._shared_expert(layer + names.shared, moe.shared_intermediate_size))
         return MoEWeights(
             router=self.source.matrix(router, "exact"),
             router_bias=self._bias(moe.bias, (layer + names.router, count, None)),
-            correction=self._vector(layer + names.correction, count) if moe.correction else None,
+            correction=self._correction(layer + names.correction, scored) if moe.correction else None,
             experts=tuple(experts),
+            norm=self._norm(layer + names.moe_norm) if moe.norm else None,
         )
 
-    def _expert(self, prefix: str, inner: int) -> Expert:
+    def _correction(self, name: str, count: int) -> FloatArray:
+        if self.names.correction_row:
+            return self.source.vector([part(name, (1, count), lambda array: array[0])])
+        return self._vector(name, count)
+
+    def _shared_expert(self, prefix: str, inner: int) -> Expert:
         names, d = self.names, self.spec.hidden_size
-        gate = part(f"{prefix}{names.expert_gate}.weight", (inner, d))
-        up = part(f"{prefix}{names.expert_up}.weight", (inner, d))
-        down = part(f"{prefix}{names.expert_down}.weight", (d, inner))
+        if names.shared_gate_up is None:
+            own = names.expert_gate, names.expert_up, names.expert_down
+            return self._expert(
+                prefix, inner, ("gate_proj", "up_proj", "down_proj") if names.expert_stack else own
+            )
+        whole, shape = f"{prefix}{names.shared_gate_up}.weight", (2 * inner, d)
+        up = self.source.gated(
+            part(whole, shape, row_range(0, inner)), part(whole, shape, row_range(inner, 2 * inner))
+        )
+        down = self.source.matrix([part(f"{prefix}{names.shared_down}.weight", (d, inner))])
+        return Expert(up, None, down, None)
+
+    def _expert(self, prefix: str, inner: int, modules: tuple[str, str, str]) -> Expert:
+        d, (gate_name, up_name, down_name) = self.spec.hidden_size, modules
+        gate = part(f"{prefix}{gate_name}.weight", (inner, d))
+        up = part(f"{prefix}{up_name}.weight", (inner, d))
+        down = part(f"{prefix}{down_name}.weight", (d, inner))
         return Expert(self.source.gated(gate, up), None, self.source.matrix([down]), None)
 
     def _stacked_expert(self, layer: str, moe: MoESpec, e: int) -> Expert:
-        """Expert e of tensors that hold all; gate and up rows alternate (gpt-oss)."""
+        """Expert e of tensors that hold all."""
         names, d = self.names, self.spec.hidden_size
         count, inner = moe.routing.num_experts, moe.intermediate_size
 
-        def matrix(name: str, out: int, width: int, first: int, step: int) -> Part:
+        def matrix(name: str, out: int, width: int, place: int, of: int) -> Part:
+            """Rows of `out`: all (of 1), or the gate's or the up projection's (of 2)."""
+            whole, taken = layer + names.experts + name, slice(place, None, of)
+            if names.expert_halves:
+                taken = slice(place * out // of, (place + 1) * out // of)
             if names.expert_stack == "columns":
-                return part(
-                    layer + names.experts + name, (count, width, out), lambda array: array[e].T[first::step]
-                )
-            return part(
-                layer + names.experts + name, (count, out, width), lambda array: array[e, first::step]
-            )
+                return part(whole, (count, width, out), lambda array: array[e].T[taken])
+            return part(whole, (count, out, width), lambda array: array[e, taken])
 
         def bias(name: str, size: int, take: Take) -> Part:
             return part(f"{layer}{names.experts}{name}_bias", (count, size), take)

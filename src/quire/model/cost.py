@@ -98,6 +98,8 @@ def cost_of(spec: ArchSpec, weights: DecoderWeights) -> Cost:
     for layer in weights.layers:
         if layer.moe is not None and moe is not None:
             for expert in layer.moe.experts[: moe.routing.num_experts]:
+                if expert is None:
+                    continue
                 routed += [every.pop(id(expert.up)), every.pop(id(expert.down))]
     head = weights.head
     return Cost(

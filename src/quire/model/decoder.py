@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
+from quire.devices.protocol import XIELU, Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.rope import alibi_slopes, make_rope
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
@@ -20,15 +20,19 @@ T = TypeVar("T")
 class LatentWeights(msgspec.Struct, frozen=True):
     """Latent attention. N heads, C = kv_rank, R = rope_dim; `q_down` and `q_norm` are None without a query rank.
 
+    Biases are those of the down projections.
+
     kv_down [C + R, D]; q_nope [N nope_dim, .] and q_rope [N R, .] of the query's rank or D. By head: `keys` [C,
     nope_dim] takes a query to the latent, `values` [value_dim, C] takes the latent to a value.
     """
 
     q_down: Matrix | None
+    q_down_bias: FloatArray | None
     q_norm: Norm | None
     q_nope: Matrix
     q_rope: Matrix
     kv_down: Matrix
+    kv_down_bias: FloatArray | None
     kv_norm: Norm
     keys: tuple[Matrix, ...]
     values: tuple[Matrix, ...]
@@ -43,6 +47,8 @@ class AttentionWeights(msgspec.Struct, frozen=True):
     k_norm: Norm | None
     sinks: FloatArray | None
     latent: LatentWeights | None
+    gate: Matrix | None
+    out_norm: Norm | None
     out: Matrix
     out_bias: FloatArray | None
 
@@ -52,17 +58,23 @@ class MLPWeights(msgspec.Struct, frozen=True):
 
     up: Matrix
     up_bias: FloatArray | None
+    xielu: XIELU | None
+    down_norm: Norm | None
     down: Matrix
     down_bias: FloatArray | None
 
 
 class MoEWeights(msgspec.Struct, frozen=True):
-    """router [E, D], with a shared expert that has a gate [E + 1, D]; the shared expert is the last."""
+    """router [E, D], with a shared expert that has a gate [E + 1, D]; the shared expert is the last.
+
+    An expert that is None gives what it gets.
+    """
 
     router: Matrix
     router_bias: FloatArray | None
     correction: FloatArray | None
-    experts: tuple[Expert, ...]
+    experts: tuple[Expert | None, ...]
+    norm: Norm | None
 
 
 class LayerWeights(msgspec.Struct, frozen=True):
@@ -215,9 +227,17 @@ class Decoder:
             return self._attend_latent(ops, x, angles[rope], cached, attention, weights.latent)
         assert weights.qkv is not None
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
+        if spec.clip_qkv is not None:
+            qkv = ops.clamp(qkv, spec.clip_qkv)
         turn = None if rope is None else angles[rope]
         q = ops.store_kv(qkv, cached, spec.num_heads, turn, weights.q_norm, weights.k_norm)
-        return ops.attention(q, cached, spec.num_heads, attention)
+        temperature = None if spec.temperatures is None else spec.temperatures[index]
+        if temperature is not None:
+            q = ops.temper(q, temperature)
+        heads = ops.attention(q, cached, spec.num_heads, attention)
+        if weights.gate is not None:
+            heads = ops.multiply(heads, ops.linear(x, weights.gate, activation="sigmoid"))
+        return heads if weights.out_norm is None else ops.norm(heads, weights.out_norm)
 
     def _attend_latent(
         self, ops: Ops[T], x: T, angles: T, cached: int, attention: Attention, weights: LatentWeights
@@ -225,9 +245,10 @@ class Decoder:
         """Queries go to the latent's space, so that scores and sums are taken over the compressed cache."""
         q = x
         if weights.q_down is not None and weights.q_norm is not None:
-            q = ops.norm(ops.linear(x, weights.q_down), weights.q_norm)
+            q = ops.norm(ops.linear(x, weights.q_down, weights.q_down_bias), weights.q_norm)
         latent = ops.head_linear(ops.linear(q, weights.q_nope), weights.keys)
-        rotated, kv = ops.linear(q, weights.q_rope), ops.linear(x, weights.kv_down)
+        rotated = ops.linear(q, weights.q_rope)
+        kv = ops.linear(x, weights.kv_down, weights.kv_down_bias)
         queries = ops.store_latent(kv, latent, rotated, cached, angles, weights.kv_norm)
         heads = ops.attention(queries, cached, self.spec.num_heads, attention)
         return ops.head_linear(heads, weights.values)
@@ -240,11 +261,18 @@ class Decoder:
         activation = self.spec.activation
         if self.spec.gated:
             inner = ops.gated_linear(x, weights.up, activation, weights.up_bias)
+        elif weights.xielu is not None:
+            inner = ops.xielu(ops.linear(x, weights.up, weights.up_bias), weights.xielu)
         else:
             inner = ops.linear(x, weights.up, weights.up_bias, activation)
+        if weights.down_norm is not None:
+            inner = ops.norm(inner, weights.down_norm)
         return inner, (weights.down, weights.down_bias)
 
     def _route(self, ops: Ops[T], x: T, moe: MoESpec, weights: MoEWeights) -> T:
         scores = ops.linear(x, weights.router, weights.router_bias)
         routes = ops.route(scores, moe.routing, weights.correction)
-        return ops.experts(x, routes, weights.experts, self.spec.activation)
+        y = ops.experts(x, routes, weights.experts, self.spec.activation, moe.routing.weigh_inputs)
+        if moe.scale != 1.0:
+            y = ops.scale(y, moe.scale)
+        return y if weights.norm is None else ops.norm(y, weights.norm)

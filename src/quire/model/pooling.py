@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from quire.devices.host import activate, normalize
 from quire.devices.protocol import Activation, Norm
 from quire.errors import ModelError
+from quire.model.families import ENCODERS
 from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
 from quire.types import Pooling
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -83,7 +84,7 @@ def read_pooling(
         return _classifier(config, names, checkpoint)
     if (directory / "modules.json").is_file():
         return _sentence_transformer(directory)
-    encoder = architecture.endswith(("Model", "ForMaskedLM")) and architecture != "GPT2LMHeadModel"
+    encoder = architecture in ENCODERS
     return PoolingHead("cls", normalize=True) if encoder else None
 
 

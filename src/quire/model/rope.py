@@ -71,6 +71,16 @@ def _longrope_scale(spec: RopeSpec) -> float:
     return math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max_position))
 
 
+def sinusoids(positions: int, width: int, steps: int) -> NDArray[np.float32]:
+    """Sines, then cosines, of positions by frequencies that fall to 1 / 10000 over `steps`: [positions, width].
+
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+    """
+    frequencies = (10000.0 ** (-np.arange(width // 2) / steps)).astype(np.float32)
+    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
 def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
     """A geometric sequence by head; heads beyond a power of two take every other slope of twice as many.
 

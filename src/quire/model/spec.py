@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing
+from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing, Temperature
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 # Where the norms stand around attention and MLP (f), in order of appearance in decoder.py.
@@ -51,7 +51,8 @@ class RopeSpec(msgspec.Struct, frozen=True):
 class LatentSpec(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds kv_rank + rope_dim elements a token.
 
-    `q_rank` is None where queries come from the hidden state directly. `norm_eps` is that of the latents' norms.
+    `q_rank` is None if queries come from the hidden state directly. `norm_eps` is that of the latents' norms. Queries
+    and latents are multiplied by `q_scale` and `kv_scale` after their norms. `bias`: of both down projections.
     """
 
     q_rank: int | None
@@ -60,12 +61,17 @@ class LatentSpec(msgspec.Struct, frozen=True):
     rope_dim: int
     value_dim: int
     norm_eps: float = 1e-6
+    q_scale: float = 1.0
+    kv_scale: float = 1.0
+    bias: bool = False
 
 
 class MoESpec(msgspec.Struct, frozen=True):
     """Mixture of experts in the layers where `layers` is true; the others have the MLP of ArchSpec.
 
-    `bias`: the router and the experts have biases; `correction`: the choice adds a bias of its own.
+    `bias`: the router and the experts have biases; `correction`: the choice adds a bias of its own. `scale` multiplies
+    the sum of all experts, the shared one included; with `norm` a norm follows. The last `zero_experts` of
+    routing.num_experts give what they get.
     """
 
     routing: Routing
@@ -74,6 +80,9 @@ class MoESpec(msgspec.Struct, frozen=True):
     shared_intermediate_size: int = 0
     bias: bool = False
     correction: bool = False
+    scale: float = 1.0
+    norm: bool = False
+    zero_experts: int = 0
 
 
 class ModelShape(Protocol):
@@ -107,6 +116,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
     such a model runs on whole sequences only. With `segments` the vocabulary has each token once for each segment, its
     embedding and the segment's (of `segment_rows` in the checkpoint) being added. `bare_first`: the first layer has no
     norm before its attention. Without a head, the logits are the final hidden states.
+
+    `sinusoid`: the position table is computed, its frequencies spaced over that many steps (half the hidden size).
+    `norm_weight`, `qk_norm_weight`: norms have weights (else 1). `inner_norms`: a norm before the projections that end
+    attention and MLP. `xielu`: the activation, with parameters of its own in each layer. `attention_gate`: what heads
+    gather is multiplied by a sigmoid of the layer's input, by element or by head. `clip_qkv` bounds queries, keys and
+    values. `temperatures` of queries, norms of queries and keys, and sinks may be on some layers alone.
     """
 
     architecture: str
@@ -156,6 +171,18 @@ class ArchSpec(msgspec.Struct, frozen=True):
     segment_rows: int = 0
     bare_first: bool = False
     has_head: bool = True
+    sinusoid: Literal["half", "half_less_one"] | None = None
+    norm_weight: bool = True
+    inner_norms: bool = False
+    xielu: bool = False
+    attention_gate: Literal["elements", "heads"] | None = None
+    clip_qkv: float | None = None
+    temperatures: tuple[Temperature | None, ...] | None = None
+    qk_norm_after_rope: bool = False
+    qk_norm_weight: bool = True
+    qk_norm_eps: float | None = None
+    qk_norm_layers: tuple[bool, ...] | None = None
+    sink_layers: tuple[bool, ...] | None = None
 
     @property
     def parallel(self) -> bool:
@@ -163,6 +190,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def rope_of(self, layer: int) -> RopeSpec | None:
         return self.rope if self.layer_ropes is None else self.layer_ropes[layer]
+
+    def norms_qk(self, layer: int) -> bool:
+        return self.qk_norm is not None and (self.qk_norm_layers is None or self.qk_norm_layers[layer])
+
+    def has_sinks(self, layer: int) -> bool:
+        return self.sinks and (self.sink_layers is None or self.sink_layers[layer])
 
     def is_sparse(self, layer: int) -> bool:
         return self.moe is not None and self.moe.layers[layer]

@@ -10,6 +10,7 @@ import numpy as np
 from quire import _native
 from quire.devices.cpu.pack import packed_of
 from quire.devices.protocol import (
+    XIELU,
     Activation,
     Attention,
     Expert,
@@ -19,6 +20,7 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
+    Temperature,
 )
 from quire.errors import EngineError
 
@@ -29,13 +31,13 @@ def float_array(values: FloatArray | None) -> FloatArray | None:
     return None if values is None else np.ascontiguousarray(values, np.float32)
 
 
-def norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float, bool] | None:
+def norm_tuple(norm: Norm | None) -> tuple[bool, FloatArray, FloatArray | None, float, bool, bool] | None:
     if norm is None:
         return None
     weight, bias = float_array(norm.weight.reshape(-1)), norm.bias
     assert weight is not None
     bias = None if bias is None else float_array(bias.reshape(-1))
-    return norm.kind == "rms", weight, bias, float(norm.eps), norm.weight.ndim == 2
+    return norm.kind == "rms", weight, bias, float(norm.eps), norm.weight.ndim == 2, norm.after_rope
 
 
 class Recorder:
@@ -79,6 +81,19 @@ class Recorder:
 
     def scale(self, x: int, scale: float, cap: float | None = None) -> int:
         return int(self.plan.scale(x, scale, cap or 0.0))
+
+    def multiply(self, x: int, factors: int) -> int:
+        return int(self.plan.multiply(x, factors))
+
+    def clamp(self, x: int, limit: float) -> int:
+        return int(self.plan.clamp(x, limit))
+
+    def temper(self, x: int, temperature: Temperature) -> int:
+        return int(self.plan.temper(x, temperature.beta, temperature.length, temperature.offset))
+
+    def xielu(self, x: int, xielu: XIELU) -> int:
+        params = [xielu.alpha_p, xielu.alpha_n, xielu.beta, xielu.eps]
+        return int(self.plan.xielu(x, params))
 
     def norm(self, x: int, norm: Norm) -> int:
         return int(self.plan.norm(x, norm_tuple(norm)))
@@ -141,15 +156,26 @@ class Recorder:
             float_array(correction),
             routing.shared,
             routing.shared_gate,
+            routing.sparse_mixer,
+            routing.correct_logits,
         )
         return int(self.plan.route(scores, params))
 
-    def experts(self, x: int, routes: int, experts: Sequence[Expert], activation: Activation) -> int:
+    def experts(
+        self,
+        x: int,
+        routes: int,
+        experts: Sequence[Expert | None],
+        activation: Activation,
+        weigh_inputs: bool = False,
+    ) -> int:
         weights = [
-            (packed_of(e.up), float_array(e.up_bias), packed_of(e.down), float_array(e.down_bias))
+            None
+            if e is None
+            else (packed_of(e.up), float_array(e.up_bias), packed_of(e.down), float_array(e.down_bias))
             for e in experts
         ]
-        return int(self.plan.experts(x, routes, weights, activation))
+        return int(self.plan.experts(x, routes, weights, activation, weigh_inputs))
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
         return int(

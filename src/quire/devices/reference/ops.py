@@ -18,6 +18,7 @@ import numpy as np
 
 from quire.devices.host import Float64Array, activate, normalize, received
 from quire.devices.protocol import (
+    XIELU,
     Activation,
     Array,
     Attention,
@@ -28,6 +29,7 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
+    Temperature,
 )
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.rows import (
@@ -35,7 +37,7 @@ from quire.devices.reference.rows import (
     by_row,
     first_seen,
     gate,
-    norm_heads,
+    prepare_heads,
     rotate,
     route_row,
 )
@@ -67,6 +69,27 @@ class ReferenceOps:
     def scale(self, x: FloatArray, scale: float, cap: float | None = None) -> FloatArray:
         y = x.astype(np.float64) * scale
         return (y if cap is None else cap * np.tanh(y / cap)).astype(np.float32)
+
+    def multiply(self, x: FloatArray, factors: FloatArray) -> FloatArray:
+        each = np.repeat(factors.astype(np.float64), x.shape[1] // factors.shape[1], axis=1)
+        return np.asarray(x * each, np.float32)
+
+    def clamp(self, x: FloatArray, limit: float) -> FloatArray:
+        bounded: FloatArray = np.minimum(np.maximum(x, np.float32(-limit)), np.float32(limit))
+        return bounded
+
+    def temper(self, x: FloatArray, temperature: Temperature) -> FloatArray:
+        steps = (self.inputs.positions_T + temperature.offset) // temperature.length
+        scales = np.array([1 + temperature.beta * np.log(1.0 + step) for step in steps.tolist()])
+        return np.asarray(x * scales[:, None], np.float32)
+
+    def xielu(self, x: FloatArray, xielu: XIELU) -> FloatArray:
+        def of_row(row: Float64Array) -> Float64Array:
+            below = xielu.alpha_n * (np.expm1(np.minimum(row, xielu.eps)) - row)
+            above = xielu.alpha_p * row * row
+            return np.where(row > 0, above, below) + xielu.beta * row
+
+        return by_row(of_row, x, x.shape[1])
 
     def norm(self, x: FloatArray, norm: Norm) -> FloatArray:
         return by_row(lambda row: normalize(row, norm), x, x.shape[1])
@@ -125,13 +148,8 @@ class ReferenceOps:
         blocks_T, offsets_T = self._places()
         for t, heads_H in enumerate(heads):
             q, k, v = np.split(heads_H, [num_heads, num_heads + groups])
-            if q_norm is not None:
-                q = norm_heads(q, q_norm)
-            if k_norm is not None:
-                k = norm_heads(k, k_norm)
-            if angles is not None:
-                row = angles[t].astype(np.float64)
-                q, k = rotate(q, row), rotate(k, row)
+            row = None if angles is None else angles[t].astype(np.float64)
+            q, k = prepare_heads(q, q_norm, row), prepare_heads(k, k_norm, row)
             q_TNH[t] = q
             self.kv.keys[layer, blocks_T[t], offsets_T[t]] = self.kv.rounded(k)
             self.kv.values[layer, blocks_T[t], offsets_T[t]] = self.kv.rounded(v)
@@ -167,14 +185,23 @@ class ReferenceOps:
         return by_row(lambda row: route_row(row, routing, correction), scores, 2 * chosen)
 
     def experts(
-        self, x: FloatArray, routes: FloatArray, experts: Sequence[Expert], activation: Activation
+        self,
+        x: FloatArray,
+        routes: FloatArray,
+        experts: Sequence[Expert | None],
+        activation: Activation,
+        weigh_inputs: bool = False,
     ) -> FloatArray:
         out, chosen = np.zeros(x.shape, np.float64), routes.shape[1] // 2
         for t in range(len(x)):
             for place in np.argsort(routes[t, :chosen]):
-                expert = experts[int(routes[t, place])]
-                inner = self.gated_linear(x[t : t + 1], expert.up, activation, expert.up_bias)
-                out[t] += routes[t, chosen + place] * self.linear(inner, expert.down, expert.down_bias)[0]
+                expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
+                row = x[t : t + 1] * weight if weigh_inputs else x[t : t + 1]
+                weight = np.float32(1) if weigh_inputs else weight
+                if expert is not None:
+                    inner = self.gated_linear(row, expert.up, activation, expert.up_bias)
+                    row = self.linear(inner, expert.down, expert.down_bias)
+                out[t] += weight * row[0]
         return out.astype(np.float32)
 
     def attention(self, q: FloatArray, layer: int, num_heads: int, attention: Attention) -> FloatArray:

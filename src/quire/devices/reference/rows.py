@@ -30,6 +30,15 @@ def norm_heads(heads_NH: Float64Array, norm: Norm) -> Float64Array:
     return np.stack([normalize(head, n) for head, n in zip(heads_NH, own, strict=True)])
 
 
+def prepare_heads(heads_NH: Float64Array, norm: Norm | None, angles: Float64Array | None) -> Float64Array:
+    """Queries or keys, normed and rotated in the norm's order."""
+    if norm is not None and not norm.after_rope:
+        heads_NH = norm_heads(heads_NH, norm)
+    if angles is not None:
+        heads_NH = rotate(heads_NH, angles)
+    return norm_heads(heads_NH, norm) if norm is not None and norm.after_rope else heads_NH
+
+
 def rotate(x_NH: Float64Array, angles: Float64Array) -> Float64Array:
     """Rope on the first rotary_dim elements of each head; `angles` [rotary_dim]: cosines, then sines."""
     half = len(angles) // 2
@@ -63,12 +72,16 @@ def attention_weights(
 def route_row(scores: Float64Array, routing: Routing, correction: FloatArray | None) -> Float64Array:
     """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
     weights = scores[: routing.num_experts]
+    if routing.sparse_mixer:
+        return _mix(weights, routing)
     if routing.scoring == "sigmoid":
         weights = 1.0 / (1.0 + np.exp(-weights))
     elif not routing.softmax_after:
         weights = np.exp(weights - weights.max())
         weights = weights / weights.sum()
     ranks = weights if correction is None else weights + correction
+    if routing.correct_logits and correction is not None:
+        ranks = scores[: routing.num_experts] + correction
     if routing.num_groups > 1:
         groups = ranks.reshape(routing.num_groups, -1)
         best = np.sort(groups, axis=1)[:, -2 if routing.group_sum else -1 :].sum(axis=1)
@@ -86,6 +99,18 @@ def route_row(scores: Float64Array, routing: Routing, correction: FloatArray | N
         own = 1.0 / (1.0 + np.exp(-scores[-1])) if routing.shared_gate else 1.0
         ids, weights = np.append(ids, routing.num_experts), np.append(weights, own)
     return np.concatenate([ids, weights])
+
+
+def _mix(scores: Float64Array, routing: Routing) -> Float64Array:
+    """SparseMixer: experts one by one; a weight is a share among the scores near the greatest left."""
+    left, ids, weights = scores.copy(), [], []
+    for _ in range(routing.top_k):
+        best = int(np.argmax(left))
+        near = (left[best] - scores) / np.maximum(np.abs(scores), left[best]) <= 2 * routing.sparse_mixer
+        weights.append(routing.scale / np.exp(left[near] - left[best]).sum())
+        ids.append(float(best))
+        left[best] = -np.inf
+    return np.array([*ids, *weights])
 
 
 def by_row(function: Callable[[Float64Array], Float64Array], x: FloatArray, width: int) -> FloatArray:

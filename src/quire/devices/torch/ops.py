@@ -6,6 +6,7 @@ alone, because torch chooses algorithms, and so the order of a sum, by shape. Th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from quire.devices.host import received
 from quire.devices.protocol import (
+    XIELU,
     Activation,
     Array,
     Attention,
@@ -24,6 +26,7 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
+    Temperature,
     WeightType,
 )
 from quire.devices.reference.weights import ReferenceMatrix
@@ -91,6 +94,10 @@ def activate(kind: Activation, x: Any) -> Any:
         return functional.silu(x)
     if kind == "relu":
         return torch.relu(x)
+    if kind == "relu2":
+        return torch.relu(x).square()
+    if kind == "sigmoid":
+        return torch.sigmoid(x)
     if kind in ("gelu", "gelu_tanh"):
         return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
     raise EngineError(f"the torch backend has no activation {kind!r}")
@@ -130,10 +137,8 @@ def norm_row(norm: Norm, like: Any) -> Callable[[Any], Any]:
     return lambda row: normalize(row, weight, bias, norm)
 
 
-def norm_heads(heads_NH: Any, norm: Norm | None) -> Any:
+def norm_heads(heads_NH: Any, norm: Norm) -> Any:
     """One token's queries or keys: one weight for all heads, one per head, or statistics over all heads together."""
-    if norm is None:
-        return heads_NH
     function = norm_row(norm, heads_NH)
     if norm.weight.ndim == 1 and norm.weight.size == heads_NH.numel():
         return function(heads_NH.reshape(-1)).reshape(heads_NH.shape)
@@ -146,6 +151,15 @@ def rotate(x_NH: Any, angles: Any) -> Any:
     cos, sin = angles[:half], angles[half:]
     first, second, rest = x_NH[:, :half], x_NH[:, half : 2 * half], x_NH[:, 2 * half :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=1)
+
+
+def prepare_heads(heads_NH: Any, norm: Norm | None, angles: Any) -> Any:
+    """One token's queries or keys, normed and rotated in the norm's order."""
+    if norm is not None and not norm.after_rope:
+        heads_NH = norm_heads(heads_NH, norm)
+    if angles is not None:
+        heads_NH = rotate(heads_NH, angles)
+    return norm_heads(heads_NH, norm) if norm is not None and norm.after_rope else heads_NH
 
 
 class TorchOps:
@@ -168,6 +182,24 @@ class TorchOps:
         if cap is None:
             return x * scale
         return by_row(lambda row: cap * torch.tanh(row * scale / cap), x)
+
+    def multiply(self, x: Any, factors: Any) -> Any:
+        return x * factors.repeat_interleave(x.shape[1] // factors.shape[1], dim=1)
+
+    def clamp(self, x: Any, limit: float) -> Any:
+        return x.clamp(-limit, limit)
+
+    def temper(self, x: Any, temperature: Temperature) -> Any:
+        steps = (self.step.positions_T + temperature.offset).div(temperature.length, rounding_mode="floor")
+        scales = [1 + temperature.beta * math.log(1 + step) for step in steps.tolist()]
+        return x * torch.tensor(scales, device=x.device)[:, None]
+
+    def xielu(self, x: Any, xielu: XIELU) -> Any:
+        def of_row(row: Any) -> Any:
+            below = xielu.alpha_n * (torch.expm1(row.clamp(max=xielu.eps)) - row)
+            return torch.where(row > 0, xielu.alpha_p * row * row, below) + xielu.beta * row
+
+        return by_row(of_row, x)
 
     def norm(self, x: Any, norm: Norm) -> Any:
         return by_row(norm_row(norm, x), x)
@@ -206,9 +238,8 @@ class TorchOps:
         queries = []
         for t, heads_NH in enumerate(heads):
             q, k, v = heads_NH.split([num_heads, groups, groups])
-            q, k = norm_heads(q, q_norm), norm_heads(k, k_norm)
-            if angles is not None:
-                q, k = rotate(q, angles[t]), rotate(k, angles[t])
+            turn = None if angles is None else angles[t]
+            q, k = prepare_heads(q, q_norm, turn), prepare_heads(k, k_norm, turn)
             queries.append(q.reshape(-1))
             self._store(layer, t, k, v)
         return torch.stack(queries)
@@ -232,18 +263,25 @@ class TorchOps:
         bias = None if correction is None else tensor_like(scores, correction)
         return by_row(lambda row: _route(row, routing, bias), scores)
 
-    def experts(self, x: Any, routes: Any, experts: Sequence[Expert], activation: Activation) -> Any:
+    def experts(
+        self,
+        x: Any,
+        routes: Any,
+        experts: Sequence[Expert | None],
+        activation: Activation,
+        weigh_inputs: bool = False,
+    ) -> Any:
         chosen = routes.shape[1] // 2
         rows = []
         for t, row in enumerate(x):
             total = torch.zeros_like(row, dtype=torch.float64)
             for place in torch.argsort(routes[t, :chosen]).tolist():
-                expert = experts[int(routes[t, place])]
-                inner = self.gated_linear(row[None], expert.up, activation, expert.up_bias)
-                total += (
-                    routes[t, chosen + place].double()
-                    * self.linear(inner, expert.down, expert.down_bias)[0].double()
-                )
+                expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
+                y = row[None] * weight if weigh_inputs else row[None]
+                if expert is not None:
+                    inner = self.gated_linear(y, expert.up, activation, expert.up_bias)
+                    y = self.linear(inner, expert.down, expert.down_bias)
+                total += y[0].double() * (1.0 if weigh_inputs else weight.double())
             rows.append(total.float())
         return torch.stack(rows)
 
@@ -281,11 +319,15 @@ class TorchOps:
 def _route(scores: Any, routing: Routing, correction: Any) -> Any:
     """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
     weights = scores[: routing.num_experts].double()
+    if routing.sparse_mixer:
+        return _mix(weights, routing)
     if routing.scoring == "sigmoid":
         weights = torch.sigmoid(weights)
     elif not routing.softmax_after:
         weights = weights.softmax(0)
     ranks = weights if correction is None else weights + correction
+    if routing.correct_logits and correction is not None:
+        ranks = scores[: routing.num_experts].double() + correction
     if routing.num_groups > 1:
         groups = ranks.reshape(routing.num_groups, -1)
         best = groups.sort(1).values[:, -2 if routing.group_sum else -1 :].sum(1)
@@ -304,3 +346,16 @@ def _route(scores: Any, routing: Routing, correction: Any) -> Any:
         own = torch.sigmoid(scores[-1:].double()) if routing.shared_gate else weights.new_ones(1)
         ids, weights = torch.cat([ids, ids.new_tensor([routing.num_experts])]), torch.cat([weights, own])
     return torch.cat([ids.double(), weights]).float()
+
+
+def _mix(scores: Any, routing: Routing) -> Any:
+    """SparseMixer: experts one by one; a weight is a share among the scores near the greatest left."""
+    left, ids, weights = scores.clone(), [], []
+    for _ in range(routing.top_k):
+        best = int(left.argmax())
+        top = left[best].clone()
+        near = (top - scores) / torch.maximum(scores.abs(), top) <= 2 * routing.sparse_mixer
+        weights.append(routing.scale / torch.exp(left[near] - top).sum())
+        ids.append(scores.new_tensor(best))
+        left[best] = -torch.inf
+    return torch.stack([*ids, *weights]).float()

@@ -18,20 +18,41 @@ from quire.weights.readers import KEYS, find_quantization
 # By module, the classes of its families and their model_type. A module is imported when one of its families is asked
 # for.
 _DECODERS = {
-    "llama": "LlamaForCausalLM:llama GraniteForCausalLM:granite SmolLM3ForCausalLM:smollm3 "
-    "StableLmForCausalLM:stablelm",
-    "mistral": "MistralForCausalLM:mistral MinistralForCausalLM:ministral MixtralForCausalLM:mixtral",
+    "llama": "LlamaForCausalLM:llama SmolLM3ForCausalLM:smollm3 StableLmForCausalLM:stablelm CwmForCausalLM:cwm "
+    "SeedOssForCausalLM:seed_oss HeliumForCausalLM:helium InternLM3ForCausalLM:internlm3 "
+    "IQuestCoderForCausalLM:iquestcoder",
+    "llama4": "Llama4ForCausalLM:llama4_text",
+    "mistral": "MistralForCausalLM:mistral MinistralForCausalLM:ministral Ministral3ForCausalLM:ministral3 "
+    "MixtralForCausalLM:mixtral",
     "qwen": "Qwen2ForCausalLM:qwen2 Qwen2MoeForCausalLM:qwen2_moe Qwen3ForCausalLM:qwen3 "
     "Qwen3MoeForCausalLM:qwen3_moe",
-    "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text",
+    "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text "
+    "VaultGemmaForCausalLM:vaultgemma",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
-    "olmo": "Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 Exaone4ForCausalLM:exaone4",
-    "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2",
+    "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
+    "FlexOlmoForCausalLM:flex_olmo Exaone4ForCausalLM:exaone4",
+    "granite": "GraniteForCausalLM:granite GraniteSWAForCausalLM:granite_swa GraniteMoeForCausalLM:granitemoe "
+    "GraniteMoeSharedForCausalLM:granitemoeshared GraniteMoeSWAForCausalLM:granitemoe_swa "
+    "HyperCLOVAXForCausalLM:hyperclovax",
+    "relu2": "ArceeForCausalLM:arcee Jais2ForCausalLM:jais2 NemotronForCausalLM:nemotron BitNetForCausalLM:bitnet "
+    "NanoChatForCausalLM:nanochat ApertusForCausalLM:apertus",
+    "ernie": "Ernie4_5ForCausalLM:ernie4_5 Ernie4_5_MoeForCausalLM:ernie4_5_moe",
+    "hunyuan": "HunYuanDenseV1ForCausalLM:hunyuan_v1_dense HunYuanMoEV1ForCausalLM:hunyuan_v1_moe "
+    "HYV3ForCausalLM:hy_v3",
+    "mixtures": "MiniMaxM2ForCausalLM:minimax_m2 Glm4MoeForCausalLM:glm4_moe SolarOpenForCausalLM:solar_open "
+    "Dots1ForCausalLM:dots1 ExaoneMoeForCausalLM:exaone_moe MellumForCausalLM:mellum "
+    "Kolibri1ForCausalLM:kolibri1 FlintForCausalLM:flint AfmoeForCausalLM:afmoe PhimoeForCausalLM:phimoe "
+    "AriaTextForCausalLM:aria_text",
+    "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2 Cohere2MoeForCausalLM:cohere2_moe",
     "glm": "GlmForCausalLM:glm Glm4ForCausalLM:glm4",
     "gpt": "GPT2LMHeadModel:gpt2 GPTJForCausalLM:gptj GPTNeoXForCausalLM:gpt_neox OPTForCausalLM:opt",
     "falcon": "FalconForCausalLM:falcon BloomForCausalLM:bloom",
     "gpt_oss": "GptOssForCausalLM:gpt_oss",
-    "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3",
+    "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3 "
+    "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3",
+    "older": "GPTBigCodeForCausalLM:gpt_bigcode CodeGenForCausalLM:codegen GPTNeoForCausalLM:gpt_neo "
+    "OpenAIGPTLMHeadModel:openai-gpt CTRLLMHeadModel:ctrl XGLMForCausalLM:xglm BioGptForCausalLM:biogpt "
+    "MptForCausalLM:mpt PersimmonForCausalLM:persimmon",
 }
 _ENCODERS = "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert"
 

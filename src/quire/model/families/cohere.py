@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
+    DENSE,
     SLIDING,
+    SPARSE,
     Family,
     alternate,
     biases,
     layer_kinds,
     num_layers,
     read_decoder,
+    read_moe,
     rotate_some,
     windows_of,
 )
@@ -56,6 +61,45 @@ def read_cohere2(config: ConfigReader) -> ArchSpec:
     return rotate_some(spec, [kind == SLIDING for kind in kinds])
 
 
+def read_cohere2_moe(config: ConfigReader) -> ArchSpec:
+    """A mixture in the layers after the first dense ones."""
+    for key, value in FIXED:
+        config.expect(key, value)
+    config.expect("layer_norm_only", None)
+    config.skip("use_parallel_embedding")
+    layers, dense = num_layers(config), config.count("first_k_dense_replace", 0)
+    pattern = config.integer("sliding_window_pattern")
+    prefix = config.integer("prefix_dense_sliding_window_pattern")
+    default = alternate(dense, prefix) + alternate(layers - dense, pattern)
+    kinds = layer_kinds(config, default)
+    sparse = layer_kinds(
+        config, [DENSE] * dense + [SPARSE] * (layers - dense), (DENSE, SPARSE), "mlp_layer_types"
+    )
+    inner, function = config.integer("intermediate_size"), config.get("expert_selection_fn")
+    if function not in ("softmax", "sigmoid"):
+        raise config.wrong("expert_selection_fn", function, "softmax or sigmoid")
+    shared, mean = config.count("num_shared_experts"), config.get("shared_expert_combination_strategy")
+    if mean not in ("sum", "average"):
+        raise config.wrong("shared_expert_combination_strategy", mean, "sum or average")
+    renormalize = config.boolean("norm_topk_prob")
+    how = (
+        {"softmax_after": True}
+        if function == "softmax"
+        else {"scoring": "sigmoid", "renormalize": renormalize}
+    )
+    moe = read_moe(
+        config, layers=[k == SPARSE for k in sparse], inner="intermediate_size", shared=shared * inner, **how
+    )
+    if shared and mean == "average":
+        moe = replace(moe, scale=0.5)
+    own = config.optional_integer("prefix_dense_intermediate_size") or inner
+    spec = read_cohere(config, windows=windows_of(config, kinds), moe=moe, intermediate_size=own)
+    turned = [
+        kind == SLIDING or (mlp == DENSE and prefix == 1) for kind, mlp in zip(kinds, sparse, strict=True)
+    ]
+    return rotate_some(spec, turned)
+
+
 COHERE = {
     "logit_scale": 0.0625,
     "max_position_embeddings": 8192,
@@ -79,5 +123,25 @@ FAMILIES = {
         COHERE_NAMES,
         {**COHERE, "sliding_window": 4096},
         {**EPS, "sliding_window_pattern": "sliding_window_pattern _sliding_window_pattern layer_switch"},
+    ),
+    "Cohere2MoeForCausalLM": Family(
+        "cohere2_moe",
+        "Command A+ (mixture)",
+        read_cohere2_moe,
+        replace(COHERE_NAMES, shared="mlp.shared_experts."),
+        {
+            **COHERE,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "prefix_dense_sliding_window_pattern": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 0,
+            "shared_expert_combination_strategy": "average",
+            "expert_selection_fn": "softmax",
+            "norm_topk_prob": True,
+        },
+        {**EPS, "layer_norm_only": "rms_norm_eps"},
     ),
 }

@@ -72,6 +72,7 @@ class ConfigReader:
         self._unread = set(values)
         self._defaults, self._spellings = defaults or {}, spellings or {}
         self._objects: dict[str, ConfigReader] = {}
+        self._whole = False
         self.where = where
 
     def given(self, key: str) -> str | None:
@@ -158,8 +159,11 @@ class ConfigReader:
         if self.given(key) is not None and self.get(key) not in values:
             raise self.wrong(key, self.get(key), " or ".join(repr(v) for v in values))
 
-    def section(self, key: str) -> ConfigReader | None:
-        """A reader of the object under the key, finished with this one. Null counts as absent."""
+    def section(self, key: str, *, whole: bool = False) -> ConfigReader | None:
+        """A reader of the object under the key, finished with this one. Null counts as absent.
+
+        `whole`: the object is a config, with all the keys that change nothing.
+        """
         name = self.given(key)
         value = self._values[name] if name is not None else None
         value = self._defaults.get(key) if value is None else value
@@ -169,6 +173,7 @@ class ConfigReader:
             raise self.wrong(key, value, "an object")
         if key not in self._objects:
             self._objects[key] = ConfigReader(value, f"{self.where}: {name or key}")
+            self._objects[key]._whole = whole
         return self._objects[key]
 
     def keys(self) -> frozenset[str]:
@@ -192,7 +197,10 @@ class ConfigReader:
                     "remove the key only if you know that the weights do not depend on it"
                 )
         for inner in self._objects.values():
-            inner.finish(frozenset(), {})
+            if inner._whole:
+                inner.finish()
+            else:
+                inner.finish(frozenset(), {})
 
     def wrong(self, key: str, value: object, must: str) -> ModelError:
         return ModelError(f"{self.where}: {self.given(key) or key} must be {must}, got {_short(value)}")

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import Family, read_decoder, read_moe, sparse_after
+from quire.model.families.family import Family, num_layers, read_decoder, read_moe, sparse_after
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec, RopeSpec
@@ -20,6 +20,10 @@ def deepseek_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     names = TensorNames(interleaved=config.boolean("rope_interleave", True), shared="mlp.shared_experts.")
     extra = re.escape(names.layer.format(i=spec.num_layers)) + ".*"
     return replace(names, ignored=(*names.ignored, extra))
+
+
+def axk1_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    return replace(deepseek_names(spec, config), moe_norm="post_mlp_layernorm")
 
 
 def read_deepseek_v2(config: ConfigReader) -> ArchSpec:
@@ -35,7 +39,7 @@ def read_deepseek_v2(config: ConfigReader) -> ArchSpec:
     return read_latent(config, moe=_moe(config, **groups))
 
 
-def read_deepseek_v3(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_deepseek_v3(config: ConfigReader, first_dense: int = 0) -> ArchSpec:
     """DeepSeek-AI 2024, arXiv:2412.19437. A bias that balances the experts' load counts for the choice alone."""
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
@@ -47,13 +51,13 @@ def read_deepseek_v3(config: ConfigReader, **fields: Any) -> ArchSpec:
         "group_sum": True,
         "renormalize": config.boolean("norm_topk_prob"),
     }
-    return read_latent(config, moe=_moe(config, correction=True, **routing), **fields)
+    return read_latent(config, moe=_moe(config, first_dense, correction=True, **routing))
 
 
-def _moe(config: ConfigReader, **fields: Any) -> MoESpec | None:
+def _moe(config: ConfigReader, first_dense: int = 0, **fields: Any) -> MoESpec | None:
     config.expect("moe_layer_freq", 1)
     config.skip("ep_size")  # how training was spread
-    layers = sparse_after(config)
+    layers = sparse_after(config, default=first_dense)
     if not any(layers):
         config.skip(
             "n_routed_experts num_experts_per_tok moe_intermediate_size n_shared_experts n_group topk_group"
@@ -71,7 +75,7 @@ def _moe(config: ConfigReader, **fields: Any) -> MoESpec | None:
     )
 
 
-def read_latent(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_latent(config: ConfigReader, value_dim: int | None = None, **fields: Any) -> ArchSpec:
     """A decoder with latent attention; head_dim, if the config has it, repeats the size of the rotated part."""
     config.skip("head_dim")
     heads = config.integer("num_attention_heads")
@@ -81,7 +85,8 @@ def read_latent(config: ConfigReader, **fields: Any) -> ArchSpec:
         kv_rank=config.integer("kv_lora_rank"),
         nope_dim=config.integer("qk_nope_head_dim"),
         rope_dim=config.integer("qk_rope_head_dim"),
-        value_dim=config.integer("v_head_dim"),
+        value_dim=value_dim or config.integer("v_head_dim"),
+        bias=config.boolean("attention_bias", False),
     )
     rope = read_rope(config, latent.rope_dim, config.integer("max_position_embeddings"))
     head_dim = latent.nope_dim + latent.rope_dim
@@ -94,6 +99,7 @@ def read_latent(config: ConfigReader, **fields: Any) -> ArchSpec:
         rope=rope,
         attention_scale=head_dim**-0.5 * _temperature(rope),
         latent=latent,
+        o_bias=latent.bias,
         **fields,
     )
 
@@ -105,6 +111,40 @@ def _temperature(rope: RopeSpec) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
+def read_glm4_moe_lite(config: ConfigReader) -> ArchSpec:
+    """By default the first layer is dense."""
+    return read_deepseek_v3(config, first_dense=1)
+
+
+def read_axk1(config: ConfigReader) -> ArchSpec:
+    """SK Telecom's A.X K1: a norm after each mixture."""
+    spec = read_deepseek_v3(config, first_dense=1)
+    assert spec.moe is None or spec.latent is not None
+    return spec if spec.moe is None else replace(spec, moe=replace(spec.moe, norm=True))
+
+
+def read_youtu(config: ConfigReader) -> ArchSpec:
+    """Tencent 2025: dense layers with latent attention."""
+    config.skip("embedding_initializer_range")
+    return read_latent(config)
+
+
+def read_minicpm3(config: ConfigReader) -> ArchSpec:
+    """Hu et al. 2024, arXiv:2404.06395: multipliers, and latent attention with halves as rotary pairs."""
+    hidden, layers = config.integer("hidden_size"), num_layers(config)
+    depth = config.optional_number("scale_depth")
+    base = config.optional_integer("dim_model_base")
+    value = config.optional_integer("v_head_dim") or hidden // config.integer("num_attention_heads")
+    return read_latent(
+        config,
+        value,
+        mlp_bias=config.boolean("mlp_bias", False),
+        embedding_scale=config.number("scale_emb"),
+        residual_multiplier=1.0 if depth is None else depth / math.sqrt(layers),
+        logit_scale=1.0 if base is None else base / hidden,
+    )
+
+
 LATENT = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
@@ -113,6 +153,7 @@ LATENT = {
     "v_head_dim": 128,
     "rms_norm_eps": 1e-6,
 }
+ROUTED = {"n_routed_experts": "n_routed_experts num_local_experts"}
 MTP = {"num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers"}
 V3 = {
     **LATENT,
@@ -121,7 +162,6 @@ V3 = {
     "num_experts_per_tok": 8,
     "n_shared_experts": 1,
     "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3,
     "routed_scaling_factor": 2.5,
     "norm_topk_prob": True,
     "n_group": 8,
@@ -145,6 +185,65 @@ FAMILIES = {
         },
     ),
     "DeepseekV3ForCausalLM": Family(
-        "deepseek_v3", "DeepSeek-V3, R1, Kimi-K2", read_deepseek_v3, deepseek_names, V3, MTP
+        "deepseek_v3",
+        "DeepSeek-V3, R1, Kimi-K2",
+        read_deepseek_v3,
+        deepseek_names,
+        {**V3, "first_k_dense_replace": 3},
+        {**MTP, **ROUTED},
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        "glm4_moe_lite",
+        "GLM-4.7-Flash",
+        read_glm4_moe_lite,
+        deepseek_names,
+        {
+            **V3,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": 768,
+            "v_head_dim": 256,
+            "qk_nope_head_dim": 192,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        {**MTP, **ROUTED},
+    ),
+    "AXK1ForCausalLM": Family(
+        "axk1",
+        "A.X K1",
+        read_axk1,
+        axk1_names,
+        {**V3, "max_position_embeddings": 32768, "n_routed_experts": 192},
+        {**MTP, **ROUTED},
+    ),
+    "YoutuForCausalLM": Family(
+        "youtu",
+        "Youtu-LLM 2B",
+        read_youtu,
+        deepseek_names,
+        {**LATENT, "max_position_embeddings": 131072, "tie_word_embeddings": True},
+    ),
+    "MiniCPM3ForCausalLM": Family(
+        "minicpm3",
+        "MiniCPM 3 4B",
+        read_minicpm3,
+        TensorNames(),
+        {
+            "q_lora_rank": 768,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "scale_emb": 12.0,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
     ),
 }

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 DENSE, SPARSE = "dense", "sparse"
@@ -72,10 +73,14 @@ def read_decoder(config: ConfigReader, **fields: Any) -> ArchSpec:
     if "activation" not in fields:
         fields["activation"] = read_activation(config)
     if "intermediate_size" not in fields:
-        fields["intermediate_size"] = config.integer("intermediate_size")
+        moe = fields.get("moe")
+        absent = (
+            moe.intermediate_size if moe is not None and all(moe.layers) else None
+        )  # no layer would use it
+        fields["intermediate_size"] = config.integer("intermediate_size", absent)
     given = {
         "norm": "rms",
-        "norm_eps": config.number("rms_norm_eps", 1e-6) if "norm_eps" not in fields else 0.0,
+        "norm_eps": fields["norm_eps"] if "norm_eps" in fields else config.number("rms_norm_eps", 1e-6),
         "attention_scale": head_dim**-0.5,
         "windows": (None,) * layers,
         "tie_embeddings": config.boolean("tie_word_embeddings", False),
@@ -203,11 +208,16 @@ def read_moe(
     )
 
 
-def sparse_after(config: ConfigReader, key: str = "first_k_dense_replace") -> list[bool]:
-    """The first layers, as many as the key says, are dense; mlp_layer_types says the same layer by layer."""
-    layers, first = num_layers(config), config.count(key, 0)
-    default = [SPARSE if i >= first else DENSE for i in range(layers)]
-    kinds = layer_kinds(config, default, (DENSE, SPARSE), "mlp_layer_types")
-    if config.given(key) and kinds != default:
+def sparse_after(
+    config: ConfigReader, key: str = "first_k_dense_replace", default: int = 0, prevails: bool = False
+) -> list[bool]:
+    """The first layers, as many as the key says, are dense; mlp_layer_types says the same layer by layer.
+
+    `prevails`: a class that has both goes by mlp_layer_types.
+    """
+    layers, first = num_layers(config), config.count(key, default)
+    said = [SPARSE if i >= first else DENSE for i in range(layers)]
+    kinds = layer_kinds(config, said, (DENSE, SPARSE), "mlp_layer_types")
+    if config.given(key) and kinds != said and not prevails:
         raise config.wrong("mlp_layer_types", kinds, f"dense in the first {first} layers, as {key} says")
     return [kind == SPARSE for kind in kinds]

@@ -54,6 +54,11 @@ def read_gemma2(config: ConfigReader) -> ArchSpec:
     )
 
 
+def read_vaultgemma(config: ConfigReader) -> ArchSpec:
+    """Gemma 2 with norms before attention and MLP alone."""
+    return replace(read_gemma2(config), placement="pre")
+
+
 def read_gemma3(config: ConfigReader) -> ArchSpec:
     """Gemma Team 2025, arXiv:2503.19786: five layers slide, with a rope of their own, then one does not."""
     kinds = layer_kinds(config, alternate(num_layers(config), config.integer("sliding_window_pattern", 6)))
@@ -113,6 +118,14 @@ FAMILIES = {
         "gemma", "Gemma 1", read_gemma, GEMMA_NAMES, {**GEMMA, "num_key_value_heads": 16}
     ),
     "Gemma2ForCausalLM": Family("gemma2", "Gemma 2", read_gemma2, SANDWICH_NAMES, GEMMA2, NEWER),
+    "VaultGemmaForCausalLM": Family(
+        "vaultgemma",
+        "VaultGemma 1B",
+        read_vaultgemma,
+        TensorNames(norm_offset=1.0, mlp_norm="pre_feedforward_layernorm"),
+        GEMMA2,
+        NEWER,
+    ),
     "Gemma3ForCausalLM": Family(
         "gemma3_text",
         "Gemma 3 (text: 270M, 1B)",

@@ -114,8 +114,8 @@ def read_gptj(config: ConfigReader) -> ArchSpec:
 
 def read_neox(config: ConfigReader) -> ArchSpec:
     """Black et al. 2022, arXiv:2204.06745."""
-    config.expect("rope_theta", config.number("rotary_emb_base", 10000.0))  # the first does not count
-    config.expect("partial_rotary_factor", config.number("rotary_pct", 0.25))
+    config.expect("unused_theta", config.number("rope_theta", 10000.0))
+    config.expect("unused_share", config.number("partial_rotary_factor", 0.25))
     bias = config.boolean("attention_bias")
     return read_decoder(
         config,
@@ -188,6 +188,8 @@ FAMILIES = {
             "rms_norm_eps": "layer_norm_eps",
             "rope_theta": "rotary_emb_base",
             "partial_rotary_factor": "rotary_pct",
+            "unused_theta": "rope_theta",
+            "unused_share": "partial_rotary_factor",
             "num_key_value_heads": "",
         },
     ),

@@ -1,4 +1,4 @@
-"""Llama and its nearest kin: Granite, SmolLM3, StableLM."""
+"""Llama and its nearest kin, which differ from it by a bias, a rope or the layers that slide."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     FULL,
     Family,
+    alternate,
     biases,
     head_size,
     layer_kinds,
@@ -21,23 +22,6 @@ from quire.model.spec import ArchSpec
 
 def read_llama(config: ConfigReader) -> ArchSpec:
     return read_decoder(config, **biases(config), mlp_bias=config.boolean("mlp_bias", False))
-
-
-def granite_multipliers(config: ConfigReader) -> dict[str, float]:
-    scaling = config.number("logits_scaling")
-    if scaling == 0:
-        raise config.wrong("logits_scaling", scaling, "greater than 0")
-    return {
-        "attention_scale": config.number("attention_multiplier"),
-        "embedding_scale": config.number("embedding_multiplier"),
-        "residual_multiplier": config.number("residual_multiplier"),
-        "logit_scale": 1.0 / scaling,
-    }
-
-
-def read_granite(config: ConfigReader) -> ArchSpec:
-    bias = config.boolean("mlp_bias", False)
-    return read_decoder(config, **biases(config), mlp_bias=bias, **granite_multipliers(config))
 
 
 def read_smollm3(config: ConfigReader) -> ArchSpec:
@@ -67,18 +51,32 @@ def read_stablelm(config: ConfigReader) -> ArchSpec:
     )
 
 
+def read_cwm(config: ConfigReader) -> ArchSpec:
+    """Code World Model (Meta 2025, arXiv:2510.02387): every fourth layer, the first included, sees all positions."""
+    kinds = layer_kinds(config, alternate(num_layers(config), 4, offset=0))
+    return read_decoder(config, mlp_bias=config.boolean("mlp_bias", False), windows=windows_of(config, kinds))
+
+
+def read_seed_oss(config: ConfigReader) -> ArchSpec:
+    return read_decoder(
+        config,
+        qkv_bias=config.boolean("attention_bias"),
+        o_bias=config.boolean("attention_out_bias"),
+        mlp_bias=config.boolean("mlp_bias", False),
+    )
+
+
+def read_helium(config: ConfigReader) -> ArchSpec:
+    """Neighbouring rotary pairs."""
+    bias = config.boolean("mlp_bias", False)
+    return read_decoder(config, qkv_bias=config.boolean("attention_bias", False), mlp_bias=bias)
+
+
 LLAMA = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-MULTIPLIERS = {
-    "embedding_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-}
 FAMILIES = {
     "LlamaForCausalLM": Family(
         "llama", "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, Yi", read_llama, defaults=LLAMA
     ),
-    "GraniteForCausalLM": Family("granite", "Granite 3", read_granite, defaults={**LLAMA, **MULTIPLIERS}),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         "SmolLM3",
@@ -101,5 +99,75 @@ FAMILIES = {
         ),
         {"num_key_value_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         {"rms_norm_eps": "layer_norm_eps"},
+    ),
+    "CwmForCausalLM": Family(
+        "cwm",
+        "CWM 32B",
+        read_cwm,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 8192,
+            "rope_theta": 1e6,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        "Seed-OSS 36B",
+        read_seed_oss,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": True,
+            "attention_out_bias": False,
+        },
+    ),
+    "HeliumForCausalLM": Family(
+        "helium",
+        "Helium 1 2B",
+        read_helium,
+        TensorNames(interleaved=True),
+        {
+            "num_key_value_heads": 20,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-8,
+            "rope_theta": 1e5,
+        },
+    ),
+    "InternLM3ForCausalLM": Family(
+        "internlm3",
+        "InternLM 3",
+        read_llama,
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+        },
+        spellings={"attention_bias": "attention_bias qkv_bias", "mlp_bias": "mlp_bias bias"},
+    ),
+    "IQuestCoderForCausalLM": Family(
+        "iquestcoder",
+        "IQuest-Coder",
+        read_llama,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+        },
     ),
 }

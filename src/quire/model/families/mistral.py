@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from quire.devices.protocol import Temperature
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     FULL,
@@ -44,6 +47,20 @@ def read_mixtral(config: ConfigReader) -> ArchSpec:
     return read_decoder(config, windows=one_window(config), moe=moe)
 
 
+def read_ministral3(config: ConfigReader) -> ArchSpec:
+    """Mistral AI 2025: queries far from the trained length are scaled up."""
+    inner = config.section("rope_scaling") or config.section("rope_parameters")
+    assert inner is not None  # the class has one by default
+    inner.skip("max_position_embeddings")
+    beta = inner.number("llama_4_scaling_beta")
+    spec = read_decoder(config, windows=one_window(config))
+    assert spec.rope is not None
+    length = spec.rope.original_max_position
+    if spec.rope.kind != "yarn":
+        length = inner.integer("original_max_position_embeddings")
+    return replace(spec, temperatures=(Temperature(beta, length),) * spec.num_layers)
+
+
 MISTRAL = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
@@ -69,5 +86,27 @@ FAMILIES = {
             "num_experts_per_tok": 2,
         },
         {"num_experts": "num_local_experts num_experts"},
+    ),
+    "Ministral3ForCausalLM": Family(
+        "ministral3",
+        "Ministral 3",
+        read_ministral3,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
     ),
 }

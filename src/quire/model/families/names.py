@@ -13,13 +13,17 @@ from msgspec.structs import replace
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
 
-    `layer` is the prefix of layer {i}; for the names that follow there, None means that the family has no such module.
-    `qkv` names a fused projection: stacked (q, k, v) or grouped (for each kv head its queries, its key, its value);
-    `gate_up` a fused gate and up. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are
-    neighbours. `norm_offset` is added to the weights of norms. `experts` is the prefix of expert {e}; if `expert_stack`
-    is given, of tensors [E, ...] that hold all experts, with outputs as their rows or as their columns. `ignored` are
-    patterns of whole names that hold nothing to load (buffers that are computed from the config). `base` begins all
-    names but the head's; a checkpoint of the base model alone leaves it out.
+    `layer` is the prefix of layer {i}; the names after it follow that. None or "" means that the family has nothing of
+    the kind. `qkv` names a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its key, its
+    value), or in four blocks of q, v and k (CodeGen). `gate_up` is a fused gate and up, `shared_gate_up` that of the
+    shared expert. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are neighbours.
+    `norm_offset` is added to the weights of norms.
+
+    `experts` is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts, with
+    outputs as their rows or as their columns. Gate and up then alternate, or are halves with `expert_halves`.
+
+    `ignored` are patterns of whole names that hold nothing to load (buffers that are computed from the config). `base`
+    begins the names of all but the head; a checkpoint of the base model alone leaves it out.
     """
 
     base: str = "model."
@@ -39,11 +43,13 @@ class TensorNames(msgspec.Struct, frozen=True):
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     qkv: str | None = None
-    qkv_layout: Literal["stacked", "grouped"] = "stacked"
+    qkv_layout: Literal["stacked", "grouped", "blocks"] = "stacked"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     norm_by_head: bool = False  # norms of queries and keys are q_norm.{n} with n a head
     sinks: str = "self_attn.sinks"
+    attention_gate: str = "self_attn.gate_proj"
+    out_norm: str = ""
     out: str = "self_attn.o_proj"
     q_down: str = "self_attn.q_a_proj"
     q_down_norm: str = "self_attn.q_a_layernorm"
@@ -57,14 +63,21 @@ class TensorNames(msgspec.Struct, frozen=True):
     up: str = "mlp.up_proj"
     gate_up: str | None = None
     down: str = "mlp.down_proj"
+    down_norm: str = ""
+    xielu: str = "mlp.act_fn"
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    correction_row: bool = False  # stored as [1, E]
     experts: str = "mlp.experts.{e}."
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
     expert_stack: Literal["", "columns", "rows"] = ""
+    expert_halves: bool = False
+    moe_norm: str = ""
     shared: str = "mlp.shared_expert."
+    shared_gate_up: str | None = None
+    shared_down: str = "down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False
     interleaved: bool = False

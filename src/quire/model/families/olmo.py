@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, and Exaone 4: norms on what attention and MLP give instead of on what they get."""
+"""OLMo 1 to 3, its mixtures, and Exaone 4. From OLMo 2 on, norms are on what attention and MLP give."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from quire.model.families.family import (
     layer_kinds,
     num_layers,
     read_decoder,
+    read_moe,
     rotate_some,
     windows_of,
 )
@@ -25,6 +26,27 @@ from quire.model.spec import ArchSpec
 POST_NORM_NAMES = TensorNames(
     attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm"
 )
+
+
+def read_olmo(config: ConfigReader) -> ArchSpec:
+    """Groeneveld et al. 2024, arXiv:2402.00838: LayerNorms without weights."""
+    clip = config.optional_number("clip_qkv") or None
+    return read_decoder(
+        config, **biases(config), norm="layer", norm_weight=False, norm_eps=1e-5, clip_qkv=clip
+    )
+
+
+def read_olmoe(config: ConfigReader) -> ArchSpec:
+    """Muennighoff et al. 2024, arXiv:2409.02060."""
+    clip = config.optional_number("clip_qkv") or None
+    moe = read_moe(config, inner="intermediate_size", renormalize=config.boolean("norm_topk_prob"))
+    return read_decoder(config, **biases(config), qk_norm="all_heads", clip_qkv=clip, moe=moe)
+
+
+def read_flex_olmo(config: ConfigReader) -> ArchSpec:
+    """Shi et al. 2025, arXiv:2507.07024."""
+    moe = read_moe(config, inner="intermediate_size", renormalize=config.boolean("norm_topk_prob"))
+    return read_olmo2(config, moe=moe)
 
 
 def read_olmo2(config: ConfigReader, **fields: Any) -> ArchSpec:
@@ -59,7 +81,37 @@ def exaone_layers(config: ConfigReader) -> tuple[list[str], bool]:
 
 
 OLMO2 = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+EXPERTS = {"num_experts": "num_experts num_local_experts"}
 FAMILIES = {
+    "OlmoForCausalLM": Family("olmo", "OLMo 1", read_olmo, defaults={"max_position_embeddings": 2048}),
+    "OlmoeForCausalLM": Family(
+        "olmoe",
+        "OLMoE 1B-7B",
+        read_olmoe,
+        defaults={
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        spellings=EXPERTS,
+    ),
+    "FlexOlmoForCausalLM": Family(
+        "flex_olmo",
+        "FlexOlmo 7x7B",
+        read_flex_olmo,
+        POST_NORM_NAMES,
+        {
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 5e5,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": False,
+        },
+        EXPERTS,
+    ),
     "Olmo2ForCausalLM": Family("olmo2", "OLMo 2", read_olmo2, POST_NORM_NAMES, OLMO2),
     "Olmo3ForCausalLM": Family(
         "olmo3",

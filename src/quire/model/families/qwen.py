@@ -54,10 +54,11 @@ def read_qwen3_moe(config: ConfigReader) -> ArchSpec:
     )
 
 
-def sparse_layers(config: ConfigReader) -> list[bool]:
+def sparse_layers(config: ConfigReader, default: tuple[int, ...] = ()) -> list[bool]:
     """Every decoder_sparse_step-th layer is a mixture, except those in mlp_only_layers."""
     layers, step = num_layers(config), config.integer("decoder_sparse_step")
-    dense = config.get("mlp_only_layers") or []
+    given = config.get("mlp_only_layers")
+    dense = list(default) if given is None else given
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):
         raise config.wrong("mlp_only_layers", dense, "a list of layers")
     return [(i + 1) % step == 0 and i not in dense for i in range(layers)]

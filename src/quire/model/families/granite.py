@@ -1,0 +1,150 @@
+"""Granite: Llama with multipliers, dense, as mixtures, and with sliding layers; and HyperCLOVA X, which adds norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import (
+    FULL,
+    SLIDING,
+    Family,
+    biases,
+    head_size,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+    windows_of,
+)
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec, RopeSpec
+
+
+def read_granite(config: ConfigReader, **fields: Any) -> ArchSpec:
+    scaling = config.number("logits_scaling")
+    if scaling == 0:
+        raise config.wrong("logits_scaling", scaling, "greater than 0")
+    bias = config.boolean("mlp_bias", False)
+    if "attention_scale" not in fields:
+        fields["attention_scale"] = config.number("attention_multiplier")
+    given = {
+        "embedding_scale": config.number("embedding_multiplier"),
+        "residual_multiplier": config.number("residual_multiplier"),
+        "logit_scale": 1.0 / scaling,
+        **fields,
+    }
+    return read_decoder(config, **biases(config), mlp_bias=bias, **given)
+
+
+def read_granite_moe(config: ConfigReader, **fields: Any) -> ArchSpec:
+    moe = read_moe(
+        config,
+        inner="intermediate_size",
+        experts="num_local_experts",
+        shared=config.count("shared_intermediate_size", 0),
+        softmax_after=True,
+    )
+    return read_granite(config, moe=moe, **fields)
+
+
+def read_granite_swa(config: ConfigReader, read: Any = read_granite) -> ArchSpec:
+    """Every layer has sinks and a rope base of its own; base 0 is a layer without positions."""
+    layers = num_layers(config)
+    kinds = layer_kinds(config, [FULL if i % 4 == 0 else SLIDING for i in range(layers)])
+    thetas = config.get("layer_rope_theta")
+    spec: ArchSpec = read(config, windows=windows_of(config, kinds), sinks=True)
+    if thetas is None:
+        return spec
+    if not isinstance(thetas, list) or len(thetas) != layers or any(not _is_theta(t) for t in thetas):
+        raise config.wrong("layer_rope_theta", thetas, f"{layers} numbers above 1, or 0")
+    ropes: list[RopeSpec | None] = [
+        replace(spec.rope, theta=float(theta)) if theta and spec.rope is not None else None
+        for theta in thetas
+    ]
+    return replace(spec, layer_ropes=tuple(ropes))
+
+
+def _is_theta(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and (value == 0 or value > 1)
+
+
+def read_granite_moe_swa(config: ConfigReader) -> ArchSpec:
+    return read_granite_swa(config, read_granite_moe)
+
+
+def read_hyperclovax(config: ConfigReader) -> ArchSpec:
+    """Logits are multiplied by logits_scaling here, not divided."""
+    scale = config.optional_number("attention_multiplier")
+    return read_granite(
+        config,
+        attention_scale=head_size(config) ** -0.5 if scale is None else scale,
+        logit_scale=config.number("logits_scaling"),
+        placement="sandwich" if config.boolean("use_post_norm") else "pre",
+    )
+
+
+DEFAULTS = {
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+MOE = {**DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
+MOE_NAMES = TensorNames(
+    router="block_sparse_moe.router.layer",
+    experts="block_sparse_moe.",
+    expert_up="input_linear.weight",
+    expert_down="output_linear.weight",
+    expert_stack="rows",
+    expert_halves=True,
+    shared="shared_mlp.",
+    shared_gate_up="input_linear",
+    shared_down="output_linear",
+)
+FAMILIES = {
+    "GraniteForCausalLM": Family("granite", "Granite 3", read_granite, defaults=DEFAULTS),
+    "GraniteSWAForCausalLM": Family(
+        "granite_swa",
+        "Granite with sliding layers",
+        read_granite_swa,
+        defaults={
+            **DEFAULTS,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "sliding_window": 128,
+        },
+    ),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe", "Granite 3 MoE (1B-A400M, 3B-A800M)", read_granite_moe, MOE_NAMES, MOE
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        "granitemoeshared", "Granite MoE with a shared expert", read_granite_moe, MOE_NAMES, MOE
+    ),
+    "GraniteMoeSWAForCausalLM": Family(
+        "granitemoe_swa",
+        "Granite MoE with sliding layers",
+        read_granite_moe_swa,
+        replace(
+            MOE_NAMES,
+            router="block_sparse_moe.router",
+            experts="block_sparse_moe.experts.",
+            expert_up="gate_up_proj",
+            expert_down="down_proj",
+        ),
+        {**MOE, "sliding_window": 128},
+    ),
+    "HyperCLOVAXForCausalLM": Family(
+        "hyperclovax",
+        "HyperCLOVA X SEED",
+        read_hyperclovax,
+        TensorNames(attention_post_norm="post_norm1", mlp_post_norm="post_norm2"),
+        {**DEFAULTS, "attention_multiplier": None, "use_post_norm": True},
+    ),
+}

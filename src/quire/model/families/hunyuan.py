@@ -1,0 +1,120 @@
+"""Hunyuan: norms of queries and keys after they are rotated; dense and mixtures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import (
+    DENSE,
+    SPARSE,
+    Family,
+    biases,
+    head_size,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+)
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import read_rope
+from quire.model.spec import ArchSpec
+
+HUNYUAN_NAMES = TensorNames(
+    q_norm="self_attn.query_layernorm",
+    k_norm="self_attn.key_layernorm",
+    router="mlp.gate.wg",
+    shared="mlp.shared_mlp.",
+)
+
+
+def read_hunyuan(config: ConfigReader, **fields: Any) -> ArchSpec:
+    """A "dynamic" rope with `alpha` is a default one with a larger base."""
+    size = head_size(config)
+    rope = read_rope(config, size, config.integer("max_position_embeddings"))
+    inner = config.section("rope_scaling") or config.section("rope_parameters")
+    alpha = inner.optional_number("alpha") if inner is not None and rope.kind == "dynamic" else None
+    if alpha:
+        rope = replace(rope, kind="default", theta=rope.theta * alpha ** (size / (size - 2)))
+        inner.skip("beta_fast beta_slow mscale mscale_all_dim")  # type: ignore[union-attr]
+    return read_decoder(
+        config, **biases(config), qk_norm="head", qk_norm_after_rope=True, rope=rope, **fields
+    )
+
+
+def read_hunyuan_moe(config: ConfigReader) -> ArchSpec:
+    """Tencent 2025, Hunyuan-A13B: a shared expert in every layer."""
+    for key in ("num_experts", "num_experts_per_tok"):
+        value = config.get(key)
+        if isinstance(value, list):
+            raise config.wrong(key, value, "one number for all layers")
+    inner = config.integer("intermediate_size")
+    return read_hunyuan(
+        config, moe=read_moe(config, inner="intermediate_size", shared=inner, renormalize=True)
+    )
+
+
+def read_hunyuan_v3(config: ConfigReader) -> ArchSpec:
+    """By default the first layer is dense; norms of queries and keys are before the rope here."""
+    config.skip("enable_moe_fp32_combine")  # sums are float32 always
+    layers = num_layers(config)
+    kinds = layer_kinds(config, [DENSE, *[SPARSE] * (layers - 1)], (DENSE, SPARSE), "mlp_layer_types")
+    moe = read_moe(
+        config,
+        layers=[kind == SPARSE for kind in kinds],
+        shared=config.count("num_shared_experts") * config.integer("moe_intermediate_size"),
+        correction=True,
+        scoring="sigmoid",
+        renormalize=True,
+        scale=config.number("router_scaling_factor"),
+    )
+    bias = config.boolean("mlp_bias", False)
+    if bias:
+        raise config.wrong("mlp_bias", bias, "false")
+    return read_decoder(config, **biases(config), qk_norm="head", moe=moe)
+
+
+DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+FAMILIES = {
+    "HunYuanDenseV1ForCausalLM": Family(
+        "hunyuan_v1_dense",
+        "Hunyuan 0.5B to 7B",
+        read_hunyuan,
+        HUNYUAN_NAMES,
+        DEFAULTS,
+        unused="eod_token_id",
+    ),
+    "HunYuanMoEV1ForCausalLM": Family(
+        "hunyuan_v1_moe",
+        "Hunyuan-A13B",
+        read_hunyuan_moe,
+        HUNYUAN_NAMES,
+        {**DEFAULTS, "num_experts": 1, "num_experts_per_tok": 1},
+        {
+            "num_experts_per_tok": "moe_topk num_experts_per_tok",
+            "num_experts": "num_experts num_local_experts",
+        },
+        unused="eod_token_id",
+    ),
+    "HYV3ForCausalLM": Family(
+        "hy_v3",
+        "Hunyuan 3",
+        read_hunyuan_v3,
+        TensorNames(router="mlp.router.gate", correction="mlp.expert_bias", shared="mlp.shared_mlp."),
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 11158840.0,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "router_scaling_factor": 2.826,
+        },
+        {"num_experts": "num_experts num_local_experts"},
+    ),
+}

@@ -1,0 +1,129 @@
+"""Decoders with a squared ReLU: Arcee, BitNet, Jais 2, nanochat, Nemotron; and Apertus with its XIELU."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import Family, biases, head_size, read_decoder
+from quire.model.families.gemma import cap
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import read_rope, rotary_dim
+from quire.model.spec import ArchSpec
+
+
+def read_arcee(config: ConfigReader) -> ArchSpec:
+    bias = config.boolean("mlp_bias", False)
+    return read_decoder(config, **biases(config), mlp_bias=bias, gated=False)
+
+
+def read_jais2(config: ConfigReader) -> ArchSpec:
+    bias = config.boolean("mlp_bias")
+    return read_decoder(config, **biases(config), mlp_bias=bias, gated=False, norm="layer", norm_bias=True)
+
+
+def read_nemotron(config: ConfigReader) -> ArchSpec:
+    """Parmar et al. 2024, arXiv:2402.16819: LayerNorms that add one to their weights, partly rotated heads."""
+    return read_decoder(
+        config,
+        **biases(config),
+        mlp_bias=config.boolean("mlp_bias", False),
+        rotated=rotary_dim(config, head_size(config), 0.5),
+        gated=False,
+        norm="layer",
+        norm_bias=True,
+    )
+
+
+def read_bitnet(config: ConfigReader) -> ArchSpec:
+    """Ma et al. 2025, arXiv:2504.12285, in floats: norms before the projections that end attention and MLP."""
+    return read_decoder(config, **biases(config), inner_norms=True)
+
+
+def read_nanochat(config: ConfigReader) -> ArchSpec:
+    """Norms have no weights and one follows the embedding; heads turn backwards before they are normed."""
+    rope = read_rope(config, head_size(config), config.integer("max_position_embeddings"))
+    return read_decoder(
+        config,
+        **biases(config),
+        rope=replace(rope, backwards=True),
+        gated=False,
+        norm_weight=False,
+        embedding_norm=True,
+        qk_norm="head",
+        qk_norm_weight=False,
+        qk_norm_after_rope=True,
+        logit_cap=cap(config, "final_logit_softcapping"),
+    )
+
+
+def read_apertus(config: ConfigReader) -> ArchSpec:
+    """Swiss AI 2025, arXiv:2509.14233."""
+    if config.get("hidden_act") != "xielu":
+        raise config.wrong("hidden_act", config.get("hidden_act"), "xielu")
+    return read_decoder(config, **biases(config), gated=False, qk_norm="head", activation="relu", xielu=True)
+
+
+ARCEE = {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+FAMILIES = {
+    "ArceeForCausalLM": Family("arcee", "AFM 4.5B", read_arcee, defaults=ARCEE),
+    "Jais2ForCausalLM": Family(
+        "jais2",
+        "Jais 2",
+        read_jais2,
+        defaults={
+            **ARCEE,
+            "max_position_embeddings": 8192,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        spellings={"rms_norm_eps": "layer_norm_eps"},
+    ),
+    "NemotronForCausalLM": Family(
+        "nemotron",
+        "Nemotron 4, Minitron",
+        read_nemotron,
+        TensorNames(norm_offset=1.0),
+        ARCEE,
+        {"rms_norm_eps": "norm_eps"},
+    ),
+    "BitNetForCausalLM": Family(
+        "bitnet",
+        "BitNet b1.58 (its float weights)",
+        read_bitnet,
+        TensorNames(out_norm="self_attn.attn_sub_norm", down_norm="mlp.ffn_sub_norm"),
+        {**ARCEE, "num_key_value_heads": 5, "max_position_embeddings": 2048, "rope_theta": 5e5},
+    ),
+    "NanoChatForCausalLM": Family(
+        "nanochat",
+        "nanochat",
+        read_nanochat,
+        TensorNames(up="mlp.fc1", down="mlp.fc2"),
+        {
+            **ARCEE,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "final_logit_softcapping": 15.0,
+        },
+    ),
+    "ApertusForCausalLM": Family(
+        "apertus",
+        "Apertus 8B, 70B",
+        read_apertus,
+        TensorNames(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
+        {
+            "hidden_act": "xielu",
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12e6,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 12e6,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+    ),
+}
