@@ -108,6 +108,28 @@ def test_other_kinds(client: openai.OpenAI, fields: dict[str, Any], pattern: str
     assert re.fullmatch(pattern, answer.message.content)
 
 
+def test_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model="quire-stories",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=30,
+        extra_body={"response_format": {"type": "json_object", "schema": schema}},
+    )
+    assert json.loads(answer.choices[0].message.content or "") in ({"a": 1}, {"a": 2})
+    with pytest.raises(openai.BadRequestError, match=r"response_format: schema must be a JSON schema"):
+        client.chat.completions.create(
+            model="quire-stories",
+            messages=[{"role": "user", "content": "x"}],
+            extra_body={"response_format": {"type": "json_object", "schema": 3}},
+        )
+
+
 def test_json_object_is_one(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="quire-stories",

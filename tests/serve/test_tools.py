@@ -548,3 +548,85 @@ def test_examples_of_the_docs_run(real: Server, code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "{" in done.stdout
+
+
+ROLL = {"properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
+ROLLS: list[Any] = [{"type": "function", "function": {"name": "roll", "parameters": ROLL}}]
+
+
+def test_arguments_are_an_object_though_the_schema_does_not_say_so(real: Server) -> None:
+    for seed in range(8):
+        fields = {"tools": ROLLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+        answer = real.post("/v1/chat/completions", {"messages": say("x"), "max_tokens": 60, **fields}).json()
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["sides"] in (6, 20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_is_no_content(stories: openai.OpenAI, stream: bool) -> None:
+    named: Any = {"type": "function", "function": {"name": "roll"}}
+    for choice, names in (("required", ["roll"]), (named, ["roll"])):
+        call: Any = {"model": "quire-stories", "messages": say("x"), "tools": ROLLS, "tool_choice": choice}
+        got = stories.chat.completions.create(max_tokens=3, stream=stream, **call)
+        if stream:
+            deltas = [choice for chunk in got for choice in chunk.choices]
+            content = "".join(d.delta.content or "" for d in deltas)
+            found = [c.function.name for d in deltas for c in d.delta.tool_calls or []]
+            reason = deltas[-1].finish_reason
+        else:
+            content = got.choices[0].message.content or ""
+            found = [c.function.name for c in got.choices[0].message.tool_calls or []]
+            reason = got.choices[0].finish_reason
+        assert (content, found, reason) == ("", names, "length")
+
+
+def test_a_forced_call_beside_a_response_format(real: Server) -> None:
+    fields = {"tools": ROLLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    answer = real.post("/v1/chat/completions", {"messages": say("x"), "max_tokens": 60, **fields}).json()
+    assert answer["choices"][0]["message"]["tool_calls"]
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Server]:
+    """A model whose answers begin inside the reasoning, and whose template shows tools in no known format."""
+    template = (
+        "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+        "{{ '<|' + m.role + '|>' + m.content + ('' if loop.last and not add_generation_prompt else '<|end|>') }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    running = start(
+        maker="quire.client.start",
+        model="",
+        max_model_len=512,
+        threads=1,
+        reasoning_parser="deepseek_r1",
+        chat_template=template,
+    )
+    yield running
+    assert running.stop() == 0
+
+
+def test_continued_answers_are_no_reasoning(thinking: Server) -> None:
+    talk = [{"role": "user", "content": "Yes or no?"}, {"role": "assistant", "content": "My answer is"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    body = {"messages": talk, "max_tokens": 20, "structured_outputs": {"regex": " (yes|no)"}, **fields}
+    message = thinking.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+    assert message["content"] in (" yes", " no")
+    assert not message.get("reasoning_content")
+    opened = [talk[0], {"role": "assistant", "content": "<think>I am"}]
+    body = {"messages": opened, "max_tokens": 5, **fields}
+    message = thinking.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+    assert message["reasoning_content"]
+    assert not message["content"]
+
+
+def test_a_format_that_nobody_recognises_is_not_hermes(thinking: Server) -> None:
+    assert "no known format" in thinking.log
+    for choice, fields in (("required", {}), ("auto", {"strict": True})):
+        tools = [{"type": "function", "function": {**ROLLS[0]["function"], **fields}}]
+        body = {"messages": say("x"), "max_tokens": 5, "tools": tools, "tool_choice": choice}
+        answer = thinking.post("/v1/chat/completions", body)
+        assert answer.status_code == 400
+        assert "--tool-call-parser" in answer.json()["error"]["message"]
+    body = {"messages": say("x"), "max_tokens": 5, "tools": ROLLS}
+    assert thinking.post("/v1/chat/completions", body).status_code == 200

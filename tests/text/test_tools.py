@@ -96,7 +96,9 @@ def test_damaged_anywhere(vector: Vector) -> None:
 
 
 MARKERS = sorted(
-    {m for f in TOOL_FORMATS for m in (*f.markers, *f.bare)} | {"<think>", "</think>", "to=functions."}
+    {m for f in TOOL_FORMATS for m in (*f.markers, *f.bare)}
+    | {m for f in REASONING_FORMATS for m in f.markers}
+    | {"to=functions.", ">>>", "all\n"}
 )
 FRAGMENTS = [
     *MARKERS, "<function=", ">", "<parameter=", "</parameter>", "</function>", "<arg_key>", "</arg_key>",
@@ -467,6 +469,34 @@ def _python(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
+def _dsml(name: str, arguments: dict[str, Any]) -> str:
+    parameters = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜invoke name="{name}">\n{parameters}</｜DSML｜invoke>\n'
+
+
+def _gemma(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_gemma(part)}" for key, part in value.items()) + "}"
+    return "[" + ",".join(map(_gemma, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
+NS = "]<]minimax[>["
+
+
+def _minimax(value: Any) -> str:
+    if isinstance(value, dict):
+        return "".join(f"{NS}<{key}>{_minimax(part)}{NS}</{key}>" for key, part in value.items())
+    if isinstance(value, list):
+        return "".join(f"{NS}<item>{_minimax(part)}{NS}</item>" for part in value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 WRITERS: dict[str, Callable[[list[tuple[str, dict[str, Any]]]], str]] = {
     "hermes": lambda calls: "\n".join(
         f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls
@@ -475,6 +505,19 @@ WRITERS: dict[str, Callable[[list[tuple[str, dict[str, Any]]]], str]] = {
     "mistral": lambda calls: "[TOOL_CALLS]" + json.dumps([{"name": n, "arguments": a} for n, a in calls]),
     "pythonic": lambda calls: f"[{', '.join(_python(n, a) for n, a in calls)}]",
     "qwen3_coder": lambda calls: "\n".join(_tagged(n, a) for n, a in calls),
+    "deepseek_v32": lambda calls: (
+        f"<｜DSML｜function_calls>\n{''.join(_dsml(n, a) for n, a in calls)}</｜DSML｜function_calls>"
+    ),
+    "gemma4": lambda calls: "".join(f"<|tool_call>call:{n}{_gemma(a)}<tool_call|>" for n, a in calls),
+    "minimax_m3": lambda calls: (
+        f"{NS}<tool_call>\n"
+        + "".join(f'{NS}<invoke name="{n}">{_minimax(a)}{NS}</invoke>\n' for n, a in calls)
+        + f"{NS}</tool_call>"
+    ),
+    "apertus": lambda calls: f"<|tools_prefix|>{json.dumps([{n: a} for n, a in calls])}<|tools_suffix|>",
+    "nemotron": lambda calls: (
+        f"<TOOLCALL>{json.dumps([{'name': n, 'arguments': a} for n, a in calls])}</TOOLCALL>"
+    ),
 }
 
 

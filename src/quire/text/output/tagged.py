@@ -145,13 +145,16 @@ class TaggedReader:
     def _nested_list(self, body: NestedCall, end: str, schema: Any, depth: int) -> Steps[None]:
         """Read `<item>value</item>` until `end`, as a list."""
         reader, sink = self._reader, self._sink
-        items = schema.get("items") if isinstance(schema, Mapping) else None
+        schema = schema if isinstance(schema, Mapping) else {}
+        items = schema.get("items")
+        # A list where the schema wants a string: its elements are strings.
+        kind = "string" if schema.get("type") == "string" else None
         opening = "["
         while (yield from self._tag(body, end)):
             yield from reader.expect(f"{body.item}>")
             sink.argue(opening)
             opening = ", "
-            yield from self._nested_value(body, f"{body.prefix}</{body.item}>", items, None, depth)
+            yield from self._nested_value(body, f"{body.prefix}</{body.item}>", items, kind, depth)
         sink.argue("[]" if opening == "[" else "]")
 
     def _tag(self, body: NestedCall, end: str) -> Steps[bool]:
