@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from quire import __version__
 from quire.config import SECTIONS, EngineConfig
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if entry := COMMANDS.get(" ".join(args[:words])):
                 _run(" ".join(args[:words]), entry, args[words:])
                 return
-        _overview().parse_args(args or ["--help"])
+        _overview(args)
     except QuireError as error:
         print(f"quire: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -74,39 +75,76 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def _overview() -> argparse.ArgumentParser:
-    """Lists the commands without loading any; refuses whatever is none of them."""
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        "quire",
-        description="Quire serves large language models.",
-        epilog=f"commands:\n{lines}\n\n`quire COMMAND --help` tells a command's options.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"quire {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
-    return parser
+class Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line, with the nearest option that exists."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        for word in unknown:
+            if word.startswith("--"):
+                name = word.partition("=")[0]
+                self.error(f"there is no option {name}{_nearest(name, self._option_string_actions)}")
+        if unknown:
+            self.error(f"{unknown[0]!r} is one argument too many")
+        return found
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?" if something known is close to `word`."""
+    close = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _overview(args: list[str]) -> None:
+    """List the commands without loading any, all or those of a group; refuse anything else."""
+    group = args[0] if args and any(name.startswith(f"{args[0]} ") for name in COMMANDS) else ""
+    rest = args[1:] if group else args
+    parser = Parser("quire", add_help=False)
+    if rest and rest[0] == "--version":
+        print(f"quire {__version__}")
+    elif not rest or rest[0] in ("-h", "--help", "--help-all"):
+        shown = {n: entry for n, entry in COMMANDS.items() if not group or n.startswith(f"{group} ")}
+        width = max(map(len, shown))
+        lines = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in shown.items())
+        print(f"usage: quire {f'{group} ' if group else ''}COMMAND [options]\n\n{lines}\n")
+        print("`quire COMMAND --help` shows the common options of a command, `--help-all` all of them.")
+    else:
+        word = f"{group} {rest[0]}".strip()
+        known = [*COMMANDS, *{name.split()[0] for name in COMMANDS}]
+        parser.error(f"there is no command {word!r}{_nearest(word, known)}")
 
 
 def _run(name: str, entry: Entry, args: list[str]) -> None:
     """Load a command's module, read its options from `args`, and call it."""
     command: Command = importlib.import_module(entry.module).COMMAND
-    parser = argparse.ArgumentParser(
+    everything = "--help-all" in args
+    places = "".join(f" [{argument}]" for argument in command.arguments)
+    parser = Parser(
         f"quire {name}",
+        usage=f"quire {name}{places} [options]",
         description=entry.help,
         allow_abbrev=False,
     )
-    _add_options(parser.add_argument_group("options of this command"), command.options, command.arguments)
+    parser.add_argument("--help-all", action="help", help="show every option and exit")
+    own_options = parser.add_argument_group("options of this command")
+    show_own = everything or not any(f.metadata["common"] for f in fields(command.options))
+    hidden = _add_options(own_options, command.options, command.arguments, show_own)
     if command.engine:
         for section, options in SECTIONS.items():
-            _add_options(parser.add_argument_group(f"{section} options"), options, command.arguments)
-        _add_options(parser, EngineConfig, (), only=("seed",))
+            section_options = parser.add_argument_group(f"{section} options")
+            hidden += _add_options(section_options, options, command.arguments, everything)
+        hidden += _add_options(parser, EngineConfig, (), everything, only=("seed",))
     if command.read_config is not None:
         parser.add_argument("--config", help="YAML file of options; flags prevail over it")
-        known, _ = parser.parse_known_args(args)
+        known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
         if known.config is not None:
             parser.set_defaults(**command.read_config(known.config))
+    if hidden:
+        parser.epilog = f"{hidden} more options: quire {name} --help-all"
     values = vars(parser.parse_args(args))
     if command.read_config is not None:
         del values["config"]
@@ -119,22 +157,34 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
 
 
 def _add_options(
-    group: argparse._ActionsContainer, options: type, arguments: tuple[str, ...], only: tuple[str, ...] = ()
-) -> None:
-    """A flag for each field of the dataclass `options`; for those in `arguments` a place instead."""
+    group: argparse._ActionsContainer,
+    options: type,
+    arguments: tuple[str, ...],
+    everything: bool,
+    only: tuple[str, ...] = (),
+) -> int:
+    """Add a flag for each field of the dataclass `options`, and a positional for each of those in `arguments`.
+
+    Unless `everything`, help shows only the fields marked as common. Returns how many it hides.
+    """
     hints = get_type_hints(options)
+    hidden = 0
     for f in fields(options):
         if only and f.name not in only:
             continue
         default = None if f.default is MISSING else f.default
         shown = "" if default in (None, "", ()) else f" (default: {default})"
         settings: dict[str, Any] = {"help": f.metadata["help"] + shown, "default": default}
+        if not everything and not f.metadata["common"]:
+            settings["help"] = argparse.SUPPRESS
+            hidden += 1
         settings.update(_reading(hints[f.name]))
         if f.name in arguments:
             group.add_argument(f.name, nargs="?", **{**settings, "metavar": f.name})
         else:
             flags = [f.metadata["short"]] if f.metadata["short"] else []
             group.add_argument(*flags, f"--{f.name.replace('_', '-')}", **settings)
+    return hidden
 
 
 def _reading(hint: Any) -> dict[str, Any]:

@@ -19,10 +19,20 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 def option(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, short: str | None = None
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    short: str | None = None,
+    common: bool = False,
 ) -> Any:
-    """A dataclass field with its help text, numeric range (inclusive) and one-letter flag."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "short": short})
+    """A dataclass field with its help text, numeric range (inclusive) and one-letter flag.
+
+    `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own.
+    """
+    metadata = {"help": help, "low": low, "high": high, "short": short, "common": common}
+    return field(default=default, metadata=metadata)
 
 
 def check_options(config: object) -> None:
@@ -47,18 +57,21 @@ class ModelConfig:
     """Which model, and how its weights and numbers are held."""
 
     model: str = option(
-        "", "Local directory, GGUF file or Hugging Face id; empty means the model inside the package."
+        "",
+        "Local directory, GGUF file or Hugging Face id; empty means the model inside the package.",
+        common=True,
     )
     tokenizer: str | None = option(
         None, "Directory, GGUF file or id of the tokenizer, where it is not the model's."
     )
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
     download_dir: str | None = option(None, "Where downloaded models are kept.")
-    dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.")
+    dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.", common=True)
     quantization: Quantization = option(
         "auto",
         "Weights in few bits: int8 or int4 (activations int8 too), int8wo or int4wo (weights only); "
         "auto keeps the checkpoint's own.",
+        common=True,
     )
     quantization_group_size: int = option(
         64, "Columns that share a scale in int4: 32, 64 or 128.", low=32, high=128
@@ -69,8 +82,10 @@ class ModelConfig:
         "auto",
         "quire (its own families), transformers (that library's code, slow), or auto: the first that can.",
     )
-    max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
-    chat_template: str | None = option(None, "File with a Jinja chat template, or the template itself.")
+    max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1, common=True)
+    chat_template: str | None = option(
+        None, "File with a Jinja chat template, or the template itself.", common=True
+    )
     generation_config: str = option(
         "auto", "Where default sampling parameters come from: auto, vllm or a directory."
     )
@@ -93,9 +108,10 @@ class CacheConfig:
     kv_cache_dtype: KVDtype = option(
         "auto",
         "Type of the KV cache; auto is the checkpoint's, int8 has a scale a token and head.",
+        common=True,
     )
     gpu_memory_utilization: float = option(
-        0.5, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0
+        0.5, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0, common=True
     )
     kv_cache_memory_bytes: int | None = option(None, "KV cache size in bytes; overrides the share.", low=1)
     num_gpu_blocks_override: int | None = option(None, "KV cache size in blocks; overrides both.", low=1)
@@ -113,7 +129,7 @@ class CacheConfig:
 class SchedulerConfig:
     """How requests share each step."""
 
-    max_num_seqs: int = option(256, "Most sequences that run at once.", low=1, high=65536)
+    max_num_seqs: int = option(256, "Most sequences that run at once.", low=1, high=65536, common=True)
     max_num_batched_tokens: int = option(1024, "Most tokens computed in one step.", low=1)
     scheduling_policy: SchedulingPolicy = option(
         "fcfs", "Order of waiting requests: fcfs, or priority (lower first)."
@@ -134,7 +150,7 @@ class DeviceConfig:
         "auto", "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower)."
     )
     threads: int | None = option(
-        None, "Compute threads; default is one per core this process may use.", low=1, high=1024
+        None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
     isa: Isa = option("auto", "Instruction set of the kernels; auto takes the quickest that the CPU has.")
 

@@ -220,10 +220,21 @@ class LLM:
         return self._run(list(self._streams(prompts, each, None)), use_tqdm)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        continue_final_message: bool = False,
     ) -> Iterator[RequestOutput]:
         """Answer one conversation and yield the RequestOutput each time it grows."""
-        return self.stream(self._chat_prompt(messages), sampling_params)
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        prompt = self._chat_prompt(messages, **(more if continue_final_message else {}))
+        return self.stream(prompt, sampling_params)
+
+    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt of a conversation as `chat` computes it."""
+        tokens: list[int] = self._chat_prompt(messages)["prompt_token_ids"]
+        return tokens
 
     def _chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         text = self._front.render(list(messages), **options)

@@ -10,6 +10,7 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.llm import LLM
 from quire.params import SamplingParams
+from quire.text.stdin import read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +32,26 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def params(self, llm: LLM) -> SamplingParams:
+    def settings(self) -> dict[str, Any]:
+        """The parameters that are set, by their names in SamplingParams and in the API."""
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(SamplingOptions)}
         given["seed"] = given.pop("sampling_seed")
-        return llm.default_params(**{k: v for k, v in given.items() if v is not None})
+        return {name: value for name, value in given.items() if value is not None}
+
+    def params(self, llm: LLM) -> SamplingParams:
+        return llm.default_params(**self.settings())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions(SamplingOptions):
     """Options of `quire generate`."""
 
-    prompt: str = option("", "The text to continue; - reads it from standard input.")
+    prompt: str = option("", "The text to continue; without it, or with -, read it from standard input.")
 
 
 def run(config: EngineConfig, options: GenerateOptions) -> None:
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    piped = options.prompt == "-" or (not options.prompt and not sys.stdin.isatty())
+    prompt = read_text(sys.stdin.buffer) if piped else options.prompt
     llm = LLM.from_config(config)
     shown = 0
     print(prompt, end="", flush=True)

@@ -22,12 +22,14 @@ UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trac
 class ServerConfig:
     """Where the server listens, who may use it, and how much it accepts."""
 
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
-    port: int = option(8000, "TCP port; 0 picks a free one.", low=0, high=65535)
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.", common=True)
+    port: int = option(8000, "TCP port; 0 picks a free one.", low=0, high=65535, common=True)
     uds: str | None = option(None, "Listen on this Unix socket instead of host and port.")
-    api_key: tuple[str, ...] = option((), "Key that requests must send; repeat for several.")
+    api_key: tuple[str, ...] = option((), "Key that requests must send; repeat for several.", common=True)
     api_key_file: str | None = option(None, "File with more keys, one per line.")
-    served_model_name: tuple[str, ...] = option((), "Name of the model in the API; repeat for aliases.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Name of the model in the API; repeat for aliases.", common=True
+    )
     root_path: str = option("", "Path prefix that a proxy in front strips.")
     timeout_keep_alive: int = option(75, "Seconds that an idle connection is kept open.", low=1)
     ssl_keyfile: str | None = option(None, "File with the TLS key.")
@@ -40,7 +42,7 @@ class ServerConfig:
     disable_uvicorn_access_log: bool = option(False, "Do not log a line for each HTTP request.")
     enable_log_requests: bool = option(False, "Log each finished request with its counts and times.")
     log_format: LogFormat = option("text", "Log lines as text or as JSON.")
-    log_level: LogLevel = option("info", "Lowest level that is logged.")
+    log_level: LogLevel = option("info", "Lowest level that is logged.", common=True)
     max_num_queued_reqs: int | None = option(
         16384, "Most requests waiting for their first step; further ones get a 503.", low=1
     )
@@ -52,7 +54,10 @@ class ServerConfig:
         None, "Seconds that a request may take before it is aborted with an error.", low=0.001
     )
     shutdown_timeout: float = option(
-        30.0, "Seconds that running requests have to finish after SIGTERM; 0 aborts them at once.", low=0
+        30.0,
+        "Seconds that running requests have to finish after SIGTERM; 0 aborts them at once.",
+        low=0,
+        common=True,
     )
     health_timeout: float = option(
         30.0, "Seconds without progress or reply after which the engine is unhealthy.", low=0.1

@@ -9,9 +9,10 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from quire.client.metrics import Metrics
 from quire.config import EngineConfig
 from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError
+from quire.serve import banner
 from quire.serve.options import ServerConfig
 from quire.serve.service import Service
 from quire.serve.stream import Direct
@@ -54,8 +56,13 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     if config.check:
         print(check(engine_config, config, maker))
         return 0
-    set_up_logging(config.log_format, config.log_level)
-    return uvloop.run(_serve(engine_config, config, maker))
+    if not banner.wanted(config):
+        set_up_logging(config.log_format, config.log_level)
+        return uvloop.run(_serve(engine_config, config, maker))
+    set_up_logging(config.log_format, "warning")
+    with ExitStack() as stack:
+        stack.enter_context(banner.loading(engine_config.model.model or "the model inside the package"))
+        return uvloop.run(_serve(engine_config, config, maker, stack))
 
 
 def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> str:
@@ -76,7 +83,10 @@ def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     )
 
 
-async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) -> int:
+async def _serve(
+    engine_config: EngineConfig, config: ServerConfig, maker: str, loading: ExitStack | None = None
+) -> int:
+    """`loading` is what a person watches meanwhile: it is closed, and the banner printed, once the server listens."""
     clock = _Clock()
     _tls(config)
     config.api_keys()
@@ -89,7 +99,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
         max_num_queued_tokens=config.max_num_queued_tokens,
         health_timeout=config.health_timeout,
         log_format=config.log_format,
-        log_level=config.log_level,
+        log_level=config.log_level if loading is None else "warning",
     )
     engine = AsyncEngine(engine_config, options, metrics)
     try:
@@ -106,6 +116,10 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str) 
         service.front.info = info
         clock.mark("tokenizer and web framework")
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
+        if loading is not None:
+            loading.close()
+            shown = banner.lines(_url(config, listener), config, engine_config, info, metrics.stats)
+            print(shown, file=sys.stderr)
         server = _Server(service, app, listener, clock)
         try:
             return await server.run()

@@ -1,0 +1,183 @@
+"""A conversation and its commands. Knows no terminal but `print`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quire.commands.chat.answer import Answerer, Message, Piece
+from quire.errors import QuireError
+
+CUT = "(cut at the token limit; /more goes on)"
+
+
+class Session:
+    """Messages so far, the settings of answers, and what the last answer took."""
+
+    def __init__(self, answerer: Answerer, settings: dict[str, Any], system: str | None) -> None:
+        self._answerer = answerer
+        self._settings = settings
+        self._system = system
+        self._messages: list[Message] = []
+        self._last: Piece | None = None
+        self._times = (0.0, 0.0, 0.0)  # start, first and last piece of the last answer
+        self._commands: dict[str, tuple[Callable[[str], None], str]] = {
+            "/help": (self._help, "list the commands"),
+            "/new": (self._new, "start over; the system message stays"),
+            "/system": (self._set_system, "/system TEXT sets the system message; alone, it shows it"),
+            "/set": (self._set, "/set NAME VALUE sets a sampling parameter; alone, it shows all"),
+            "/regen": (self._regenerate, "answer the last message again"),
+            "/edit": (self._edit, "/edit TEXT replaces your last message and asks again"),
+            "/more": (self._more, "continue the last answer"),
+            "/save": (self._save, "/save FILE writes the conversation as JSON"),
+            "/load": (self._load, "/load FILE reads one"),
+            "/tokens": (self._tokens, "show how much of the context is used"),
+            "/stats": (self._stats, "show counts and times of the last answer"),
+            "/quit": (lambda _: None, "end"),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The commands, for completion."""
+        return list(self._commands)
+
+    def take(self, line: str) -> bool:
+        """A message or a command; False ends the conversation."""
+        if not line.startswith("/") or line.startswith("//"):
+            self._messages.append({"role": "user", "content": line[1:] if line.startswith("//") else line})
+            self._answer()
+            return True
+        name, _, rest = line.partition(" ")
+        if name == "/quit":
+            return False
+        if name not in self._commands:
+            _note(f"there is no {name}; /help lists the commands (// begins a message with /)")
+            return True
+        try:
+            self._commands[name][0](rest.strip())
+        except (QuireError, OSError, ValueError, KeyError, TypeError) as error:
+            _note(str(error))
+        return True
+
+    # --- answers
+
+    def _conversation(self) -> list[Message]:
+        start = [{"role": "system", "content": self._system}] if self._system else []
+        return [*start, *self._messages]
+
+    def _answer(self, more: bool = False) -> None:
+        """Print the answer as it comes. Ctrl-C keeps what was said; an error takes the question back."""
+        text, began = "", time.monotonic()
+        first = last = began
+        self._last = None
+        try:
+            for piece in self._answerer.answer(self._conversation(), self._settings, more):
+                if piece.text:
+                    last = time.monotonic()
+                    first = last if not text else first
+                print(piece.text, end="", flush=True)
+                text += piece.text
+                self._last = piece
+        except KeyboardInterrupt:
+            print(" ...", end="")
+        except QuireError as error:
+            if not text:
+                _note(f"{error} (/new starts over)")
+                if not more:
+                    self._messages.pop()
+                return
+            _note(f"\nthe answer broke off: {error}")
+        print()
+        self._times = (began, first, last)
+        if more:
+            self._messages[-1]["content"] += text
+        else:
+            self._messages.append({"role": "assistant", "content": text})
+        if self._last is not None and self._last.finish_reason == "length":
+            _note(CUT)
+
+    def _drop_answer(self) -> str:
+        """Remove the last answer and its question; returns the question. ValueError without one."""
+        while self._messages:
+            message = self._messages.pop()
+            if message["role"] == "user":
+                return str(message["content"])
+        raise ValueError("there is no message yet")
+
+    # --- commands
+
+    def _help(self, _: str) -> None:
+        for name, (_run, text) in self._commands.items():
+            _note(f"  {name:8} {text}")
+        _note("  Esc Enter or Alt-Enter starts a new line; pasted text is one message.")
+
+    def _new(self, _: str) -> None:
+        self._messages.clear()
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = text
+        _note(self._system or "there is no system message")
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        if name and value:
+            self._settings[name] = json.loads(value)
+        elif name:
+            self._settings.pop(name, None)
+        _note(", ".join(f"{k} {json.dumps(v)}" for k, v in self._settings.items()) or "the model's defaults")
+
+    def _regenerate(self, _: str) -> None:
+        self._edit(self._drop_answer())
+
+    def _edit(self, text: str) -> None:
+        if not text:
+            raise ValueError("/edit needs the new message: /edit TEXT")
+        if self._messages and self._messages[-1]["role"] == "assistant":
+            self._drop_answer()
+        self._messages.append({"role": "user", "content": text})
+        self._answer()
+
+    def _more(self, _: str) -> None:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise ValueError("there is no answer to continue")
+        self._answer(more=True)
+
+    def _save(self, path: str) -> None:
+        if not path:
+            raise ValueError("/save needs a file: /save FILE")
+        Path(path).expanduser().write_text(json.dumps({"messages": self._conversation()}, indent=2) + "\n")
+        _note(f"saved {len(self._messages)} messages to {path}")
+
+    def _load(self, path: str) -> None:
+        if not path:
+            raise ValueError("/load needs a file: /load FILE")
+        data = json.loads(Path(path).expanduser().read_text())
+        messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"]]
+        if messages and messages[0]["role"] == "system":
+            self._system = messages.pop(0)["content"]
+        self._messages = messages
+        _note(f"loaded {len(messages)} messages from {path}")
+
+    def _tokens(self, _: str) -> None:
+        used, longest = self._answerer.count(self._conversation())
+        _note(f"{used:,} of {longest:,} tokens of context")
+
+    def _stats(self, _: str) -> None:
+        if self._last is None:
+            raise ValueError("there is no answer yet")
+        began, first, last = self._times
+        rate = (self._last.output_tokens - 1) / (last - first) if last > first else 0.0
+        _note(
+            f"{self._last.prompt_tokens:,} prompt tokens, {self._last.output_tokens:,} output tokens, "
+            f"first after {first - began:.2f} s, {rate:.1f} tokens/s"
+        )
+
+
+def _note(text: str) -> None:
+    """Tell the reader something that is no part of the conversation."""
+    print(text, file=sys.stderr)

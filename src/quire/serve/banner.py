@@ -1,0 +1,52 @@
+"""What `quire serve` shows a person at a terminal: a bar while it loads, then four lines. Logs serve everybody else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from quire.config import EngineConfig
+from quire.lazy import Lazy
+from quire.serve.options import ServerConfig
+from quire.types import EngineStats, ModelCard
+
+if TYPE_CHECKING:
+    from rich import console, progress
+else:
+    console = Lazy("rich.console")
+    progress = Lazy("rich.progress")
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+def wanted(config: ServerConfig) -> bool:
+    """Whether a person watches: standard error is a terminal, and no other log was asked for."""
+    return sys.stderr.isatty() and config.log_format == "text" and config.log_level == "info"
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """A bar that moves until the block ends. rich leaves it out if the terminal knows no escape codes."""
+    columns = (
+        progress.TextColumn("Loading {task.description}"),
+        progress.BarColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=console.Console(stderr=True), transient=True) as bar:
+        bar.add_task(name, total=None)
+        yield
+
+
+def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:
+    """The server in four lines."""
+    tokens = stats.num_blocks * engine.cache.block_size
+    local = config.uds is None and config.host in LOCAL_HOSTS
+    reach = " Only this machine can connect; --host 0.0.0.0 is for others." if local else ""
+    return (
+        f"Model         {', '.join(config.served_model_name or (info.name,))}\n"
+        f"Memory        {tokens:,} tokens of KV cache; a request takes up to {info.max_model_len:,}\n"
+        f"Page and API  {url}\n"
+        f"Ctrl-C stops.{reach}"
+    )

@@ -1,0 +1,207 @@
+"""The terminal as a person uses it: a real pseudo-terminal, keys, Ctrl-C at random times."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+CTRL_C, CTRL_D = "\x03", "\x04"
+PROMPT = r">[^\n]*\x1b\[\?25h"  # drawn, and the cursor shown again
+
+
+def spawn(tmp_path: Path, *args: str, **environment: str) -> Any:
+    """`quire ARGS` on a terminal of 60 columns."""
+    settings = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path)}
+    settings |= {"PROMPT_TOOLKIT_NO_CPR": "1", **environment}  # nobody answers where the cursor is
+    command = ["-m", "quire.cli", *args]
+    return pexpect.spawn(
+        sys.executable, command, env=settings, encoding="utf-8", timeout=60, dimensions=(24, 60)
+    )
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Iterator[Any]:
+    """`quire chat` with the model inside the package."""
+    child = spawn(tmp_path, "chat", "--sampling-seed", "3", "--max-tokens", "20")
+    child.expect("ends.")
+    child.expect(PROMPT)
+    yield child
+    child.close(force=True)
+
+
+def test_chat_takes_messages_commands_and_history(chat: Any, tmp_path: Path) -> None:
+    chat.sendline("Tell me a story.")
+    chat.expect("/more goes on")
+    chat.sendline("/nothing")
+    chat.expect("there is no /nothing")
+    chat.sendline("/tokens")
+    chat.expect(r"\d+ of 1,024 tokens")
+    saved = tmp_path / "chat.json"
+    chat.sendline(f"/save {saved}")
+    chat.expect("saved 2 messages")
+    chat.sendline("/system Be brief.")
+    chat.expect("Be brief.")
+    chat.sendline("/load " + str(saved))
+    chat.expect("loaded 2 messages")
+    chat.send("\x1b[A")  # the arrow key brings the last line back
+    chat.expect("chat.json")
+    chat.send(CTRL_C)
+    chat.sendline("/quit")
+    chat.expect(pexpect.EOF)
+    assert "Tell me a story." in (tmp_path / "quire" / "chat-history").read_text()
+
+
+def test_pasted_lines_are_one_message(chat: Any) -> None:
+    chat.send("\x1b[200~one\ntwo\x1b[201~\r")
+    chat.expect("/more goes on")
+    chat.sendline("/stats")
+    chat.expect(r"(\d+) prompt tokens")
+    chat.sendline("/quit")
+    chat.expect(pexpect.EOF)
+
+
+def test_interrupts_at_random_times_stop_the_answer_and_nothing_else(tmp_path: Path) -> None:
+    child = spawn(tmp_path, "chat", "--max-tokens", "900")
+    child.expect(PROMPT)
+    moments = random.Random(5)
+    for _ in range(18):
+        child.sendline("Tell me a long story.")
+        time.sleep(moments.uniform(0.05, 0.4))
+        child.send(CTRL_C)
+        child.expect(PROMPT)
+        child.sendline("/new")
+        child.expect(PROMPT)
+    child.send(CTRL_D)
+    child.expect(pexpect.EOF)
+    assert "Traceback" not in child.before
+    child.wait()
+    assert child.exitstatus == 0
+
+
+def test_generate_stops_at_an_interrupt(tmp_path: Path) -> None:
+    child = spawn(tmp_path, "generate", "Once upon a time", "--max-tokens", "900")
+    child.expect("Once upon a time")
+    time.sleep(0.1)
+    child.send(CTRL_C)
+    child.expect(pexpect.EOF)
+    assert "Traceback" not in child.before
+    child.wait()
+    assert child.exitstatus in (0, 130)
+
+
+def test_a_dumb_terminal_gets_no_escape_codes(tmp_path: Path) -> None:
+    child = spawn(tmp_path, "chat", "--max-tokens", "5", TERM="dumb", NO_COLOR="1")
+    child.expect("> ")
+    seen = child.before
+    child.sendline("Tell me a story.")
+    child.expect("goes on")
+    assert "\x1b" not in seen + child.before
+    child.sendline("/quit")
+    child.expect(pexpect.EOF)
+
+
+def test_serve_shows_four_lines_and_stops(tmp_path: Path) -> None:
+    child = spawn(tmp_path, "serve", "--port", "0")
+    child.expect("Model +quire-stories")
+    child.expect("tokens of KV cache")
+    child.expect(r"Page and API +(http://127.0.0.1:\d+)")
+    child.expect("Ctrl-C stops.")
+    child.expect("Only this machine can connect")
+    child.send(CTRL_C)
+    child.expect(pexpect.EOF)
+    assert "Traceback" not in child.before
+    child.wait()
+    assert child.exitstatus == 0
+
+
+def test_serve_logs_when_nobody_watches(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire.cli", "serve", "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "serving" in line and " at http" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    process.stderr.close()
+    assert process.wait(30) == 0
+    assert any("memory:" in line for line in lines)
+    assert not any("Ctrl-C stops" in line for line in lines)
+
+
+def quire(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "quire.cli", *args]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=120)
+
+
+def test_chat_speaks_with_a_running_server(tmp_path: Path) -> None:
+    server = spawn(tmp_path, "serve", "--port", "0", "--api-key", "k")
+    server.expect(r"Page and API +(http://127.0.0.1:\d+)")
+    url = server.match.group(1)
+    said = quire("chat", "--url", url, "--api-key", "k", "--max-tokens", "8", stdin=b"Hi\n/tokens\n/more\n")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip()
+    assert b"of 1,024 tokens" in said.stderr
+    refused = quire("chat", "--url", url, "--api-key", "no", stdin=b"Hi\n")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(b"quire: error: --url")
+    server.send(CTRL_C)
+    server.expect(pexpect.EOF)
+    server.close()
+    nobody = quire("chat", "--url", url, stdin=b"Hi\n")
+    assert b"does not answer" in nobody.stderr
+    assert quire("chat", "--url", "ftp://x", stdin=b"").returncode == 1
+
+
+def test_input_that_is_not_utf8_says_so(tiny_model: Callable[..., str]) -> None:
+    for args in (("generate", "--model"), ("chat",)):
+        done = quire(*args, tiny_model(), "--max-tokens", "3", stdin=b"caf\xe9\n")
+        assert done.returncode == 1
+        assert done.stderr.endswith(b"standard input is not UTF-8: byte 0xe9 at position 3\n")
+
+
+def test_generate_reads_a_pipe(tiny_model: Callable[..., str]) -> None:
+    done = quire("generate", "--model", tiny_model(), "--max-tokens", "3", stdin=b"Once")
+    assert done.stdout.startswith(b"Once")
+
+
+def test_usage_errors_are_one_line_with_the_nearest_name() -> None:
+    for args, said in (
+        (("srve",), b"quire: error: there is no command 'srve'; did you mean serve?\n"),
+        (
+            ("bench", "latncy"),
+            b"quire: error: there is no command 'bench latncy'; did you mean bench latency?\n",
+        ),
+        (
+            ("serve", "--max-modle-len", "4"),
+            b"quire serve: error: there is no option --max-modle-len; did you mean --max-model-len?\n",
+        ),
+        (("plan", "a", "b"), b"quire plan: error: 'b' is one argument too many\n"),
+    ):
+        done = quire(*args)
+        assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_help_is_short_and_help_all_is_whole() -> None:
+    short, whole = quire("serve", "--help").stdout, quire("serve", "--help-all").stdout
+    assert b"--host" in short
+    assert b"--ssl-keyfile" not in short
+    assert b"--ssl-keyfile" in whole
+    assert len(short.splitlines()) < 60
+    assert short.splitlines()[0] == b"usage: quire serve [model] [options]"
+    assert b"bench latency" in quire("bench").stdout
+    assert b"bench latency" in quire("bench", "--help").stdout
+    assert b"serve" in quire().stdout
