@@ -121,6 +121,8 @@ def measure_start(command: list[str], prompt_bytes: int, timeout: float) -> Star
         if status != 0 or not first:
             stderr.seek(0)
             said = stderr.read().decode(errors="replace").strip()[-2000:]
+            if status == 0:
+                raise EngineError("the process ended well but printed no token")
             raise EngineError(f"the process ended with status {status} before the first token: {said}")
     return Start(ready, first)
 
