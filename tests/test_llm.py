@@ -157,7 +157,7 @@ def test_max_tokens_is_cut_to_the_models_length(llm: LLM) -> None:
         ({"prompt_token_ids": [VOCAB_SIZE]}, GREEDY, "outside the vocabulary"),
         ({"prompt_token_ids": [-1]}, GREEDY, "outside the vocabulary"),
         ({"prompt_token_ids": [1] * 128}, GREEDY, "maximum context length is 128"),
-        ({"prompt": "a", "image": "b"}, GREEDY, "prompt may hold"),
+        ({"prompt": "a", "image": "b"}, GREEDY, "prompt may contain"),
         ("\ud800", GREEDY, "UTF-8|surrogate|Unicode"),
         ("a", SamplingParams(logprobs=21), "--max-logprobs"),
         ("a", SamplingParams(prompt_logprobs=-1), "--max-logprobs"),

@@ -13,7 +13,7 @@ __all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "StructuredOut
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` brings numpy and the kernels with it; it is loaded when first asked for."""
+    """Load `LLM`, with numpy and the kernels, when it is first asked for."""
     if name == "LLM":
         return importlib.import_module("quire.llm").LLM
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Builds engine directories: a checkpoint loaded, packed for this machine, and written so that it can be mapped.
+"""Builds engine directories: load a checkpoint, pack it for this machine, and write it so that it can be mapped.
 
-Knows the model's loader and the directory's form; knows no kernel.
+Knows the model's loader and the directory's form, but no kernel.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from quire.model.load import LoadedModel, load_model
 from quire.weights.gguf import is_gguf
 from quire.weights.source import open_tokenizer
 
-# What a tokenizer, a chat template and a reader of the directory need; the index of the weights is not among them.
+# The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
 DROPPED = ("*.index.json", MANIFEST)
 TOKENIZER = "tokenizer.json"
 
 
 def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest:
-    """Load the configured model and write it to `output`, all of it or nothing. An engine that is there is replaced.
+    """Load the configured model and write it to `output`, completely or not at all. Replaces an engine in its place.
 
-    ConfigError where `output` holds something else, or the model is an engine already.
+    Raises ConfigError if `output` holds something else or the model is an engine already.
     """
     source = model_directory(config.model)
     if engine_dir.is_engine(source):
@@ -43,7 +43,7 @@ def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest
     backend = make_backend(config.device)
     model = load_model(source, backend, config.model.dtype, quantized_weights(config.model))
     if model.info.pooling is not None:
-        raise ConfigError(f"{source} makes vectors: such a model is served as it is, not built")
+        raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not built")
     _check(limits, model.spec.max_position)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
@@ -95,7 +95,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits
 
 
 def _copy_companions(source: Path, target: Path) -> None:
-    """What a directory holds beside its weights, or what a GGUF file holds in place of these files."""
+    """Copy the files beside the weights; for a GGUF file, write the files that it stands in for."""
     if is_gguf(source):
         open_tokenizer(source).save(target)
         (target / TOKENIZER).write_bytes(_compact_tokenizer((target / TOKENIZER).read_bytes()))
@@ -109,10 +109,10 @@ def _copy_companions(source: Path, target: Path) -> None:
 
 
 def _compact_tokenizer(content: bytes) -> bytes:
-    """The same tokenizer.json without spaces and with merges as "a b", the form that is read fastest.
+    """The same tokenizer.json without spaces and with merges as "a b", the form that loads fastest.
 
-    Reading a large vocabulary is most of what an engine's start takes. A merge whose parts hold a space cannot be
-    written so, and then none is.
+    Reading a large vocabulary takes most of an engine's start. If the parts of any merge contain a space, merges keep
+    their form.
     """
     tokenizer = msgspec.json.decode(content)
     model = tokenizer.get("model")

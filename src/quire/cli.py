@@ -43,10 +43,10 @@ COMMANDS: dict[str, Entry] = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a command's module offers as COMMAND: `run(engine, own)` or, with engine=False, `run(own)`.
+    """A command, as its module exports it under COMMAND: `run(engine, own)`, or `run(own)` with engine=False.
 
-    `options` is a frozen dataclass of the command's own options; `arguments` names fields taken by position.
-    `read_config` makes `--config FILE` an option: what the file says become the defaults of the other options.
+    `options` is a frozen dataclass of the command's own options; `arguments` names the fields taken by position.
+    `read_config` adds `--config FILE`, whose values become the defaults of the other options.
     """
 
     run: Callable[..., None]
@@ -57,7 +57,7 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Errors of Quire are printed as one line and exit with status 1; usage errors with 2."""
+    """Entry point. Prints Quire's errors as one line and exits with status 1; usage errors exit with 2."""
     args = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" if something known is close to `word`."""
+    """ "; did you mean ...?" if a known word is close to `word`, else an empty string."""
     close = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -139,7 +139,7 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
             hidden += _add_options(section_options, options, command.arguments, everything)
         hidden += _add_options(parser, EngineConfig, (), everything, only=("seed",))
     if command.read_config is not None:
-        parser.add_argument("--config", help="YAML file of options; flags prevail over it")
+        parser.add_argument("--config", help="YAML file of options; flags override it")
         known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
         if known.config is not None:
             parser.set_defaults(**command.read_config(known.config))

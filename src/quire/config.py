@@ -36,7 +36,7 @@ def option(
 
 
 def check_options(config: object) -> None:
-    """Raise ConfigError where a field is out of its range or not one of its choices."""
+    """Raise ConfigError if a field is out of its range or not one of its choices."""
     hints = get_type_hints(type(config))
     for f in fields(config):  # type: ignore[arg-type]
         value, flag = getattr(config, f.name), f.name.replace("_", "-")
@@ -54,43 +54,43 @@ def check_options(config: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and how its weights and numbers are held."""
+    """Which model to run, and how to hold its weights and numbers."""
 
     model: str = option(
         "",
-        "Local directory, GGUF file or Hugging Face id; empty means the model inside the package.",
+        "Local directory, GGUF file or Hugging Face id; default is the model inside the package.",
         common=True,
     )
     tokenizer: str | None = option(
-        None, "Directory, GGUF file or id of the tokenizer, where it is not the model's."
+        None, "Directory, GGUF file or id of the tokenizer, if it is not the model's own."
     )
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
-    download_dir: str | None = option(None, "Where downloaded models are kept.")
+    download_dir: str | None = option(None, "Directory for downloaded models.")
     dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.", common=True)
     quantization: Quantization = option(
         "auto",
-        "Weights in few bits: int8 or int4 (activations int8 too), int8wo or int4wo (weights only); "
+        "Quantize weights: int8 or int4 (activations to int8 too), int8wo or int4wo (weights only); "
         "auto keeps the checkpoint's own.",
         common=True,
     )
     quantization_group_size: int = option(
-        64, "Columns that share a scale in int4: 32, 64 or 128.", low=32, high=128
+        64, "Columns that share one int4 scale: 32, 64 or 128.", low=32, high=128
     )
-    quantization_symmetric: bool = option(True, "int4 around zero; else from least to largest of a group.")
-    quantization_pure: bool = option(False, "The embedding and the head in int4 as well; else they are int8.")
+    quantization_symmetric: bool = option(True, "int4 codes around zero, without zero points.")
+    quantization_pure: bool = option(False, "Hold the embedding and the head in int4 too, not in int8.")
     model_impl: ModelImpl = option(
         "auto",
-        "quire (its own families), transformers (that library's code, slow), or auto: the first that can.",
+        "quire (its own families), transformers (that library's code, slow), or auto: the first that works.",
     )
     max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1, common=True)
     chat_template: str | None = option(
         None, "File with a Jinja chat template, or the template itself.", common=True
     )
     generation_config: str = option(
-        "auto", "Where default sampling parameters come from: auto, vllm or a directory."
+        "auto", "Source of default sampling parameters: auto (the model's), vllm, or a directory."
     )
     max_logprobs: int = option(
-        20, "Most log-probabilities a token that a request may ask for; -1 for all.", low=-1
+        20, "Most log-probabilities per token that a request may ask for; -1 for all.", low=-1
     )
     trust_remote_code: bool = option(False, "Refused: Quire never runs code from a checkpoint.")
 
@@ -107,11 +107,11 @@ class CacheConfig:
     block_size: int = option(16, "Tokens per KV block.", low=1, high=1024)
     kv_cache_dtype: KVDtype = option(
         "auto",
-        "Type of the KV cache; auto is the checkpoint's, int8 has a scale a token and head.",
+        "Type of the KV cache; auto is the checkpoint's; int8 has one scale per token and head.",
         common=True,
     )
     gpu_memory_utilization: float = option(
-        0.5, "Share of free memory that weights and KV cache may take.", low=0.01, high=1.0, common=True
+        0.5, "Share of free memory for weights and KV cache.", low=0.01, high=1.0, common=True
     )
     kv_cache_memory_bytes: int | None = option(None, "KV cache size in bytes; overrides the share.", low=1)
     num_gpu_blocks_override: int | None = option(None, "KV cache size in blocks; overrides both.", low=1)
@@ -135,7 +135,7 @@ class SchedulerConfig:
         "fcfs", "Order of waiting requests: fcfs, or priority (lower first)."
     )
     async_scheduling: bool = option(
-        False, "Schedule the next step while one is computed; results are the same."
+        False, "Schedule the next step while one is being computed; results are the same."
     )
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The hardware and how it is used."""
+    """The hardware and how to use it."""
 
     backend: BackendName = option(
         "auto", "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower)."
@@ -152,7 +152,7 @@ class DeviceConfig:
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
-    isa: Isa = option("auto", "Instruction set of the kernels; auto takes the quickest that the CPU has.")
+    isa: Isa = option("auto", "Instruction set of the kernels; auto takes the fastest that the CPU has.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -162,11 +162,11 @@ class DeviceConfig:
 class GrammarConfig:
     """Structured output."""
 
-    enable_jump_forward: bool = option(True, "Append what a grammar forces without a forward pass a token.")
+    enable_jump_forward: bool = option(True, "Append forced tokens without a forward pass for each.")
     grammar_timeout: float = option(
-        3.0, "Seconds that a request's constraint may take to compile.", low=0.01, high=600.0
+        3.0, "Most seconds to compile a request's constraint.", low=0.01, high=600.0
     )
-    grammar_memory_mib: int = option(2048, "Memory of the process that tries constraints out.", low=256)
+    grammar_memory_mib: int = option(2048, "Memory limit of the process that tries constraints out.", low=256)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -181,11 +181,11 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
-    seed: int = option(0, "Where the seeds of requests without one come from.", low=0)
+    seed: int = option(0, "Source of seeds for requests without one.", low=0)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
-        """Sort flat options (`block_size=32, dtype="bfloat16", ...`) into their sections; unknown names are errors."""
+        """Sort flat options (`block_size=32, dtype="bfloat16", ...`) into sections; unknown names are errors."""
         taken: dict[str, Any] = {}
         if "seed" in options:
             taken["seed"] = int(options.pop("seed") or 0)

@@ -12,15 +12,15 @@ class ConfigError(QuireError, ValueError):
 
 
 class ModelError(QuireError, ValueError):
-    """A model cannot be loaded: files, shapes, tensors or config fields are not what they must be."""
+    """A model cannot be loaded: its files, shapes, tensors or config fields are not what they must be."""
 
 
 class UnknownArchitectureError(ModelError):
-    """A model's own code would be needed: no family of Quire's describes it."""
+    """No family of Quire's describes the model; it needs its own code."""
 
 
 class RequestError(QuireError, ValueError):
-    """A request is refused before any token is made. `param` names the field at fault."""
+    """A request is refused before it makes a token. `param` names the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,4 +36,4 @@ class OverloadedError(QuireError):
 
 
 class EngineError(QuireError, RuntimeError):
-    """The engine itself failed; running requests end with this."""
+    """The engine itself failed; running requests end with this error."""

@@ -1,4 +1,4 @@
-"""Modules that are imported when something of theirs is first used: what most starts do without.
+"""Defers imports that most starts do not need until they are first used.
 
 if TYPE_CHECKING:
     import jinja2
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Lazy:
-    """Stands for the module of that name. What it says is looked up in the module, which is imported once."""
+    """A stand-in for a module. The first access to an attribute imports it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

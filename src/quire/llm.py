@@ -42,13 +42,13 @@ Message = dict[str, Any]
 class LLM:
     """A model ready to generate. Any number of threads may call it; their requests share one batch.
 
-    An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with`, or call
-    `shutdown`, to give its memory back early.
+    An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with` block, or
+    call `shutdown`, to free its memory early.
 
-    `model` is a directory or a Hugging Face id; without one, the model inside the package is used. Further
-    options are the fields of `quire.config` (dtype, max_model_len, block_size, max_num_seqs,
-    max_num_batched_tokens, enable_prefix_caching, gpu_memory_utilization, kv_cache_memory_bytes, seed,
-    num_gpu_blocks_override, threads, ...); unknown ones raise ConfigError.
+    `model` is a directory or a Hugging Face id; the default is the model inside the package. All other options are
+    fields of `quire.config` (dtype, max_model_len, block_size, max_num_seqs, max_num_batched_tokens,
+    enable_prefix_caching, gpu_memory_utilization, kv_cache_memory_bytes, seed, num_gpu_blocks_override, threads, ...);
+    unknown ones raise ConfigError.
     """
 
     def __init__(self, model: str = "", *, skip_tokenizer_init: bool = False, **options: Any) -> None:
@@ -56,14 +56,14 @@ class LLM:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
-        """An engine from options that are sorted already (the command line's)."""
+        """An engine from options that are sorted already, such as the command line's."""
         llm = cls.__new__(cls)
         llm._start(config, False)
         return llm
 
     def _start(self, config: EngineConfig, skip_tokenizer: bool) -> None:
         started, model = begin_start(config)
-        with started.report.phase("tokenizer"):  # while the weights of a built engine are being checked
+        with started.report.phase("tokenizer"):  # in parallel with the check of a built engine's weights
             self._front = start_front(config, started.info, skip_tokenizer, config.seed)
         finish_start(started, model)
         self.config = config
@@ -76,7 +76,7 @@ class LLM:
         self._ids = itertools.count()
 
     def shutdown(self) -> None:
-        """Stop the engine. Calls that still run, and later ones, raise EngineError."""
+        """Stop the engine. Running calls, and later ones, raise EngineError."""
         self._close()
 
     def __enter__(self) -> LLM:
@@ -107,7 +107,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt: a text, a list of token ids, or {"prompt": ...} / {"prompt_token_ids": ...}.
 
-        Returns one RequestOutput a prompt, in order. A prompt that cannot run raises RequestError before any
+        Returns one RequestOutput per prompt, in order. If any prompt is refused, raises RequestError before any
         prompt runs.
         """
         items = _as_list(prompts)
@@ -122,7 +122,7 @@ class LLM:
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[VectorRequestOutput[EmbeddingOutput]]:
-        """A vector for each text, made in the model's own way or by `pooling` (last, mean, cls)."""
+        """One vector per text, pooled as the model prescribes or by `pooling` (last, mean, cls)."""
         if self._front.info.scores is not None:
             raise RequestError(f"{self.name} is a classifier: use classify or score")
         rows = self._vectors(self._texts(prompts, truncate_prompt_tokens), pooling)
@@ -138,16 +138,16 @@ class LLM:
     def encode(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        """What the model ends each text with: an embedding, or a classifier's outputs before its softmax."""
+        """The model's raw vector for each text: an embedding, or a classifier's outputs before its softmax."""
         return self._vectors(self._texts(prompts, None), pooling)
 
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, truncate_prompt_tokens: int | None = None
     ) -> list[VectorRequestOutput[ClassificationOutput]]:
-        """Probabilities of a classifier's labels for each text."""
+        """Probabilities of a classifier's labels, per text."""
         info = self._front.info
         if info.scores is None:
-            raise RequestError(f"{self.name} is no classifier: it has no labels")
+            raise RequestError(f"{self.name} is not a classifier: it has no labels")
         found = []
         for row in self._vectors(self._texts(prompts, truncate_prompt_tokens), None):
             probs = probabilities(row.outputs.data, info.scores)
@@ -160,8 +160,8 @@ class LLM:
     def score(
         self, text_1: str | Sequence[str], text_2: str | Sequence[str]
     ) -> list[VectorRequestOutput[ScoringOutput]]:
-        """How well the second texts suit the first: by a classifier of pairs with one output, or by the cosine of
-        embeddings. One text goes with each of the others, or as many on both sides go pair by pair.
+        """Relevance of the second texts to the first: by a classifier of pairs with one output, or by the cosine of
+        embeddings. A single first text is paired with every second one; otherwise both sides pair up in order.
         """
         seconds = [text_2] if isinstance(text_2, str) else list(text_2)
         firsts = [text_1] if isinstance(text_1, str) else list(text_1)
@@ -232,7 +232,7 @@ class LLM:
         return self.stream(prompt, sampling_params)
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt of a conversation as `chat` computes it."""
+        """The prompt that `chat` computes for a conversation."""
         tokens: list[int] = self._chat_prompt(messages)["prompt_token_ids"]
         return tokens
 
@@ -245,7 +245,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Continue one prompt and yield the RequestOutput each time it grows; stopping early aborts it.
 
-        `output_kind` DELTA yields only what is new each time, FINAL_ONLY yields once.
+        With `output_kind` DELTA it yields only the new part each time, with FINAL_ONLY once.
         """
         (stream,) = self._streams([prompt], self._params_for(sampling_params, 1), None)
         kind = stream.request.sampling.output_kind
@@ -263,7 +263,7 @@ class LLM:
         return self._front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config asks for."""
+        """The sampling parameters of the model's generation_config.json."""
         return self._front.default_params()
 
     def default_params(self, **given: Any) -> SamplingParams:
@@ -275,7 +275,7 @@ class LLM:
         self._engine.ask(lambda core: core.reset_prefix_cache())
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of the engine now."""
+        """The engine's counters and gauges now."""
         return self._engine.ask(lambda core: core.stats())
 
     @property
@@ -314,7 +314,7 @@ class LLM:
         return params
 
     def _run(self, streams: list[OutputStream], use_tqdm: bool) -> list[RequestOutput]:
-        """Wait until all are finished. A failure aborts the rest."""
+        """Wait until all are finished. If one fails, abort the rest."""
         by_id = {s.request.id: s for s in streams}
         show = _progress(len(streams), use_tqdm)
         with self._engine.submit([s.request for s in streams]) as call:
@@ -340,7 +340,7 @@ class LLM:
 
 
 def _push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
-    """Pass a delta on; end a sample whose text holds a stop string. False if the sample had ended before."""
+    """Pass a delta on; end a sample whose text contains a stop string. False if the sample had already ended."""
     pushed = False
     for part in stream.parts(delta):
         chunk = stream.push(part)
@@ -353,7 +353,7 @@ def _push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
 
 
 def _final_only(each: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
-    """The same, with no need to tell of every token."""
+    """The same parameters, without reports of every token."""
     made = {id(params): msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY) for params in each}
     return [made[id(params)] for params in each]
 
@@ -377,7 +377,7 @@ def _read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
         unknown = set(prompt) - {"prompt", "prompt_token_ids"}
         if unknown or not prompt:
             raise RequestError(
-                f"a prompt may hold prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
+                f"a prompt may contain prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
             )
         tokens = prompt.get("prompt_token_ids")
         return prompt.get("prompt"), None if tokens is None else list(tokens)

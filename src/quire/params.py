@@ -1,4 +1,4 @@
-"""What a caller may ask of a request, with its checks: sampling and structured outputs. No arrays, no text model."""
+"""The parameters of a request with their checks: sampling and structured outputs. No arrays, no text model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_CONSTRAINT_BYTES = 1 << 20
 
 
 class OutputKind(str, enum.Enum):
-    """What is told of a sample: everything so far, the new part, or only the end result.
+    """How much of a sample each update reports: everything so far, the new part, or only the end result.
 
-    The engine always tells new parts, of FINAL_ONLY with the first token and with the end.
+    The engine always reports new parts. For FINAL_ONLY it reports the first token and the end.
     """
 
     CUMULATIVE = "cumulative"
@@ -63,14 +63,14 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an output must look like: exactly one of the first six. Names are vLLM's.
+    """The form that an output must have: exactly one of the first six fields. Names are vLLM's.
 
-    `json` is a JSON Schema (text, object or boolean), `regex` must match the whole output, `choice` lists texts of
-    which the output is one, `grammar` is EBNF (`root ::= ...`) or Lark (`start: ...`), `json_object` asks for
-    any JSON object. `structural_tag` lets free text run until a trigger and constrains what follows it; see
-    `quire.grammar.tags` for its two notations. JSON is written without whitespace unless `whitespace_pattern` (a
-    regex, at each place where JSON allows some) says otherwise or `disable_any_whitespace` is False. With
-    `select`, every choice is scored by its mean log-probability a token, and the best is the output.
+    `json` is a JSON Schema (text, object or boolean); `regex` must match the whole output; `choice` lists the texts
+    that are allowed; `grammar` is EBNF (`root ::= ...`) or Lark (`start: ...`); `json_object` asks for any JSON
+    object; `structural_tag` leaves text free until a trigger and constrains what follows it (`quire.grammar.tags`
+    describes its two notations). JSON is written without whitespace unless `whitespace_pattern` (a regex for each
+    place where JSON allows whitespace) says otherwise or `disable_any_whitespace` is False. With `select`, the output
+    is the choice with the highest mean log-probability per token.
     """
 
     json: str | dict[str, Any] | bool | None = None
@@ -111,11 +111,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
                     "choice", f"{len(self.choice)} texts", "a list of at least one text, 1 MiB in all"
                 )
         if self.select and self.choice is None:
-            raise RequestError("structured_outputs: select scores choices: give choice", param)
+            raise RequestError("structured_outputs: select needs choice", param)
 
     @property
     def kind(self) -> str:
-        """Which of the six is given."""
+        """The name of the field that is given."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
 
@@ -127,11 +127,11 @@ def _json_text(name: str, value: dict[str, Any] | bool) -> str:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn and when a request ends. Names and defaults are vLLM's.
+    """How tokens are sampled and when a request ends. Names and defaults are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` -1 returns the whole vocabulary.
-    `max_tokens` None means up to the model's length. With `seed` s, sample i of n draws as a request with
-    n = 1 and seed s + i would.
+    `max_tokens` None means up to the model's length. With `seed` s, sample i of n equals the sample of a request
+    with n = 1 and seed s + i.
     """
 
     n: int = 1
@@ -168,7 +168,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
-                raise _refuse("allowed_token_ids", [], "None or hold at least one token id")
+                raise _refuse("allowed_token_ids", [], "None or a list of at least one token id")
         if self.top_k == -1:
             put(self, "top_k", 0)
         kinds = [kind.value for kind in OutputKind]

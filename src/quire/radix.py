@@ -1,4 +1,4 @@
-"""A radix tree from key sequences to values. Knows no tokens, blocks or workers; users give them meaning."""
+"""A radix tree from key sequences to values. Knows nothing of tokens, blocks or workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ V = TypeVar("V")
 
 
 class RadixNode(Generic[V]):
-    """One edge and the point where it ends.
+    """One edge and its end point.
 
-    `edge` holds the key elements between the parent and this node (empty at the root only), `depth` their
-    number from the root on. `value` is None at pure branch points. A node that left the tree has no parent
-    and empty children.
+    `edge` holds the key elements between the parent and this node (empty only at the root); `depth` is their number
+    from the root on. `value` is None at pure branch points. A removed node has no parent and no children.
     """
 
     __slots__ = ("children", "depth", "edge", "parent", "value")
@@ -27,7 +26,7 @@ class RadixNode(Generic[V]):
 
 
 def _common(edge: Sequence[Hashable], key: Sequence[Hashable], at: int) -> int:
-    """How many elements of `edge` equal those of `key` from `at` on."""
+    """The number of elements of `edge` that equal those of `key` from `at` on."""
     size = len(edge)
     if key[at : at + size] == edge:
         return size
@@ -39,15 +38,15 @@ def _common(edge: Sequence[Hashable], key: Sequence[Hashable], at: int) -> int:
 
 
 class RadixTree(Generic[V]):
-    """A map from keys to values that finds the longest stored prefix of a key, to the element.
+    """A map from keys to values that finds the longest stored prefix of a key, element by element.
 
     Keys are slices of one sequence type per tree (all lists, or all str, ...), since edges are compared as
     slices. Invariant: every node but the root has a value or at least two children, so a tree of n values
     has fewer than 2n + 1 nodes. Nodes with a value keep their identity until they are removed: users may
     hold on to them.
 
-    `inherit` makes the value of a new branch point from the value of the node it was cut from; without it,
-    branch points are without a value.
+    `inherit` makes the value of a new branch point from the value of the node below it; without it, branch points
+    have no value.
     """
 
     def __init__(self, inherit: Callable[[V], V] | None = None) -> None:
@@ -55,7 +54,7 @@ class RadixTree(Generic[V]):
         self._inherit = inherit
 
     def match(self, key: Sequence[Hashable], at: RadixNode[V] | None = None) -> tuple[RadixNode[V], int]:
-        """Follow `key` from node `at` (the root) as far as it goes. Changes nothing: no node is split.
+        """Follow `key` from node `at` (default: the root) as far as it matches. Splits no node.
 
         Returns (node, length): `length` elements of `key` are in the tree, the last of them on the edge into
         `node`, which may itself lie deeper. Every key below `node` begins with the matched elements.
@@ -73,10 +72,10 @@ class RadixTree(Generic[V]):
         return node, length
 
     def insert(self, key: Sequence[Hashable], value: V, at: RadixNode[V] | None = None) -> RadixNode[V]:
-        """Store `value` at the end of `key`, counted from node `at` (the root); a value already there stays.
+        """Store `value` at the end of `key`, counted from node `at` (default: the root); keep a value already there.
 
-        Adds at most one leaf, and splits at most one edge, where `key` leaves it or ends on it. Returns the
-        node at the end of `key`; its value tells the caller whose was kept.
+        Adds at most one leaf and splits at most one edge, where `key` leaves or ends. Returns the node at the end
+        of `key`, whose value shows which one was kept.
         """
         node = at or self.root
         done, size = 0, len(key)
@@ -112,10 +111,10 @@ class RadixTree(Generic[V]):
         return upper
 
     def remove(self, node: RadixNode[V]) -> None:
-        """Take away the value of `node`, and every branch point that then no longer branches.
+        """Remove the value of `node`, and every branch point that then no longer branches.
 
-        A leaf leaves the tree (this is how users evict). A node with children stays as long as it branches;
-        with one child it is merged into that child's edge. No other node loses its value or its identity.
+        A leaf leaves the tree (this is how users evict). A node with several children stays; one with a single child
+        merges into that child's edge. No other node loses its value or its identity.
         """
         node.value = None
         while node.value is None and len(node.children) < 2:
@@ -135,7 +134,7 @@ class RadixTree(Generic[V]):
             node = parent
 
     def walk(self, node: RadixNode[V] | None = None) -> Iterator[RadixNode[V]]:
-        """All nodes from `node` (the root) down, parents first. The tree must not change meanwhile."""
+        """All nodes from `node` (default: the root) down, parents first. Do not change the tree meanwhile."""
         stack = [node or self.root]
         while stack:
             node = stack.pop()
@@ -150,7 +149,7 @@ class RadixTree(Generic[V]):
             node.value = None
 
     def check(self) -> None:
-        """Assert the invariants of the class's description. O(nodes)."""
+        """Assert the class's invariants. O(nodes)."""
         for node in self.walk():
             if node is not self.root:
                 assert len(node.edge) > 0

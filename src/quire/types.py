@@ -21,13 +21,11 @@ UNSEEN = -1
 class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One prompt and how to continue it. Crosses the process border; the engine core never sees text.
 
-    `seed` is resolved (64 bits) by whoever made the request. `max_tokens` is resolved against the model's
-    length. `eos_token_ids` is empty where the request ignores them. `salt` separates prefix caches. With `pooling`
-    the request makes no token: it ends with one vector, the mean, the last or the first of the final hidden states, and
-    what the model does to it.
-    `grammar` is what the output must match, in llguidance's notation: resolved from `sampling.structured_outputs`
-    by whoever made the request. With `choices` (token ids) it makes the likeliest of them
-    instead. Prompt log-probabilities are due for the tokens after position `scored_from`.
+    The caller resolves `seed` (64 bits), `max_tokens` (against the model's length) and `grammar`: the constraint of
+    `sampling.structured_outputs` in llguidance's notation. `eos_token_ids` is empty if the request ignores them. `salt`
+    separates prefix caches. With `choices` (token ids) the output is the likeliest of them. With `pooling` the request
+    makes no token but one vector: the mean, last or first final hidden state, after the model's own head. Prompt
+    log-probabilities are due for the tokens after position `scored_from`.
     """
 
     id: str
@@ -52,13 +50,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def reads_every_position(self) -> bool:
-        """Whether results are needed at each prompt position, so that a cached prefix is of no use."""
+        """Whether it needs results at each prompt position, so that a cached prefix is of no use."""
         return self.sampling.prompt_logprobs is not None or self.pooling in ("mean", "cls")
 
 
 @dataclass(slots=True, frozen=True)
 class NewSeq:
-    """A sequence that takes a slot in this step. `tokens` holds the prompt and, after a preemption, its output."""
+    """A sequence that takes a slot in this step. `tokens` are the prompt and, after a preemption, its output."""
 
     slot: int
     request: Request
@@ -67,10 +65,10 @@ class NewSeq:
 
 
 class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
-    """What one sequence computes in a step: `tokens` (then `draft`) at positions start, start+1, ...
+    """One sequence's part of a step: it computes `tokens`, then `draft`, at positions start, start + 1, ...
 
-    `tokens` may end in UNSEEN: the token that the step before samples for the slot. The executor fills it in.
-    `new_blocks` extends the slot's block table. `wants_logits`: the chunk reaches the end, so sample.
+    `tokens` may end in UNSEEN, the token that the step before samples for this slot; the executor fills it in.
+    `new_blocks` extends the slot's block table. With `wants_logits` the chunk reaches the end: sample.
     """
 
     slot: int
@@ -83,10 +81,10 @@ class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, frozen=True)
 class ScheduledBatch:
-    """One step, as a delta against the state that the executor keeps by slot.
+    """One step, as a delta against the state that the executor keeps per slot.
 
-    Order of effect: `freed` slots are forgotten, `copies` (source block, destination block) are made,
-    `new` slots are set up, `seqs` are computed.
+    It takes effect in this order: forget `freed` slots, make `copies` (source block, destination block), set up
+    `new` slots, compute `seqs`.
     """
 
     step: int
@@ -115,11 +113,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step made, by slot. `errors` names sequences that failed alone, with the reason.
+    """The results of a step, by slot. `errors` gives the reason for each sequence that failed on its own.
 
-    The last `forced[slot]` tokens of a slot were not drawn but follow from its grammar, so nothing is computed of
-    them yet; slots in `ended` have an output to which the grammar lets nothing be added; those in `deferred`
-    drew nothing, as their grammar was not ready: they compute their last token again.
+    The last `forced[slot]` tokens of a slot were not sampled but follow from its grammar, so their KV is not computed
+    yet. Slots in `ended` are complete: their grammar allows nothing more. Slots in `deferred` sampled nothing because
+    their grammar was not ready; they compute their last token again.
     """
 
     step: int
@@ -150,10 +148,10 @@ class Usage(msgspec.Struct, array_like=True):
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """News of one sample of one request: crosses the process border back.
+    """What changed for one sample of one request; crosses the process border back.
 
-    `stop_reason` is the token of `stop_token_ids` that ended it, if one did. `error` explains finish "error".
-    `complete`: the grammar ended it, so the last token is text and no end-of-sequence token.
+    `stop_reason` is the stop token that ended it, if any. `error` explains the finish reason "error". `complete`: the
+    grammar ended it, so the last token is text and not an end-of-sequence token.
     """
 
     request_id: str
@@ -168,20 +166,20 @@ class Delta(msgspec.Struct, array_like=True):
     embedding: list[float] | None = None
     complete: bool = False
 
-    def join(self, news: Delta) -> None:
-        """Make this both: lists are joined, the rest is the later one's."""
-        self.tokens += news.tokens
-        if news.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + news.logprobs
-        if news.prompt_logprobs is not None:
-            self.prompt_logprobs = (self.prompt_logprobs or []) + news.prompt_logprobs
-        self.usage, self.finish_reason = news.usage, news.finish_reason
-        self.stop_reason, self.error = news.stop_reason, news.error
-        self.embedding, self.complete = news.embedding, news.complete
+    def join(self, later: Delta) -> None:
+        """Append a later delta of the same sample."""
+        self.tokens += later.tokens
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or []) + later.prompt_logprobs
+        self.usage, self.finish_reason = later.usage, later.finish_reason
+        self.stop_reason, self.error = later.stop_reason, later.error
+        self.embedding, self.complete = later.embedding, later.complete
 
 
 def ends(request: Request, reason: FinishReason, error: str | None = None) -> list[Delta]:
-    """The only delta of each sample of a request that never runs."""
+    """One final delta per sample for a request that never runs."""
     usage = Usage(len(request.tokens), 0, 0)
     return [
         Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in range(request.sampling.n)
@@ -189,14 +187,14 @@ def ends(request: Request, reason: FinishReason, error: str | None = None) -> li
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """A snapshot of the scheduler and counters since start; every field is plain."""
+    """A snapshot of the scheduler, with counters since the start."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
-    num_shared_blocks: int = 0  # of the used ones: held by more than one sequence
+    num_shared_blocks: int = 0  # used blocks that more than one sequence holds
     num_cached_blocks: int = 0
     num_free_blocks: int = 0
     prefix_queries: int = 0
@@ -205,7 +203,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    jump_forward_tokens: int = 0  # appended by a grammar: forward passes saved
+    jump_forward_tokens: int = 0  # appended by a grammar without a forward pass each
 
     def as_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
@@ -213,10 +211,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a front needs to know about the model that runs. `defaults` are its own sampling parameters.
+    """The API process's view of the model. `defaults` are its own sampling parameters.
 
-    `generates` is false for encoders. `pooling` is how the model's own vectors are made, `scores` and `labels` are
-    those of a classifier (model/pooling.py). Tokens of a second text are `segment_size` higher, where that is not 0.
+    `generates` is false for encoders. `pooling` says how the model makes its vectors; `scores` and `labels` belong to
+    classifiers (model/pooling.py). The token ids of a second text are `segment_size` higher, unless it is 0.
     """
 
     name: str

@@ -209,7 +209,7 @@ def test_a_decoder_embeds_by_its_own_pooling(tiny_model: Callable[..., str], tmp
     llm = LLM(str(tmp_path), **OPTIONS, num_gpu_blocks_override=64)
     assert llm.embed("abc")[0].outputs.embedding == mean
     assert llm.score("abc", ["abc", "xyz"])[0].outputs.score == pytest.approx(1)
-    with pytest.raises(RequestError, match="is no classifier"):
+    with pytest.raises(RequestError, match="is not a classifier"):
         llm.classify("abc")
 
 

@@ -31,10 +31,10 @@ from quire.engine.ipc import (
     Failed,
     Launch,
     Loading,
-    News,
     Ready,
     Reply,
     Stop,
+    Updates,
     Verb,
     decode_event,
     encode,
@@ -375,7 +375,7 @@ class AsyncEngine:
 
     def _receive(self, line: _Line, event: Event) -> None:
         self._last_event = time.monotonic()
-        if isinstance(event, News):
+        if isinstance(event, Updates):
             self._stepped(event, self._last_event)
         elif isinstance(event, Reply):
             if event.stats is not None:
@@ -386,7 +386,7 @@ class AsyncEngine:
         elif isinstance(event, Failed):
             line.failure = event
 
-    def _stepped(self, step: News, now: float) -> None:
+    def _stepped(self, step: Updates, now: float) -> None:
         """The engine has computed a step."""
         if step.stats is not None:
             self.metrics.stats = step.stats

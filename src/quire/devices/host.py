@@ -24,7 +24,7 @@ Float64Array = NDArray[np.float64]
 class HostLogits:
     """`Logits` in host memory: float32 [L, V], often a view of the executable's buffer.
 
-    `best` [L] has the lowest id among each row's largest logits, or -1 if it is not known; None: no row's is known.
+    `best` [L] has the lowest id among each row's largest logits, or -1 if it is not known; None: none is known.
     """
 
     values: FloatArray
@@ -51,7 +51,7 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
     if len(inputs.cu_q_B1) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
         raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
     if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
-        raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token a sequence")
+        raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token per sequence")
     for b in range(batch):
         start, stop, length = inputs.cu_q_B1[b], inputs.cu_q_B1[b + 1], inputs.kv_len_B[b]
         if not np.array_equal(inputs.positions_T[start:stop], np.arange(length - (stop - start), length)):
@@ -70,7 +70,7 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
 
 
 def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
-    """`logits` as a sampler on the host needs them. EngineError: another backend's, or of another shape."""
+    """`logits` as a sampler on the host needs them. EngineError if another backend's, or of another shape."""
     if not isinstance(logits, HostLogits):
         raise EngineError(f"a sampler on the host got logits of {type(logits).__name__}")
     values = logits.values
@@ -123,7 +123,7 @@ def check_targets(logits: HostLogits, targets_L: IntArray) -> None:
 
 
 def received(inputs: ModelInput, width: int) -> FloatArray:
-    """The hidden states [T, width] that come with a step. EngineError if they are missing or of another shape."""
+    """The hidden states [T, width] that come with a step. EngineError if missing or of another shape."""
     hidden_TD, wanted = inputs.hidden_TD, (len(inputs.tokens_T), width)
     if hidden_TD is None or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
         found = "none" if hidden_TD is None else f"{hidden_TD.dtype} {list(hidden_TD.shape)}"

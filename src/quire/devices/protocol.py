@@ -1,4 +1,4 @@
-"""What a backend offers the decoder: weights, a KV cache, and a small set of operations.
+"""A backend's offer to the decoder: weights, a KV cache, and a small set of operations.
 
 Knows arrays and shapes; knows no model family and no scheduler. The decoder is written once against `Ops`:
 the reference backend executes each call at once on numpy arrays, the native backend records the calls into
@@ -45,7 +45,7 @@ class Matrix(Protocol):
 
     @property
     def greedy_nbytes(self) -> int:
-        """Bytes that finding the largest output of a row reads, about: fewer than `nbytes` of some `Backend.head`."""
+        """Approximate bytes read to find the largest output of a row; can be below `nbytes` for a `Backend.head`."""
 
     def dequantize(self) -> FloatArray:
         """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
@@ -54,8 +54,8 @@ class Matrix(Protocol):
 class Norm(msgspec.Struct, frozen=True):
     """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32.
 
-    Of queries and keys (`store_kv`) the weight is [H], one for all heads; [N, H], one a head; or [N H], whose
-    statistics are over all heads together; `after_rope` norms them after they are rotated.
+    For queries and keys (`store_kv`) the weight is [H], shared by all heads; [N, H], one per head; or [N H], with
+    statistics over all heads together. With `after_rope` the norm follows the rotation.
     """
 
     kind: NormKind
@@ -78,8 +78,8 @@ class Rope(msgspec.Struct, frozen=True):
 class KVSpec(msgspec.Struct, frozen=True):
     """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
 
-    As int8 each key and each value of a head has a scale of its own, a float32.
-    With `value_dim` (latent attention) no values are kept: a value is the first value_dim elements of its key.
+    In int8, each key and each value of a head has its own float32 scale.
+    With `value_dim` (latent attention) there are no values: a value is the first value_dim elements of its key.
     """
 
     num_layers: int
@@ -98,12 +98,12 @@ class KVSpec(msgspec.Struct, frozen=True):
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Which positions a query sees, and what its scores go through before the softmax.
+    """The positions that a query sees, and the changes to its scores before the softmax.
 
-    A query at position p sees those from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), as far as
-    the sequence goes. A score is
-    scale * q . k, then cap * tanh(score / cap), then slopes[head] * (position - p) is added (ALiBi, Press et al.
-    2022, arXiv:2108.12409). A sink is one more score of its head that has no value. slopes and sinks are [N].
+    A query at position p sees positions from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), up
+    to the end of the sequence. A score is scale * q . k, then cap * tanh(score / cap), then
+    slopes[head] * (position - p) is added (ALiBi, Press et al. 2022, arXiv:2108.12409). A sink is an extra score of
+    its head without a value. slopes and sinks are [N].
     """
 
     scale: float
@@ -135,16 +135,16 @@ class XIELU(msgspec.Struct, frozen=True):
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """How a token chooses experts from its scores [E]; `correction` [E] counts for the choice, not for the weight.
+    """How a token chooses experts from its scores [E]; `correction` [E] affects the choice, not the weights.
 
-    Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over those chosen). With
+    Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over the chosen ones). With
     `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
-    or with `group_sum` its two best together. A `shared` expert, the last one, always takes part; with
-    `shared_gate` the sigmoid of one more score is its weight, else 1. The weights multiply what experts give, or with
-    `weigh_inputs` what they get. With `correct_logits` the correction is added to the scores themselves, and the
-    choice is by that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
-    arXiv:2310.00811), which takes experts one by one: each weight is the share of the greatest score left among those
-    left that are within twice the threshold of it.
+    or with `group_sum` as its two best together. A `shared` expert, the last one, always takes part; its weight is 1,
+    or with `shared_gate` the sigmoid of one extra score. The weights multiply the experts' outputs, or with
+    `weigh_inputs` their inputs. With `correct_logits` the correction is added to the scores themselves, and the
+    choice uses that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
+    arXiv:2310.00811), which takes experts one by one: each weight is the share of the largest remaining score among
+    the remaining scores that are within twice the threshold of it.
     """
 
     num_experts: int
@@ -195,9 +195,9 @@ class ModelInput(msgspec.Struct, frozen=True):
     is row slots[b] of `block_table`. Token at position p lives in block table[p // block_size], offset
     p % block_size. `logit_rows` are indices into the T tokens.
 
-    `greedy`: only the largest of each row's logits is needed. A backend that finds it may leave the others undefined.
+    `greedy`: only the largest of each row's logits is needed; a backend that finds it may leave the others undefined.
 
-    `hidden_TD` is float32 and C-contiguous: what the stage before this one gave. None if the graph has the first layer.
+    `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
     """
 
     tokens_T: IntArray
@@ -212,7 +212,7 @@ class ModelInput(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The largest step that an executable must hold: tokens, sequences, and rows of logits at a time."""
+    """The largest step that an executable must support: tokens, sequences, and rows of logits at a time."""
 
     max_tokens: int
     max_seqs: int
@@ -225,8 +225,8 @@ T = TypeVar("T")
 class Ops(Protocol[T]):
     """The operations of a forward pass. T is the backend's tensor; rows are tokens unless said otherwise.
 
-    Exactness (DESIGN section 5): each output row depends on its own row (and, in attention, its own sequence)
-    alone, with an order of reduction that does not depend on how many rows or sequences are in the step.
+    Exactness (docs/architecture.md): each output row depends only on its own row (and, in attention, its own
+    sequence), with an order of reduction that does not depend on how many rows or sequences are in the step.
     """
 
     def embed(self, table: Matrix, scale: float = 1.0) -> T:
@@ -236,19 +236,19 @@ class Ops(Protocol[T]):
         """Rows of `table` at each token's position + offset: [T, D]."""
 
     def add(self, x: T, other: T, scale: float = 1.0) -> T:
-        """x + scale * other, of one shape."""
+        """x + scale * other; both have the same shape."""
 
     def scale(self, x: T, scale: float, cap: float | None = None) -> T:
-        """scale * x, then cap * tanh(that / cap)."""
+        """scale * x, then cap * tanh(x / cap)."""
 
     def multiply(self, x: T, factors: T) -> T:
-        """x [rows, D] times factors [rows, F], each for D / F neighbouring elements."""
+        """x [rows, D] times factors [rows, F]: each factor multiplies D / F neighbouring elements."""
 
     def clamp(self, x: T, limit: float) -> T:
-        """x within -limit and limit."""
+        """x limited to [-limit, limit]."""
 
     def temper(self, x: T, temperature: Temperature) -> T:
-        """Each token's row times the temperature of its position."""
+        """Each token's row times the temperature at its position."""
 
     def xielu(self, x: T, xielu: XIELU) -> T:
         """XIELU of each element."""
@@ -278,16 +278,16 @@ class Ops(Protocol[T]):
     def store_kv(
         self, qkv: T, layer: int, num_heads: int, angles: T | None, q_norm: Norm | None, k_norm: Norm | None
     ) -> T:
-        """Norm and rope (if `angles`) of q and k, in the norm's order; k and v go into the cache of `layer`.
+        """Apply norm and rope (if `angles`) to q and k, in the norm's order; store k and v in the cache of `layer`.
 
         qkv is [T, (N + 2 G) H]: q heads, then k heads, then v heads. Returns q, normed and rotated: [T, N H].
         """
 
     def store_latent(self, kv: T, q_latent: T, q_rope: T, layer: int, angles: T, norm: Norm) -> T:
-        """Latent attention's store_kv (DeepSeek-V2, arXiv:2405.04434): one key of C + R elements a token.
+        """The store_kv of latent attention (DeepSeek-V2, arXiv:2405.04434): one key of C + R elements per token.
 
-        kv is [T, C + R]: the latent, normed here, and what is rotated. Returns q [T, N (C + R)] made of q_latent
-        [T, N C] and the rotated q_rope [T, N R].
+        kv is [T, C + R]: the latent, which is normed here, and the rotated part. Returns q [T, N (C + R)], made of
+        q_latent [T, N C] and the rotated q_rope [T, N R].
         """
 
     def head_linear(self, x: T, weights: Sequence[Matrix]) -> T:
@@ -306,11 +306,11 @@ class Ops(Protocol[T]):
     ) -> T:
         """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D].
 
-        An expert that is None gives x. `weigh_inputs`: as in Routing.
+        An expert that is None returns x. `weigh_inputs`: as in Routing.
         """
 
     def attention(self, q: T, layer: int, num_heads: int, attention: Attention) -> T:
-        """Paged attention over `layer`'s cache: [T, N H] -> [T, N H], of latent attention [T, N value_dim].
+        """Paged attention over `layer`'s cache: [T, N H] -> [T, N H]; for latent attention [T, N value_dim].
 
         Query head i reads key/value head i // (N / G).
         Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
@@ -320,7 +320,7 @@ class Ops(Protocol[T]):
         """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
 
     def receive(self, width: int) -> T:
-        """ModelInput.hidden_TD, where D is `width`; at most once in a graph."""
+        """ModelInput.hidden_TD with D = `width`; at most once in a graph."""
 
     def tap(self, x: T) -> None:
         """Keep x [T, D] of all tokens for `Executable.taps`."""
@@ -338,7 +338,7 @@ class Executable(Protocol):
     def hidden(self) -> FloatArray:
         """A host array [L, D]: final hidden states of the last run (after the last norm, before the head).
 
-        For a graph without a head, [T, D]: what the next stage receives. It may be a view, valid until the next `run`.
+        For a graph without a head, [T, D]: the next stage's input. It may be a view, valid until the next `run`.
         """
 
     def taps(self) -> tuple[FloatArray, ...]:
@@ -348,10 +348,10 @@ class Executable(Protocol):
 class Graph(msgspec.Struct, frozen=True):
     """A model, or a stage of one, as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V].
 
-    A stage is a run of layers that a pipeline rank computes. One that is not the last has no head, and `hidden()` gives
-    [T, D] for the next one to receive. `layers` are the model's layers that the graph computes; layer i uses layer
-    i - layers.start of the KV cache. `taps` are those layers of which `hidden()` taps the output, in order: the input
-    of drafters.
+    A stage is a range of layers for one pipeline rank. All but the last have no head, and their `hidden()` gives
+    [T, D] for the next one to receive. `layers` are the model's layers in this graph; layer i uses layer
+    i - layers.start of the KV cache. `taps` are the layers whose output `hidden()` taps, in order: the input of
+    drafters.
     """
 
     hidden: Callable[[Ops[Any]], Any]
@@ -363,7 +363,7 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class ForeignModel(Protocol):
-    """A model of a family that Quire does not have, which another library's code runs as a graph of one backend."""
+    """A model of a family that Quire lacks, run by another library's code as a graph of one backend."""
 
     @property
     def dtype(self) -> FloatDtype: ...
@@ -409,7 +409,7 @@ class MachineLimits(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One kind of hardware: makes weights, caches, executables and samplers, and says what it can do."""
+    """One kind of hardware: makes weights, caches, executables and samplers, and describes its abilities."""
 
     @property
     def name(self) -> str:
@@ -417,15 +417,15 @@ class Backend(Protocol):
 
     @property
     def caveat(self) -> str:
-        """What a user should know about models that run on it, completing "MODEL ..."; empty: nothing."""
+        """A warning about models on this backend, completing "MODEL ..."; empty if there is none."""
 
     @property
     def threads(self) -> int:
-        """Host threads that it computes with."""
+        """The number of host threads that compute."""
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what exported weights depend on. Weights of another fingerprint must not be restored."""
+        """Identifies all that exported weights depend on. Weights of another fingerprint must not be restored."""
 
     def outline(self) -> Backend:
         """The same backend for planning: its weights have shapes but no values, and its executables cannot run."""
@@ -438,13 +438,13 @@ class Backend(Protocol):
         """
 
     def head(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> Matrix:
-        """Like `matrix`, for the weight that gives logits: may add what speeds up finding the largest output."""
+        """Like `matrix`, for the weight of the logits: may add data that speeds up finding the largest output."""
 
     def gated_matrix(self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
 
     def takes(self, layout: AnyLayout) -> bool:
-        """Whether `matrix` packs quantized tensors of this layout. Others are passed to it as floats."""
+        """Whether `matrix` packs quantized tensors of this layout. Others must be passed as floats."""
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         """A description (plain values) and the packed bytes [nbytes] uint8 as they lie in memory."""
@@ -460,13 +460,13 @@ class Backend(Protocol):
         """A sampler of the logits that this backend's executables return."""
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """Memory that `compile` will take, logits included, known before anything is allocated."""
+        """Memory that `compile` will take, logits included, computed before anything is allocated."""
 
     def free_memory(self) -> int:
         """Bytes that weights, KV cache and workspace can still take."""
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
-        """What products with such a weight are computed in."""
+        """The arithmetic of products with such a weight."""
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         """Measure the device now, in well under a second."""

@@ -1,10 +1,10 @@
-"""The sampler of a backend: state per slot, and tokens drawn from logits that stay on the device.
+"""A backend's sampler: state per slot, and tokens sampled from logits that stay on the device.
 
 Knows slots, token ids and sampling parameters; knows no model, scheduler or text.
 
 Sampling is Gumbel-max (Gumbel 1954): the token with the largest logit / temperature + noise, with noise that is a pure
-function of (seed, position, token). So a token depends on its own row and slot alone, and a speculative draft is
-accepted exactly when it equals the token that would be drawn anyway.
+function of (seed, position, token). So a token depends only on its own row and slot, and a speculative draft is
+accepted exactly when it equals the token that would be sampled anyway.
 
 Shape letters: L rows, V vocabulary, W = ceil(V / 32) words of a token mask.
 """
@@ -39,8 +39,8 @@ GREEDY_BELOW = 1e-5
 class SlotSampling:
     """How to sample one sequence, and its tokens so far. Token ids must be below the vocabulary size.
 
-    `stop_ids` (end-of-sequence and stop tokens) are masked until `params.min_tokens` tokens are drawn.
-    `bad_words` are token sequences that may not complete within the output. The sampler that owns the slot
+    `stop_ids` (end-of-sequence and stop tokens) are masked until there are `params.min_tokens` tokens.
+    `bad_words` are token sequences that must not complete within the output. The sampler that owns the slot
     appends to `output_tokens`.
     """
 
@@ -53,16 +53,16 @@ class SlotSampling:
 
     @property
     def position(self) -> int:
-        """Index in the sequence of the next token to draw."""
+        """Index in the sequence of the next token to sample."""
         return len(self.prompt_tokens) + len(self.output_tokens)
 
 
 @dataclass(slots=True)
 class Samples:
-    """The tokens drawn by one call, on the host.
+    """The tokens sampled by one call, on the host.
 
     `tokens` [L] is NOT_DRAWN if the row failed, or follows a rejected draft or a failed row. `logprobs` has an entry
-    for each drawn row whose slot asks for them. `errors` maps a failed row to the reason.
+    for each sampled row whose slot asks for them. `errors` maps a failed row to the reason.
     """
 
     tokens: IntArray
@@ -86,16 +86,16 @@ class Logits(Protocol):
 
 
 class Sampler(Protocol):
-    """State per slot, and draws for many rows at once. Reads only its own backend's `Logits`."""
+    """State per slot, and sampling of many rows at once. Reads only its own backend's `Logits`."""
 
     def set(self, slot: int, state: SlotSampling) -> None:
-        """Start or replace a slot; the sampler owns `state` from now on. EngineError: a bad token id."""
+        """Start or replace a slot; the sampler owns `state` from now on. EngineError for a bad token id."""
 
     def clear(self, slot: int) -> None:
         """Forget a slot. Unknown slots are ignored."""
 
     def extend(self, slot: int, tokens: list[int]) -> None:
-        """Append tokens that were not drawn to a slot's output. EngineError: a bad token id or slot."""
+        """Append tokens that were not sampled to a slot's output. EngineError for a bad token id or slot."""
 
     def sample(
         self,
@@ -105,13 +105,13 @@ class Sampler(Protocol):
         drafts_L: IntArray | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
-        """Draw one token per row of `logits` and append it to its slot's output. Does not change the logits.
+        """Sample one token per row of `logits` and append it to its slot's output. Does not change the logits.
 
-        `positions_L` is the index in the sequence of each drawn token. Rows of one slot are adjacent, at consecutive
-        positions; `drafts_L[i]` is the token that row i + 1 of the slot was computed with. That row is drawn only if
-        row i drew this token, so the output is the same with and without drafts. `masks_LW` has one bit per token
-        (token % 32 of word token // 32); 0 forbids it. EngineError: another backend's logits, or a wrong shape, slot
-        or position.
+        `positions_L` is the index in the sequence of each sampled token. Rows of one slot are adjacent, at consecutive
+        positions; `drafts_L[i]` is the input token of row i + 1 of the slot. That row is sampled only if row i sampled
+        this token, so the output is the same with and without drafts. `masks_LW` has one bit per token (token % 32 of
+        word token // 32); 0 forbids it. EngineError for another backend's logits, or a wrong shape, slot or
+        position.
         """
 
     def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
@@ -126,7 +126,7 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether a draw needs only the largest of the model's logits."""
+    """Whether sampling needs only the largest of the model's logits."""
     return (
         is_greedy(params)
         and params.logprobs is None

@@ -122,7 +122,7 @@ class Widths:
 
 
 def widest_activation(graph: Graph, kv_spec: KVSpec) -> int:
-    """The largest number of elements per token that an operation before the head gives."""
+    """The largest number of elements per token that an operation before the head produces."""
     widths = Widths(kv_spec)
     graph.hidden(widths)
     return widths.widest

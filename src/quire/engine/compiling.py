@@ -1,4 +1,4 @@
-"""Requests that wait until their grammar is compiled. Knows no scheduler."""
+"""Holds requests until their grammar is compiled. Knows no scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.types import Request
 
 
 class CompilingRequests:
-    """Takes requests whose grammar is not compiled yet, and gives them back when it is."""
+    """Takes requests whose grammar is not compiled yet, and returns them once it is."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
@@ -24,7 +24,7 @@ class CompilingRequests:
         return request_id in self._jobs
 
     def take(self, request: Request) -> bool:
-        """Begin to compile the grammar of `request`. False: there is nothing to wait for."""
+        """Begin to compile the grammar of `request`. False: there is nothing to compile."""
         if (
             request.grammar is None
             or self._compiler is None
@@ -35,17 +35,17 @@ class CompilingRequests:
         return True
 
     def remove(self, request_id: str) -> tuple[Request, Callable[[], str | None]]:
-        """Give a request back early. The function waits for its grammar and returns the error, if it has one."""
+        """Return a request early. The function waits for its grammar and returns the error, if any."""
         request, job = self._jobs.pop(request_id)
         return request, lambda: _error(job)
 
     def wait(self, seconds: float) -> None:
-        """Wait for one more grammar, at most `seconds`."""
+        """Wait at most `seconds` for another grammar."""
         if seconds and self._jobs:
             wait([job for _, job in self._jobs.values()], seconds, FIRST_COMPLETED)
 
     def take_compiled(self) -> list[tuple[Request, str | None]]:
-        """The requests whose grammar is compiled, or could not be: with the error."""
+        """Requests whose grammar is compiled, or failed to compile: with the error."""
         done = [request_id for request_id, (_, job) in self._jobs.items() if job.done()]
         return [(request, _error(job)) for request, job in map(self._jobs.pop, done)]
 

@@ -1,4 +1,4 @@
-"""The step loop: schedule, submit, take in results. The only part that sees scheduler and executor. Token ids only."""
+"""The step loop: schedule, submit, take in results. Only this module sees scheduler and executor. Token ids only."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
-IDLE_WAIT = 0.01  # seconds that an idle step waits for a grammar to be compiled
+IDLE_WAIT = 0.01  # seconds for which an idle step waits for a grammar
 
 
 class Executor(Protocol):
-    """Computes batches in the order in which they come, in this process or elsewhere."""
+    """Computes batches in order, in this process or elsewhere."""
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Compute a batch now."""
 
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
-        """Compute a batch after those submitted before, while the caller goes on."""
+        """Compute a batch after earlier submitted ones, without blocking the caller."""
 
 
 class EngineCore:
     """Adds, aborts and steps requests. Each sample of an added request ends with exactly one finish reason.
 
     Up to `depth` steps are in flight. With 1, a step is computed before the next is scheduled (the plain loop). With
-    more, steps are scheduled and submitted ahead, and an end is seen `depth - 1` steps later; what is reported of
-    a request stays the same.
+    more, steps are scheduled and submitted ahead, and an end is seen `depth - 1` steps later; the reported results are
+    the same.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EngineCore:
         self._executor = executor
         self._depth = depth
         self._flight: deque[tuple[ScheduledBatch, Callable[[], StepOutput]]] = deque()
-        self._ready: list[Delta] = []  # for the next step to return
+        self._ready: list[Delta] = []  # the next step returns them
         self._compiling = CompilingRequests(grammars)
 
     @property
@@ -54,7 +54,7 @@ class EngineCore:
         return bool(self._ready or self._compiling) or self.scheduler.has_work
 
     def add(self, request: Request) -> None:
-        """Queue a request. One that can never run is answered with an error delta by the next step.
+        """Queue a request. If it can never run, the next step returns an error delta.
 
         A request is queued once its grammar is compiled; others go on meanwhile.
         """
@@ -67,11 +67,11 @@ class EngineCore:
             self._ready += self.scheduler.add(request)
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
-        """Queue `request` so that it goes on from a live sample: see `Scheduler.fork`."""
+        """Queue `request` as a continuation of a live sample: see `Scheduler.fork`."""
         self._ready += self.scheduler.fork(request_id, index, request, output)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one sample of it. Unknown ids (of requests that have ended) are ignored."""
+        """End a request, or one sample of it. Unknown ids (of ended requests) are ignored."""
         if request_id in self._compiling:
             request, error = self._compiling.remove(request_id)
             if index is None or request.sampling.n == 1:
@@ -81,14 +81,14 @@ class EngineCore:
         self._ready += self.scheduler.abort(request_id, index)
 
     def drop(self, request_id: str, index: int | None = None) -> None:
-        """End a request that nobody reads any more: `abort` without deltas."""
+        """End a request without deltas, because its reader has gone."""
         if request_id in self._compiling:
             self._compiling.remove(request_id)
         self._ready = [d for d in self._ready if d.request_id != request_id or index not in (None, d.index)]
         self.scheduler.drop(request_id, index)
 
     def step(self) -> list[Delta]:
-        """Fill the flight and take in the oldest result; returns the deltas of all sequences."""
+        """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
         if self._compiling:
             self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
             for request, error in self._compiling.take_compiled():

@@ -1,6 +1,6 @@
 """The frames between the API process and the engine process, and the sockets that carry them.
 
-One frame a step, not one a token: all news of a step travel together. Knows messages, no engine, no HTTP.
+Each step sends one frame with all its updates, not one per token. Knows messages, no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End a request, or one sample of it where `index` is given."""
+    """End a request, or only its sample `index`."""
 
     request_id: str
     index: int | None = None
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Ask for something that is answered once, by a Reply with the same `id`."""
+    """A question that is answered once, by a Reply with the same `id`."""
 
     id: int
     verb: Verb
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Leave the loop; running requests are dropped."""
+    """Leave the loop; drop running requests."""
 
 
 Command = Add | Abort | Call | Stop
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The process runs and begins to load, `at` seconds on the monotonic clock that both processes share."""
+    """The process runs and begins to load, at `at` seconds of the monotonic clock that both processes share."""
 
     at: float
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine takes requests from now on. `phases` says where the time of loading went, in seconds."""
+    """The engine takes requests from now on. `phases` are the parts of the loading time, in seconds."""
 
     info: ModelCard
     phases: dict[str, float]
@@ -63,15 +63,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Scheduled(msgspec.Struct, frozen=True, array_like=True):
-    """A sample got a slot at `at` (monotonic seconds); more than once where it was preempted."""
+    """A sample got a slot at `at` (monotonic seconds); repeated after each preemption."""
 
     request_id: str
     index: int
     at: float
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What one step changed. `stats` comes along now and then, and whenever the engine goes idle."""
+class Updates(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The changes of one step. `stats` is included now and then, and whenever the engine goes idle."""
 
     deltas: list[Delta]
     scheduled: list[Scheduled] = []
@@ -79,7 +79,7 @@ class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer to a Call: how things are after it, or `error`."""
+    """The answer to a Call: the state after it, or `error`."""
 
     id: int
     stats: EngineStats | None = None
@@ -87,17 +87,17 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine cannot start or go on. `kind` is the class of the error."""
+    """The engine cannot start or continue. `kind` is the class of the error."""
 
     kind: str
     message: str
 
 
-Event = Loading | Ready | News | Reply | Failed
+Event = Loading | Ready | Updates | Reply | Failed
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine process reads from its standard input. `maker` names the module that makes the core."""
+    """The engine process's configuration, read from its standard input. `maker` is the module that makes the core."""
 
     address: str
     maker: str
@@ -118,12 +118,12 @@ def encode(message: Command | Event | Launch) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    """Raises msgspec.ValidationError where the frame is not a Command."""
+    """Raises msgspec.ValidationError if the frame is not a Command."""
     return _commands.decode(frame)
 
 
 def decode_event(frame: bytes) -> Event:
-    """Raises msgspec.ValidationError where the frame is not an Event."""
+    """Raises msgspec.ValidationError if the frame is not an Event."""
     return _events.decode(frame)
 
 
@@ -133,7 +133,7 @@ def decode_launch(frame: bytes) -> Launch:
 
 @dataclass(slots=True)
 class Endpoint:
-    """A private place (mode 0700) for the socket of one engine process; gone when closed."""
+    """A private directory (mode 0700) for the socket of one engine process; removed by `close`."""
 
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="quire-")
@@ -156,7 +156,7 @@ class Endpoint:
 
 
 def open_socket(context: zmq.Context[Any], address: str, *, bind: bool) -> zmq.Socket[bytes]:
-    """A socket of a one-to-one line. Queues are unbounded here: the engine client bounds what enters them."""
+    """A socket between exactly two processes. Its queue is unbounded: the engine client bounds what enters it."""
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.linger = 0

@@ -1,4 +1,4 @@
-"""An engine core on a thread of its own, for callers of any thread of this process. Knows token ids only.
+"""An engine core on its own thread, for callers on any thread of this process. Knows token ids only.
 
 Steps never run on a caller's thread. So an interrupt (Ctrl-C) or an exception there ends that call and leaves the
 engine whole, and calls from several threads share one batch.
@@ -27,8 +27,8 @@ class LocalCall:
     def __init__(self, engine: LocalEngine, requests: Sequence[Request]) -> None:
         self._engine = engine
         self._ids = [request.id for request in requests]
-        self._open = {request.id: request.sampling.n for request in requests}  # the engine thread's
-        self._left = sum(self._open.values())  # the caller's
+        self._open = {request.id: request.sampling.n for request in requests}  # used by the engine thread
+        self._left = sum(self._open.values())  # used by the caller
         self._deltas: SimpleQueue[list[Delta] | BaseException] = SimpleQueue()
 
     def put(self, deltas: list[Delta]) -> list[str]:
@@ -47,7 +47,7 @@ class LocalCall:
         self._deltas.put(error)
 
     def __iter__(self) -> Iterator[list[Delta]]:
-        """Deltas as they come, until every sample has ended. Raises EngineError if the engine fails."""
+        """Deltas as they arrive, until every sample has ended. Raises EngineError if the engine fails."""
         while self._left:
             deltas = self._deltas.get()
             if isinstance(deltas, BaseException):
@@ -56,7 +56,7 @@ class LocalCall:
             yield deltas
 
     def abort(self, request_id: str, index: int) -> None:
-        """End one sample; its last delta still comes."""
+        """End one sample; its last delta still arrives."""
         self._engine.post(lambda core: core.abort(request_id, index))
 
     def __enter__(self) -> LocalCall:
@@ -76,7 +76,7 @@ class LocalEngine:
         self._core = core
         self._jobs: deque[Callable[[Core], object]] = deque()
         self._wake = threading.Condition()
-        self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread touches it
+        self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread uses it
         self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -131,7 +131,7 @@ class LocalEngine:
                 self._wake.notify()
 
     def close(self) -> None:
-        """Stop after the current step; calls that still run end with an EngineError."""
+        """Stop after the current step; running calls end with an EngineError."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -155,7 +155,7 @@ class LocalEngine:
         self._calls.clear()
 
     def _next_jobs(self) -> bool:
-        """Wait for work, and do what callers posted. False: the engine is to stop."""
+        """Wait for work and run the posted jobs. False: stop the engine."""
         core = self._core
         with self._wake:
             while not self._jobs and not self._closed and not core.has_work:

@@ -1,4 +1,4 @@
-"""Log lines as text or as JSON, one a line, with their fields. Knows no engine, no HTTP."""
+"""Log lines as text or JSON, one line per record, with their fields. Knows no engine, no HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _json = msgspec.json.Encoder()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller gave as `extra={"fields": {...}}`."""
+    """The caller's `extra={"fields": {...}}`."""
     fields = getattr(record, "fields", None)
     return fields if isinstance(fields, dict) else {}
 
@@ -34,7 +34,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, the fields, the traceback as one string."""
+    """One JSON object per line: time (UTC), level, logger, message, the fields, the traceback as one string."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(format: LogFormat, level: LogLevel) -> None:
-    """Send everything of this process to standard error in `format`, libraries included."""
+    """Send all records of this process, libraries included, to standard error in `format`."""
     formatter = JsonFormatter if format == "json" else TextFormatter
     logging.config.dictConfig(
         {

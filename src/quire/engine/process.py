@@ -1,7 +1,7 @@
-"""The engine process: owns the core, reads commands, steps, writes news. Knows token ids, no text, no HTTP.
+"""The engine process: owns the core, reads commands, steps, sends updates. Knows token ids, no text, no HTTP.
 
-Started as `python -m quire.engine.process` with a Launch frame on standard input, which then stays open: its
-end means that the API process is gone, and so this one goes too.
+It is started as `python -m quire.engine.process` with a Launch frame on standard input, which then stays open: when
+it closes, the API process has gone, and this one exits too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from quire.engine.ipc import (
     Failed,
     Launch,
     Loading,
-    News,
     Ready,
     Reply,
     Scheduled,
     Stop,
+    Updates,
     decode_command,
     decode_launch,
     encode,
@@ -51,7 +51,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Report(Protocol):
-    """Where the time of a start went: seconds by phase, in order."""
+    """The parts of the start-up time: seconds by phase, in order."""
 
     @property
     def phases(self) -> dict[str, float]: ...
@@ -75,7 +75,7 @@ class Maker(Protocol):
 
 
 def _load_maker(name: str) -> Maker:
-    """The maker of that module name; tests put a scripted core in its place."""
+    """The maker in that module; tests use a scripted one."""
     return cast(Maker, importlib.import_module(name))
 
 
@@ -91,7 +91,7 @@ def _read_launch(fd: int) -> Launch:
             part = os.read(fd, size - len(data))
             if not part:
                 raise EngineError(
-                    "standard input ended before the launch frame: start this process by the server"
+                    "standard input ended before the launch frame: the server must start this process"
                 )
             data += part
         return data
@@ -101,14 +101,14 @@ def _read_launch(fd: int) -> Launch:
 
 
 def _leave_with_parent(fd: int) -> None:
-    """End this process, even in the middle of a step, when the other end of the pipe is closed."""
+    """Exit, even in the middle of a step, when the other end of the pipe closes."""
     while os.read(fd, 4096):
         pass
     os._exit(0)
 
 
 class EngineLoop:
-    """Drain commands, step, send news; until told to stop."""
+    """Read commands, step, send updates, until a Stop arrives."""
 
     def __init__(self, core: Core, socket: zmq.Socket[bytes], stats_interval: float) -> None:
         self._core = core
@@ -134,7 +134,7 @@ class EngineLoop:
             self._scheduled += [Scheduled(new.request.id, new.index, now) for new in batch.new]
 
     def _drain(self) -> None:
-        """Take all commands that are there; wait for one when there is nothing else to do."""
+        """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
             self._socket.poll()
         while self._running:
@@ -156,7 +156,7 @@ class EngineLoop:
             self._running = False
 
     def _add(self, request: Request) -> None:
-        """A request that cannot even be queued fails alone."""
+        """Queue a request. If even that fails, only this request ends."""
         try:
             self._core.add(request)
         except Exception as error:
@@ -190,7 +190,7 @@ class EngineLoop:
         if now >= self._stats_due or not self._core.has_work:
             stats, self._stats_due = self._core.stats(), now + self._stats_interval
         if deltas or scheduled or stats is not None:
-            self._send(News(deltas, scheduled, stats))
+            self._send(Updates(deltas, scheduled, stats))
 
     def _send(self, event: Event) -> None:
         self._socket.send(encode(event))
@@ -201,14 +201,14 @@ def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
     socket.send(encode(Loading(time.monotonic())))
     started = maker.start_core(launch.config)
     gc.collect()
-    gc.freeze()  # what lives from here on to the end needs no more visits by the collector
+    gc.freeze()  # objects made up to here live to the end: the collector need not visit them
     loop = EngineLoop(started.core, socket, launch.stats_interval)
     socket.send(encode(Ready(started.info, started.report.phases, started.core.stats())))
     loop.run()
 
 
 def main() -> int:
-    """Exit status: 0 told to stop, 1 the engine failed (a Failed frame says why)."""
+    """Returns the exit status: 0 after a Stop, 1 if the engine failed (a Failed frame gives the reason)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the API process decides when this one ends
     stdin = sys.stdin.fileno()

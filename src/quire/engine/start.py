@@ -1,6 +1,6 @@
-"""From configuration to a running engine: model, memory plan, KV cache, scheduler; and the front that feeds it.
+"""From configuration to a running engine: model, memory plan, KV cache, scheduler, and the front that feeds it.
 
-The one place that knows which parts an engine is made of.
+This module alone knows the parts of an engine.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
-# What generation_config.json may set; everything else in it concerns searches that Quire does not do.
+# The keys of generation_config.json that Quire uses; the others configure searches that Quire does not do.
 DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(slots=True)
 class StartReport:
-    """What the engine is made of, and where the time of its start went (seconds, in order)."""
+    """The parts of the engine, and of its start-up time (seconds, in order)."""
 
     model: str = ""
     backend: str = ""
@@ -86,7 +86,7 @@ class StartReport:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running engine, what its callers must know of the model, and how it started."""
+    """A running engine, its model as callers need to know it, and the report of its start."""
 
     core: Programs[EngineCore]
     info: ModelCard
@@ -95,17 +95,17 @@ class Started:
 
 
 def model_directory(config: ModelConfig) -> Path:
-    """The local directory or GGUF file of the configured model; without one, of the model inside the package."""
+    """The local directory or GGUF file of the configured model; by default, of the model inside the package."""
     if config.model:
         return find_model(config.model, config.revision, config.download_dir)
     shipped = ASSETS / SHIPPED_MODEL
     if not shipped.is_dir():
-        raise ModelError("this installation has no model inside: name a directory or a Hugging Face id")
+        raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
     return shipped
 
 
 def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> Backend:
-    """The configured backend, or the one that a foreign model needs. ConfigError if both are named and differ."""
+    """The configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
         return registry.make_backend(device.backend, device.threads, device.isa)
     if device.backend != "auto":
@@ -128,9 +128,9 @@ Loader = Callable[[Backend, bool], load.ServedModel]
 
 
 def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
-    """The configured model before it is read, and what reads it: one of Quire's own families, or transformers' code.
+    """The configured model before loading, and its loader: one of Quire's own families, or transformers' code.
 
-    The loader takes a backend, and whether to read the weights or only outline them. ModelError, ConfigError.
+    The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
     """
     directory, quantized = model_directory(config), quantized_weights(config)
     try:
@@ -168,13 +168,13 @@ class Plan:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What most products are computed in."""
+        """The arithmetic of most products."""
         scheme = self.model.quantized
         return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
 
 
 def plan_engine(config: EngineConfig) -> Plan:
-    """Read config and headers, and divide the memory. Allocates nothing. ConfigError where the model cannot fit."""
+    """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit."""
     model, loader = find_source(config.model)
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
@@ -216,7 +216,7 @@ def finish_start(started: Started, model: load.ServedModel) -> Started:
 
 
 def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
-    """An engine that may run when its model's `wait` has returned."""
+    """An engine that may step once its model's `wait` has returned."""
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
@@ -271,19 +271,19 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The model's tokenizer, or the one that is configured in its place."""
+    """The model's tokenizer, or the one configured in its place."""
     if config.tokenizer:
         return open_tokenizer(find_model(config.tokenizer, download_dir=config.download_dir, weights=False))
     return open_tokenizer(model_directory(config))
 
 
 def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
-    """What grammars need of the tokenizer."""
+    """The tokenizer's vocabulary, as grammars need it."""
     return vocabulary_of(load_tokenizer(config.model), vocab_size, ends)
 
 
 def _for_whole_prompts(config: EngineConfig, longest: int) -> EngineConfig:
-    """Each text is computed in one step, so a step holds the longest; the cache holds one step, and no prefixes."""
+    """A configuration whose steps and cache hold the longest text as a whole, without prefix caching."""
     cache, scheduler = config.cache, config.scheduler
     tokens = max(scheduler.max_num_batched_tokens, longest)
     if cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None:

@@ -1,15 +1,15 @@
-"""The tokenizer's vocabulary as grammars need it. Knows both; knows no requests."""
+"""The tokenizer's vocabulary in the form that grammars need. Knows no requests."""
 
 from __future__ import annotations
 
 from quire.grammar.vocabulary import Vocabulary
 from quire.text.tokenizer import Tokenizer
 
-MARK = "\x02"  # what text does not begin with
+MARK = "\x02"  # no text begins with it
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
-    """`vocab_size` is the model's: ids beyond the tokenizer's are never allowed. `ends` are the model's too."""
+    """Ids from the tokenizer's size up to `vocab_size`, the model's, are never allowed. `ends` are the model's too."""
     ids = range(vocab_size)
     special = {}
     for token_id in ids:
@@ -29,7 +29,7 @@ class _Encoder:
         self._longest = max(map(len, self._ids), default=1)
 
     def encode(self, text: str) -> list[int]:
-        """As the tokenizer does; where it puts a space before a text (sentencepiece), as it does after a mark."""
+        """Tokens of `data` as text in the middle: if the tokenizer adds a leading space, encode behind a mark."""
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
         data = text.encode()
         if self._join(tokens) == data:
@@ -44,7 +44,7 @@ class _Encoder:
         return b"".join([self._pieces[t] for t in tokens if t < len(self._pieces)])
 
     def _greedy(self, data: bytes) -> list[int]:
-        """The longest piece first; for text that the tokenizer changes. Bytes without a piece end it."""
+        """Longest pieces first, for text that the tokenizer changes. Stops at bytes without a piece."""
         tokens: list[int] = []
         at = 0
         while at < len(data):

@@ -1,4 +1,4 @@
-"""Programs over the engine core: one request that several requests answer. Token ids only."""
+"""Programs over the engine core: requests that are answered by several others. Token ids only."""
 
 from quire.program.core import Core, Program, Run
 from quire.program.host import Programs

@@ -1,4 +1,4 @@
-"""What a program sees: an engine core, and its own requests on it. Token ids only."""
+"""What programs see: an engine core, and their own requests on it. Token ids only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.types import Delta, EngineStats, Request, ScheduledBatch
 
 
 class Core(Protocol):
-    """An engine core: what an engine's process drives, and what programs run on."""
+    """An engine core: driven by an engine's process, and used by programs."""
 
     on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch is computed
 
@@ -25,12 +25,12 @@ class Core(Protocol):
 
 
 class Run:
-    """The requests of one program. Their deltas go to the program; when it ends, those still live are dropped."""
+    """The requests of one program. It receives their deltas; when it ends, the rest are dropped."""
 
     def __init__(self, request: Request, core: Core) -> None:
         self.request = request
         self.live: set[str] = set()
-        self.num_cached = 0  # prompt tokens that the first request found in the prefix cache
+        self.num_cached = 0  # prompt tokens of the first request found in the prefix cache
         self._core = core
         self._first = True
 
@@ -40,17 +40,17 @@ class Run:
         self._core.add(request)
 
     def fork(self, request_id: str, request: Request, output: list[int]) -> None:
-        """Queue `request` so that it goes on from a live one of this program, whose KV it shares."""
+        """Queue `request` as a continuation of a live one of this program; both share its KV."""
         self.live.add(request.id)
         self._core.fork(request_id, 0, request, output)
 
     def drop(self, request_id: str) -> None:
-        """End a request: no more of its deltas come."""
+        """End a request and drop its remaining deltas."""
         self.live.discard(request_id)
         self._core.drop(request_id)
 
     def took(self, delta: Delta) -> None:
-        """A delta of one of the requests is about to go to the program."""
+        """Account for a delta that is about to go to the program."""
         if self._first:
             self._first, self.num_cached = False, delta.usage.num_cached
         if delta.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""Runs programs over an engine core, and looks like one: requests that no program answers pass through."""
+"""Runs programs over an engine core behind the core's own interface; other requests pass through."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ C = TypeVar("C", bound=Core)
 
 
 def program_of(request: Request) -> Program | None:
-    """The program that answers `request`; None if the core does."""
+    """The program that answers `request`; None if the core answers it directly."""
     return select if request.choices else None
 
 
 class Programs(Generic[C]):
-    """A core whose requests may be programs. A program that raises ends its own request with an error."""
+    """A core whose requests may be programs. A program that raises ends only its own request, with an error."""
 
     def __init__(self, core: C) -> None:
         self.core = core
         self._runs: dict[str, tuple[Run, Generator[None, Delta, Delta]]] = {}
-        self._ready: list[Delta] = []  # for the next step to return
+        self._ready: list[Delta] = []  # the next step returns them
 
     @property
     def on_batch(self) -> Callable[[ScheduledBatch], None] | None:
@@ -78,10 +78,10 @@ class Programs(Generic[C]):
             self.core.drop(request_id, index)
 
     def step(self) -> list[Delta]:
-        """Step the core and hand the deltas of programs' requests to them; returns all others."""
+        """Step the core and pass programs' deltas to them; returns all others."""
         deltas = self.core.step()
         if self._runs:
-            # A program may drop requests whose deltas are in this step too: those go nowhere.
+            # A program may drop requests whose deltas are in this step too: skip those.
             owners = {request_id: run for run, _ in self._runs.values() for request_id in run.live}
             passed = []
             for delta in deltas:

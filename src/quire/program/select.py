@@ -1,8 +1,8 @@
 """Select: choose one of several texts by its probability instead of sampling. Token ids only.
 
-A request of its own reads each choice behind the prompt, and its tokens' log-probabilities are averaged. The best
-average wins, the first among equals. The prompt is computed once: the first reader leaves it in the prefix cache
-for the others, which wait for it.
+Each choice is appended to the prompt in a request of its own, and its tokens' log-probabilities are averaged. The
+best average wins, the first among equals. The prompt is computed once: the first request leaves it in the prefix
+cache for the others, which wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 
 
 def select(request: Request, run: Run) -> Generator[None, Delta, Delta]:
-    """Read the choices of `request`; its last delta is the best of them, or the error of a reader that failed."""
+    """Score the choices of `request`; returns the best as the last delta, or the error of a request that failed."""
     readers = _readers(request)
     scores: dict[str, list[TokenLogprobs]] = {reader.id: [] for reader in readers}
     run.add(readers[0])

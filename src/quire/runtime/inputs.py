@@ -14,7 +14,7 @@ from quire.types import UNSEEN, ScheduledBatch, ScheduledSeq
 
 @dataclass(slots=True)
 class Layout:
-    """Where the sequences of a step lie among its T tokens.
+    """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
     position after its last token.
@@ -42,10 +42,10 @@ class InputBuilder:
     def lay_out(
         self, batch: ScheduledBatch, sampled: Mapping[int, Sequence[int]], failed: Container[int]
     ) -> Layout:
-        """Lay the batch's tokens out, and extend the block tables.
+        """Lay out the batch's tokens, and extend the block tables.
 
-        `sampled` holds the last sample of each slot, which takes the place of UNSEEN; `failed` slots get token 0 there.
-        EngineError: the number of unseen tokens is not that of the sample.
+        `sampled` holds the last sample of each slot, which replaces UNSEEN; for `failed` slots token 0 does.
+        EngineError: the number of unseen tokens differs from that of the sample.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -66,7 +66,7 @@ class InputBuilder:
         return Layout(batch.seqs, tokens, positions, cu_q, ends, slots)
 
     def build(self, layout: Layout, rows: list[int], greedy: bool) -> ModelInput:
-        """The arrays of a step that reads the tokens `rows` (see ModelInput.logit_rows and greedy)."""
+        """The arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         as_int32 = np.int32
         return ModelInput(
             np.array(layout.tokens, as_int32),

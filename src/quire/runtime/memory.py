@@ -1,4 +1,4 @@
-"""How much of the free memory the KV cache gets, decided before anything is allocated."""
+"""Decides the size of the KV cache before anything is allocated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by use. `available` is what was free before loading; `max_model_len` is what the KV cache can hold."""
+    """Bytes by use. `available` was free before loading; `max_model_len` is what the KV cache can hold."""
 
     available: int
     weights: int
@@ -37,7 +37,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What the model takes, known from its config and headers: bytes, and the longest useful sequences."""
+    """The model's memory, known from its config and headers: bytes, and the longest useful sequence."""
 
     weights: int
     workspace: int
@@ -48,7 +48,7 @@ class MemoryNeed:
 
 
 def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryPlan:
-    """Size the KV cache. Raises ConfigError where the model, or one sequence of max_model_len, cannot fit."""
+    """Size the KV cache. Raises ConfigError if the model, or one sequence of max_model_len, cannot fit."""
     block_bytes = need.kv_bytes_per_token * cache.block_size
     useful = need.max_num_seqs * -(-need.max_model_len // cache.block_size)
     rest = available - need.weights - need.workspace

@@ -10,10 +10,10 @@ from quire.devices.sampling import Logits
 
 
 class StepRows:
-    """Logits and final hidden states of the rows that a step reads: row i is that of ModelInput.logit_rows[i].
+    """Logits and final hidden states of the rows that a step reads: row i belongs to ModelInput.logit_rows[i].
 
-    An executable holds `max_rows` rows of logits at a time. `first` are the logits that its run returned, of the first
-    rows of `total`.
+    An executable holds `max_rows` rows of logits at a time. `first` are the logits that its run returned: those of
+    the first rows of `total`.
     """
 
     def __init__(self, executable: Executable, first: Logits, total: int, max_rows: int) -> None:
@@ -23,7 +23,7 @@ class StepRows:
         self._hidden: FloatArray | None = None
 
     def logits(self, rows: range | list[int]) -> Iterator[tuple[slice, Logits]]:
-        """The logits of `rows` (ascending) in pieces: the part of `rows` that a piece covers, and its logits.
+        """The logits of `rows` (ascending) in pieces: which part of `rows` a piece covers, and its logits.
 
         A piece is valid until the next one is computed.
         """
@@ -44,7 +44,7 @@ class StepRows:
         return self._hidden[start:stop]
 
     def _some(self, rows: range | list[int], start: int, stop: int) -> Logits:
-        """Of rows[start:stop], which the piece covers."""
+        """The logits of rows[start:stop], all of which the current piece covers."""
         begin, end = rows[start], rows[stop - 1] + 1
         if begin == self._begin and end == self._end and stop - start == end - begin:
             return self._piece

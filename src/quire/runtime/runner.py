@@ -1,4 +1,4 @@
-"""Computes scheduled steps: inputs, forward pass, and what each slot part takes out. Knows no text and no policy."""
+"""Computes scheduled steps: inputs, forward pass, and the results of each slot part. Knows no text and no policy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from quire.types import ScheduledBatch, StepOutput
 
 
 class Runner:
-    """Holds what lives between steps: the KV cache, the block tables, and the state of each slot in its parts.
+    """Holds the state between steps: the KV cache, the block tables, and each part's state by slot.
 
-    `parts` act in order. `max_logit_rows` is that of the executable: more rows are computed and read in pieces.
+    `parts` act in order. The executable holds `max_logit_rows` rows of logits; more are computed and read in pieces.
     """
 
     def __init__(
@@ -32,21 +32,21 @@ class Runner:
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
-        self._failed: dict[int, str] = {}  # slots whose sequence failed and that are not freed yet
+        self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._thread = ThreadPoolExecutor(1, "quire-step")
 
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
-        """Compute `batch` on the runner's own thread, after those submitted before. The future holds exceptions."""
+        """Compute `batch` on the runner's own thread, after earlier ones. The future may hold an exception."""
         return self._thread.submit(self.execute, batch)
 
     def shutdown(self) -> None:
-        """End the thread once all submitted batches are computed. Safe to call more than once."""
+        """End the thread once all submitted batches are computed. May be called more than once."""
         self._thread.shutdown()
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """Apply the batch's delta, compute it, and sample where it reaches the end of a sequence.
+        """Apply the batch's delta, compute it, and sample the sequences that reach their end.
 
-        Not while submitted batches are unfinished.
+        Must not run while submitted batches are unfinished.
         """
         for slot in batch.freed:
             self._inputs.clear(slot)
@@ -80,13 +80,13 @@ class Runner:
         result = StepRows(self._executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self.parts, firsts, strict=True):
             part.take(result, first, output)
-        # Tuples, since the output's own lists belong to its reader.
+        # Tuples, because the output's own lists belong to its reader.
         self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
         if output.errors or self._failed:
             self._fail(step, output)
 
     def _fail(self, step: Layout, output: StepOutput) -> None:
-        """Clear slots that failed. Their steps that are scheduled already end with the same error."""
+        """Clear failed slots. Their scheduled steps end with the same error."""
         for slot in output.errors:
             output.tokens.pop(slot, None)
             self._clear(slot)

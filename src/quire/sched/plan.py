@@ -1,23 +1,23 @@
 """Plans a step: which sequences compute which tokens, with which slots and blocks. Knows ids only, no arrays.
 
-One rule: a sequence has len(tokens) + num_unseen + len(draft) - num_computed tokens pending, and each step
+One rule: a sequence has len(tokens) + num_unseen + len(draft) - num_computed pending tokens, and each step
 computes as many of them as the token budget allows, running sequences first. Chunked prefill (Agrawal et al.
-2023, Sarathi), prefix hits, decoding, verification of drafts and resuming after preemption are this rule; there
+2023, Sarathi), prefix hits, decoding, verification of drafts and resuming after preemption all follow this rule; there
 are no phases.
 
 Steps overlap: a step may be planned while earlier ones are computed. It names a token that is not known yet by
-`UNSEEN`, and the executor fills it in. A sequence waits for its own result, while others go on, if what
-it computes next depends on more than that token: a grammar may force tokens or ask for the last one again, and a
-draft may be accepted in part.
+`UNSEEN`, and the executor fills it in. A sequence waits for its own result, while others go on, if its next
+step depends on more than that token: a grammar may force tokens or ask for the last one again, and a draft may be
+accepted in part.
 
 Nothing starves or livelocks, for three reasons. Sequences have a fixed total order (`key`: priority if that is
 the policy, then order of arrival). (1) There are never more running sequences than tokens in the budget, and each
-is left at least one, so a long prompt delays no decode. (2) A sequence that finds no block takes it from
+gets at least one, so a long prompt delays no decode. (2) A sequence that finds no block takes it from
 sequences behind it in the order, never from one ahead. Hence the first running sequence gets all it needs:
 at worst all others are preempted, and a sequence never needs more than the whole pool (`refusal` and
-`max_total` see to it). So it advances with each step, or waits for a result that comes; in finitely many steps
-it ends, and the next becomes first. (3) Waiting sequences are admitted in order and only when the blocks of all
-their known tokens are at hand, so the head of the queue is not overtaken, and a victim does not come back to be
+`max_total` ensure it). So it advances with each step, or waits for a result that is under way; in finitely many
+steps it ends, and the next becomes first. (3) Waiting sequences are admitted in order, and only when there are blocks
+for all their known tokens, so nothing overtakes the head of the queue, and a victim does not come back only to be
 preempted at once.
 """
 
@@ -37,7 +37,7 @@ from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
 
 @dataclass(slots=True)
 class Plan:
-    """A step in the making: `seqs[i]` is what `flight[i]` computes. `short`: blocks ran dry, so admit nobody."""
+    """A step in the making: `seqs[i]` is the batch entry of `flight[i]`. `short`: blocks ran out, so admit nothing."""
 
     step: int
     budget: int
@@ -48,7 +48,7 @@ class Plan:
     short: bool = False
 
     def place(self, seq: Sequence, count: int, new_blocks: list[int]) -> None:
-        """`seq` computes its next `count` tokens. If there are fewer than pending, a draft is cut first."""
+        """Let `seq` compute its next `count` tokens. If fewer than pending, cut the draft first."""
         start, tokens, draft = seq.num_computed, seq.tokens, seq.draft
         known = len(tokens) + seq.num_unseen - start
         if count >= known:
@@ -64,9 +64,9 @@ class Plan:
 
 
 class Planner:
-    """The running sequences with their slots, and the choice of what each step computes.
+    """The running sequences with their slots, and the choice of each step's tokens.
 
-    With `whole_prompts` no prompt is computed in parts: the budget must be at least the longest prompt.
+    With `whole_prompts` every prompt is computed in one step: the budget must be at least the longest prompt.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Planner:
         self._queue = queue
         self._stats = stats
         self._slots = list(range(self._max_running - 1, -1, -1))
-        self._freed: list[int] = []  # slots that no batch has announced as free yet
+        self._freed: list[int] = []  # free slots that no batch has announced yet
         self.running: list[Sequence] = []  # sorted by key
         self.in_flight: deque[Plan] = deque()
 
@@ -129,7 +129,7 @@ class Planner:
             if unseen and _must_wait(seq):
                 continue
             count = pending = len(tokens) + unseen - start + len(draft)
-            room = plan.budget - len(running) + i  # one token stays for each sequence behind
+            room = plan.budget - len(running) + i  # keep one token for each sequence behind
             if count > room:
                 count = room
             if start + count > have * size:
@@ -146,11 +146,11 @@ class Planner:
                 plan.place(seq, count, seq.blocks[have:])
 
     def _grow(self, seq: Sequence, count: int, behind: int, plan: Plan) -> int:
-        """Make room for `count` more tokens, at the cost of running[behind:]; returns how many fit."""
+        """Make room for `count` more tokens at the expense of running[behind:]; returns how many fit."""
         tables, pool = self._tables, self._tables.pool
         start, have = seq.num_computed, len(seq.blocks)
         need = tables.count(start + count) - have
-        if need > pool.num_available and seq.draft:  # a guess preempts nobody
+        if need > pool.num_available and seq.draft:  # a guess never preempts a sequence
             count = min(count, len(seq.tokens) - start)
             need = tables.count(start + count) - have
         while need > pool.num_available:
@@ -168,7 +168,7 @@ class Planner:
     def _victim(self, behind: int) -> Sequence:
         """The sequence of running[behind:] that loses least; lower priorities first, later arrivals among equals.
 
-        Blocks shared with others stay. Those it holds alone are about to be overwritten, cached or not.
+        Blocks shared with others stay; those it holds alone will be overwritten, cached or not.
         """
         best, best_rank = self.running[-1], None
         for seq in self.running[behind:]:
@@ -204,13 +204,13 @@ class Planner:
             self._preempt(lower.pop())
 
     def _is_in_flight(self, seq: Sequence) -> bool:
-        """Whether a preempted sequence still has results to come; until then its tokens are not all known."""
+        """Whether a preempted sequence still awaits results; until they come, its tokens are not all known."""
         return seq.num_preemptions > 0 and any(seq in plan.flight for plan in self.in_flight)
 
     def _admit(self, plan: Plan) -> None:
         """Admit waiting sequences in order while there are slots, tokens, and blocks for all they have.
 
-        If tokens are left, every running sequence that may go on got all it has pending, blocks included.
+        Call it when every running sequence that may go on has all its pending tokens and their blocks.
         """
         tables, queue = self._tables, self._queue
         while queue.seqs and plan.budget > 0 and len(self.running) < self._max_running:
@@ -251,9 +251,9 @@ class Planner:
         plan.new.append(NewSeq(seq.slot, seq.request, seq.index, list(seq.tokens)))
 
     def _commit(self, plan: Plan) -> None:
-        """Count the planned tokens as computed: steps planned from now on may read their KV.
+        """Count the planned tokens as computed: later steps may read their KV.
 
-        Blocks are indexed as soon as their tokens are known, so that a prompt is shared while it is computed.
+        Blocks enter the index as soon as their tokens are known, so that a prompt is shared while it is computed.
         """
         self.in_flight.append(plan)
         for item, seq in zip(plan.seqs, plan.flight, strict=True):
@@ -286,5 +286,5 @@ class Planner:
 
 
 def _must_wait(seq: Sequence) -> bool:
-    """Whether a sequence with a token in flight cannot be planned further: see the module's description."""
+    """Whether a sequence with a token in flight must wait for it: see the module's docstring."""
     return seq.constrained or seq.drafting or len(seq.tokens) + seq.num_unseen >= seq.max_total

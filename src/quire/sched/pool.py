@@ -1,4 +1,4 @@
-"""Owns the KV blocks: who holds each, which are free, which are cached. Knows block ids only, no tokens."""
+"""Owns the KV blocks: reference counts, the free list, the cached ones. Knows block ids only, no tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks. Every call is O(1) per block.
 
     A block is *used* while tables hold it (its count is their number), else *cached* while the prefix index
-    names it, else *free*: used + cached + free == num_blocks. Cached blocks are kept in the order of their
-    last use. This class never forgets a name by itself: the index evicts.
+    names it, else *free*: used + cached + free == num_blocks. Cached blocks are kept in order of last use.
+    The pool never drops a name by itself: the index evicts.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -36,7 +36,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had: free ones, and cached ones by eviction."""
+        """Blocks that can be allocated: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -56,17 +56,17 @@ class BlockPool:
         return taken
 
     def acquire(self, block: int) -> None:
-        """One more table holds `block`, which is used or cached."""
+        """Let one more table hold `block`, which is used or cached."""
         if self._refs[block] == 0:
             if block not in self._cached:
-                raise EngineError(f"block {block} is free: it holds nothing to share")
+                raise EngineError(f"block {block} is free: there is nothing to share")
             del self._cached[block]
         self._refs[block] += 1
         if self._refs[block] == 2:
             self.num_shared += 1
 
     def release(self, block: int) -> None:
-        """One table less holds `block`; after the last it is cached (most recently used) or free."""
+        """Let one table fewer hold `block`; after the last, it is cached (most recently used) or free."""
         count = self._refs[block] - 1
         if count < 0:
             raise EngineError(f"block {block} was released more often than it was taken")
@@ -80,13 +80,13 @@ class BlockPool:
                 self._free.append(block)
 
     def name(self, block: int) -> None:
-        """The prefix index names `block` from now on; it is in use."""
+        """Record that the prefix index names `block`, which is in use."""
         if self._refs[block] == 0:
             raise EngineError(f"block {block} is not in use and cannot be named")
         self._named[block] = 1
 
     def forget(self, block: int) -> None:
-        """The prefix index no longer names `block`: if it was cached, it is free."""
+        """Record that the prefix index no longer names `block`: if it was cached, it becomes free."""
         self._named[block] = 0
         if self._refs[block] == 0:
             del self._cached[block]
@@ -113,7 +113,7 @@ class BlockPool:
         return list(map(self._refs.__getitem__, blocks)).count(1)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
-        """Assert that the counts are those of `tables`; each block is used, cached or free. O(blocks)."""
+        """Assert that the counts match `tables` and each block is used, cached or free. O(blocks)."""
         held = Counter(block for table in tables for block in table)
         free = set(self._free)
         assert len(free) == len(self._free), "a block is in the free list twice"

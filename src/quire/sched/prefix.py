@@ -1,4 +1,4 @@
-"""Owns which block holds the KV of which token prefix. Knows token ids and block ids, no sequences."""
+"""Maps token prefixes to the blocks with their KV. Knows token ids and block ids, no sequences."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Node = RadixNode[int]
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """KV that can be reused: `blocks` are full and shared by reference, `tail` more tokens are in `source`.
+    """Reusable KV: full `blocks`, shared by reference, and a `tail` of further tokens in block `source`.
 
-    The tail must be copied to a block of one's own, since that block will be written to.
+    The tail must be copied to a new block, because the sequence will write to it.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -27,16 +27,14 @@ class PrefixMatch:
 class PrefixIndex:
     """A radix tree from (namespace, token, token, ...) to the block that holds the key's last tokens.
 
-    One node per indexed block, at the block's end; a partial block (the tail of an ended sequence) is a
-    node at the depth its tokens reach. So a lookup is exact to the token: where it stops inside a block,
-    any node below has a block that begins with the matched tokens (as RadixAttention, Zheng et al. 2023,
-    with the fixed pages of PagedAttention, Kwon et al. 2023). Invariant: all full blocks above a node are
-    indexed too.
+    There is one node per indexed block, at the block's end; a partial block (the tail of an ended sequence) is a
+    node at the depth of its last token. Lookups are exact to the token: if one stops inside a block, any node below
+    has a block that begins with the matched tokens (as RadixAttention, Zheng et al. 2023, with the fixed pages of
+    PagedAttention, Kwon et al. 2023). Invariant: all full blocks above a node are indexed too.
 
-    Sequences keep a *cursor*, the node of their last full block that is in the index (at first `root`), so
-    that indexing the next block does not walk from the root again. Two sequences that computed the same
-    tokens at the same time hold twin blocks; the first is in the index, the other keeps its own unnamed and
-    goes on below the first.
+    Sequences keep a *cursor*, the node of their last full indexed block (at first `root`), so that indexing the
+    next block does not walk from the root. Two sequences that compute the same tokens at the same time hold twin
+    blocks; the first is indexed, the other stays unnamed, and its sequence goes on below the first.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
@@ -50,7 +48,7 @@ class PrefixIndex:
         return self._tree.root
 
     def match(self, tokens: list[int], namespace: Hashable, limit: int) -> tuple[PrefixMatch, Node]:
-        """The longest known prefix of tokens[:limit], and the cursor of its last full block. No change."""
+        """The longest known prefix of tokens[:limit], and the cursor of its last full block. Changes nothing."""
         key: list[Hashable] = [namespace]
         key += tokens[:limit]
         node, length = self._tree.match(key)
@@ -80,11 +78,10 @@ class PrefixIndex:
     ) -> Node:
         """Index the full blocks of tokens[:num_computed] below `cursor`; returns the new cursor.
 
-        `blocks` is the table that holds them, and still does. Partial blocks that a new full one covers are
-        forgotten.
+        `blocks` is the table that holds them. Partial blocks that a new full one covers are removed.
         """
         size = self._block_size
-        if cursor.parent is None:  # evicted meanwhile, or nothing was indexed yet
+        if cursor.parent is None:  # evicted meanwhile, or nothing indexed yet
             cursor = self.root
         first = max(0, cursor.depth - 1) // size
         for k in range(first, num_computed // size):
@@ -96,8 +93,8 @@ class PrefixIndex:
     ) -> Node:
         """Index the partial block at the end of tokens[:num_computed], unless its tokens are known already.
 
-        `cursor` is that of the last full block. Nobody may write to the block any more. Returns the deepest
-        node.
+        `cursor` is that of the last full block. The partial block must not be written to any more. Returns the
+        deepest node.
         """
         full, tail = divmod(num_computed, self._block_size)
         if not tail:
@@ -124,7 +121,7 @@ class PrefixIndex:
         return node
 
     def touch(self, cursor: Node) -> None:
-        """Make the path to `cursor` most recently used, the root's end last: so leaves are evicted first."""
+        """Make the path to `cursor` most recently used, the root's end last, so that leaves are evicted first."""
         node: Node | None = cursor
         while node is not None:
             if node.value is not None:
@@ -134,8 +131,8 @@ class PrefixIndex:
     def evict(self, num_free: int) -> None:
         """Forget least recently used cached blocks until `num_free` are free; that many must be available.
 
-        Blocks in use keep their KV. A cached block may have a block in use below it (see twins); then
-        what is below is no longer reachable and leaves the index too.
+        Blocks in use keep their KV. A cached block may have a block in use below it (a twin's); then everything
+        below becomes unreachable and leaves the index too.
         """
         while self._pool.num_free < num_free:
             node = self._nodes[self._pool.oldest_cached()]

@@ -1,4 +1,4 @@
-"""Owns the requests that live and the order in which their samples wait for a slot. Knows no blocks' contents."""
+"""Owns live requests and the order in which their samples wait for a slot. Does not look into blocks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def key_of(seq: Sequence) -> tuple[int, int]:
 class WaitingQueue:
     """Waiting sequences in order of `key`, and the live samples of each request.
 
-    A sample is *held*, out of the queue, while another one computes the prompt that both share. A waiting fork
-    may hold blocks (`Sequence.base`); when blocks run dry it gives them up before any sequence is preempted.
+    A sample is *held*, outside the queue, while another one computes the prompt that both share. A waiting fork
+    may hold blocks (`Sequence.base`); when blocks run out, it gives them up before any sequence is preempted.
     """
 
     def __init__(self, tables: BlockTables) -> None:
@@ -27,11 +27,11 @@ class WaitingQueue:
         self.groups: dict[str, Group] = {}
         self.seqs: list[Sequence] = []
         self.num_held = 0
-        self.num_tokens = 0  # of the sequences in the queue and those held
+        self.num_tokens = 0  # of queued and held sequences
         self._with_base: list[Sequence] = []
 
     def join(self, seq: Sequence) -> None:
-        """A new sequence enters its group and the queue."""
+        """Add a new sequence to its group and to the queue."""
         self.groups[seq.request.id] = seq.group
         seq.group.live.append(seq)
         if seq.base is not None:
@@ -45,13 +45,13 @@ class WaitingQueue:
         self.num_tokens += len(seq.tokens)
 
     def pop(self) -> Sequence:
-        """Take the first sequence out, to run."""
+        """Take out the first sequence, to run it."""
         seq = self.seqs.pop(0)
         self.num_tokens -= len(seq.tokens)
         return seq
 
     def hold_first(self) -> None:
-        """The first sequence waits until another sample of its request has the prompt."""
+        """Hold the first sequence until another sample of its request has the prompt."""
         seq = self.seqs.pop(0)
         seq.group.held.append(seq)
         self.num_held += 1
@@ -63,7 +63,7 @@ class WaitingQueue:
         group.held = []
 
     def remove(self, seq: Sequence) -> None:
-        """A waiting or held sequence has ended."""
+        """Remove a waiting or held sequence that has ended."""
         if seq in seq.group.held:
             seq.group.held.remove(seq)
             self.num_held -= 1
@@ -73,7 +73,7 @@ class WaitingQueue:
         self.drop_base(seq)
 
     def leave(self, seq: Sequence) -> None:
-        """A sequence has ended: samples that wait for it look again."""
+        """Record that a sequence has ended: samples that wait for it look again."""
         group = seq.group
         group.live.remove(seq)
         if group.held:
@@ -82,14 +82,14 @@ class WaitingQueue:
             del self.groups[group.request.id]
 
     def drop_base(self, seq: Sequence) -> None:
-        """Let go of the blocks that a fork holds: it has a table, has ended, or must make room."""
+        """Release the blocks of a fork's base: it has its own table, has ended, or must make room."""
         if seq.base is not None:
             self._with_base.remove(seq)
             self._tables.let_go(seq.base)
             seq.base = None
 
     def drop_bases(self, spare: Sequence | None = None) -> bool:
-        """Free the blocks that waiting forks hold, those of `spare` only if no other has any. False: there are none."""
+        """Release the bases of waiting forks, that of `spare` only if there is no other. False: there are none."""
         found = [seq for seq in self._with_base if seq is not spare] or list(self._with_base)
         for seq in found:
             self.drop_base(seq)
@@ -100,13 +100,13 @@ class WaitingQueue:
         return [seq.base for seq in self._with_base if seq.base is not None]
 
     def request_in_use(self, request: Request) -> str | None:
-        """The error for a request whose id a live one has; None if it is new."""
+        """The error for a request whose id is in use; None if it is new."""
         if request.id not in self.groups:
             return None
         return f"request id {request.id!r} is in use by a request that has not ended; choose another id"
 
     def check(self) -> list[Sequence]:
-        """Assert the invariants of the queue; returns all sequences in it or held."""
+        """Assert the invariants of the queue; returns all queued and held sequences."""
         assert all(a.key < b.key for a, b in pairwise(self.seqs)), "the queue is out of order"
         held = [seq for group in self.groups.values() for seq in group.held]
         assert self.num_held == len(held)

@@ -1,4 +1,4 @@
-"""Takes the result of a step into its sequences: appends what was sampled, finds ends, makes deltas. Ids only."""
+"""Takes in the result of a step: appends sampled tokens, detects ends, makes deltas. Ids only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quire.types import Delta, EngineStats, FinishReason, ScheduledSeq, StepOutp
 
 
 class Results:
-    """Results come in the order of the steps, and a step later than the plan of the next one.
+    """Results arrive in the order of the steps, after later steps have been planned.
 
-    So a sequence may have ended before the result of a step that computed it too: that result is dropped. One
-    that was preempted meanwhile takes its tokens along while it waits.
+    So a sequence may have ended by the time a result for it arrives: that result is dropped. A preempted sequence
+    takes in its tokens while it waits.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Results:
         self._queue.leave(seq)
 
     def _sampled(self, seq: Sequence, item: ScheduledSeq, output: StepOutput) -> Delta | None:
-        """Append the sampled tokens that are kept, and take back what was counted as computed too early."""
+        """Append the sampled tokens that stay, and undo what was counted as computed too early."""
         slot = item.slot
         if seq.request.pooling is not None:
             return self._pooled(seq, item, output)
@@ -109,7 +109,7 @@ class Results:
         return delta
 
     def _take_draft(self, seq: Sequence, draft: list[int] | None) -> None:
-        """A draft is for the next step. If that one is in flight, drop the draft, and wait for its result."""
+        """Take a draft for the next step. If that step is in flight, drop the draft and wait for its result."""
         seq.drafting = draft is not None
         seq.draft = []
         if draft is not None and not seq.num_unseen:

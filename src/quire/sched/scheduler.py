@@ -1,7 +1,7 @@
-"""Continuous batching over one block pool: requests come, are planned step by step, and end. Ids only, no arrays.
+"""Continuous batching over one block pool: requests arrive, are planned step by step, and end. Ids only, no arrays.
 
-`plan` says which sequence computes what and why nothing starves, `results` takes in what came out, `queue` keeps
-those that wait, `tables` the blocks.
+`plan` chooses which sequence computes what (and shows why nothing starves), `results` takes in results, `queue` holds
+waiting sequences, `tables` their blocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatc
 class Scheduler:
     """Plan steps with `schedule()`; call `update()` with the results of each, in the same order.
 
-    Any number of steps may be scheduled before the result of the first comes, if they are computed in order. `add`,
-    `fork`, `abort` and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to
-    the tokens that the whole pool holds. With `whole_prompts` no prompt is computed in parts: the budget must be
-    at least `max_model_len`.
+    Any number of steps may be scheduled before the first result, if they are computed in order. `add`, `fork`, `abort`
+    and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
+    whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
+    `max_model_len`.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to compute, or a result to come."""
+        """Whether there is something to compute, or a result under way."""
         return bool(self._planner.running or self._queue.seqs or self._planner.in_flight)
 
-    # --- requests come and go -------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> list[Delta]:
         """Queue all samples of `request`. If it can never run, each ends at once with an error."""
@@ -63,13 +63,12 @@ class Scheduler:
         return []
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> list[Delta]:
-        """Queue `request` so that it goes on from a live sample, whose KV it shares up to their first difference.
+        """Queue `request` as a continuation of a live sample; both share the KV up to their first difference.
 
-        The new sequence begins with `request.tokens`, followed by `output`: tokens that count as its own, so
-        that penalties, limits and usage see them, but are not reported. It holds the shared blocks at once, and
-        `drop` of the sample leaves them to it. While it waits, they are given up if blocks run dry. If the sample
-        has ended, the request starts from the prefix cache like any other; its tokens are the same either way.
-        If it can never run, it ends at once with an error.
+        The new sequence begins with `request.tokens` and `output`. Penalties, limits and usage count `output` as its
+        own tokens, but they are not reported. The fork holds the shared blocks at once, so the sample may be dropped;
+        while it waits, they are released if blocks run out. If the sample has ended, the fork starts from the prefix
+        cache like any request; its tokens are the same either way. If it can never run, it ends at once with an error.
         """
         error = self._queue.request_in_use(request) or refusal(request, self._max_model_len, self._max_total)
         num_tokens = len(request.tokens) + len(output)
@@ -87,7 +86,7 @@ class Scheduler:
         return []
 
     def abort(self, request_id: str, index: int | None = None) -> list[Delta]:
-        """End sample `index` of a request, or all its samples. Returns [] for unknown or ended ones."""
+        """End sample `index` of a request, or all its samples. Returns [] for unknown or ended requests."""
         group = self._queue.groups.get(request_id)
         if group is None:
             return []
@@ -104,7 +103,7 @@ class Scheduler:
         return deltas
 
     def drop(self, request_id: str, index: int | None = None) -> None:
-        """End samples that nobody reads any more: `abort` without deltas."""
+        """End samples without deltas, because their reader has gone."""
         self.abort(request_id, index)
 
     def _sequence(self, group: Group, index: int, tokens: list[int], base: PrefixMatch | None) -> Sequence:
@@ -130,7 +129,7 @@ class Scheduler:
         )
 
     def _common(self, request_id: str, index: int, group: Group, tokens: list[int]) -> PrefixMatch | None:
-        """The KV that a new sequence of `group` with `tokens` can take over from a live sample."""
+        """The KV that a new sequence with `tokens` can share with a live sample of `group`."""
         parents = self._queue.groups.get(request_id)
         for seq in parents.live if parents is not None else ():
             if seq.index == index and seq.status is RUNNING and seq.group.namespace == group.namespace:
@@ -142,9 +141,9 @@ class Scheduler:
     # --- steps ----------------------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledBatch | None:
-        """Plan the next step. None: there is nothing to compute before the results of steps in flight come.
+        """Plan the next step. None: nothing can be computed until results of steps in flight arrive.
 
-        Slots that are free again, and that no batch has announced yet, go with the next one.
+        Free slots that no batch has announced yet are announced in the next one.
         """
         plan = self._planner.plan()
         if plan is None:
@@ -152,9 +151,9 @@ class Scheduler:
         return ScheduledBatch(plan.step, plan.new, plan.seqs, self._planner.take_freed(), plan.copies)
 
     def update(self, batch: ScheduledBatch, output: StepOutput) -> list[Delta]:
-        """Take in the result of `batch`, the oldest one in flight: the deltas of its sequences.
+        """Take in the result of `batch`, the oldest one in flight; returns the deltas of its sequences.
 
-        EngineError if `output` is not of this batch or lacks a token that was asked for.
+        EngineError if `output` belongs to another batch or lacks a token.
         """
         in_flight = self._planner.in_flight
         if not in_flight or not batch.step == output.step == in_flight[0].step:
@@ -163,14 +162,14 @@ class Scheduler:
             )
         return self._results.take(in_flight.popleft(), output)
 
-    # --- looking at it --------------------------------------------------------------------------------
+    # --- inspection ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running sequences keep their blocks."""
         self._tables.prefix.clear()
 
     def stats(self) -> EngineStats:
-        """A snapshot. Prefix queries and hits are in prompt tokens, of first admissions only."""
+        """A snapshot. Prefix queries and hits count prompt tokens of first admissions only."""
         stats, pool = self._stats, self._tables.pool
         stats.num_running = len(self._planner.running)
         stats.num_waiting = len(self._queue.seqs) + self._queue.num_held

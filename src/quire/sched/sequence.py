@@ -1,4 +1,4 @@
-"""A live sequence and the group of samples it belongs to: the scheduler's own records. Knows token ids only."""
+"""A live sequence and its group of samples: the scheduler's own records. Knows token ids only."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Sequence:
     gets a slot). Steps in flight sample `num_unseen` more. `num_computed` counts tokens whose KV is in `blocks`,
     or will be once the steps in flight are done; the rest of `tokens`, unseen tokens and `draft` is pending.
 
-    The rest is worked out once, so that no step does it again. `key` orders sequences, lower first. `cursor` is
-    the prefix index's node of the last indexed full block, and at `index_at` computed tokens there is one more
-    to index. The sequence ends at `max_total` tokens, or at a token of `end_ids` once it has `min_total`.
-    The first `num_reported` tokens have been reported; a `quiet` sequence reports only its first token and its
-    end. A waiting fork holds the blocks of `base` until it is admitted.
+    The remaining fields are computed once, so that steps don't repeat the work. `key` orders sequences, lower first.
+    `cursor` is the prefix index's node of the last indexed full block; at `index_at` computed tokens there is another
+    one to index. The sequence ends at `max_total` tokens, or at a token of `end_ids` once it has `min_total`. The first
+    `num_reported` tokens have been reported; a `quiet` sequence reports only its first token and its end. A waiting
+    fork holds the blocks of `base` until it is admitted.
     """
 
     request: Request
@@ -67,13 +67,13 @@ class Sequence:
     def num_settled(self) -> int:
         """Known tokens whose KV later steps may read and nothing writes again.
 
-        A constrained sequence may have to compute the last token of a step in flight once more.
+        A constrained sequence may have to recompute the last token of a step in flight.
         """
         return min(self.num_computed, len(self.tokens)) - (self.constrained and self.num_unseen)
 
     @property
     def match_limit(self) -> int:
-        """How many tokens may be reused: not the last one, nor any position whose results are still due."""
+        """How many tokens may be reused: neither the last one nor positions whose results are still due."""
         limit = len(self.tokens) - 1
         if self.request.pooling in ("mean", "cls"):
             return 0
@@ -84,9 +84,9 @@ class Sequence:
         return limit
 
     def cut(self, count: int) -> tuple[int, FinishReason | None, int | None]:
-        """Drop those of the last `count` tokens that follow the end of the sequence, if it is among them.
+        """Drop those of the last `count` tokens that follow the end of the sequence, if they contain it.
 
-        Returns how many stay, the finish reason and the stop reason.
+        Returns the number that stay, the finish reason and the stop reason.
         """
         tokens = self.tokens
         first = len(tokens) - count
@@ -111,7 +111,7 @@ class Sequence:
         return fresh
 
     def delta(self, reason: FinishReason | None = None, error: str | None = None) -> Delta:
-        """Report the tokens that no delta has reported yet."""
+        """Report all tokens not reported yet."""
         usage = Usage(self.num_prompt_tokens, self.num_cached, len(self.tokens) - self.num_prompt_tokens)
         tokens, self.num_reported = self.tokens[self.num_reported :], len(self.tokens)
         return Delta(self.request.id, self.index, tokens, usage, finish_reason=reason, error=error)
@@ -128,11 +128,11 @@ class Group:
 
     @property
     def namespace(self) -> Hashable:
-        """Only requests of one adapter and salt share prefixes."""
+        """Requests share prefixes only within one adapter and salt."""
         return (self.request.adapter, self.request.salt)
 
     def prompt_holder(self) -> tuple[Sequence | None, bool]:
-        """A running sample that has the KV of the whole prompt, and whether one is about to have it."""
+        """A running sample that has the KV of the whole prompt, and whether one will soon have it."""
         computing = False
         for seq in self.live:
             if seq.status is RUNNING:
@@ -143,9 +143,9 @@ class Group:
 
 
 def is_quiet(request: Request) -> bool:
-    """Whether only the first token and the end are reported: nobody reads what comes in between.
+    """Whether only the first token and the end are reported, because nothing in between is read.
 
-    Stop strings are searched, and log-probabilities delivered, token by token.
+    Stop strings are searched, and log-probabilities reported, token by token.
     """
     sampling = request.sampling
     final = sampling.output_kind is OutputKind.FINAL_ONLY

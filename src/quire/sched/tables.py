@@ -1,4 +1,4 @@
-"""Owns the block tables of sequences: what they share, grow by and give back. Knows no slots and no order."""
+"""Owns the block tables of sequences: sharing, growth and release. Knows no slots and no order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Copies = list[tuple[int, int]]
 class BlockTables:
     """The one place that changes `Sequence.blocks`.
 
-    A sequence writes only at positions from its `num_settled` on, and no other table and no index entry holds
-    the blocks there. KV that exists elsewhere is shared by whole blocks and copied below that.
+    A sequence writes only at positions from `num_settled` on; no other table and no index entry holds the
+    blocks there. KV that exists elsewhere is shared in whole blocks and copied below that.
 
-    Batches are computed in the order in which they are scheduled. So a table may share blocks that a step in
-    flight still writes, and blocks may be given back and taken again before that step is done.
+    Batches are computed in the order of scheduling. So a table may share blocks that a step in flight still
+    writes, and blocks may be released and taken again before that step is done.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
@@ -30,13 +30,13 @@ class BlockTables:
         self.prefix = PrefixIndex(self.pool, block_size)
 
     def count(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """The number of blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def match(self, seq: Sequence) -> tuple[PrefixMatch, Cursor] | None:
         """The most KV that `seq` can reuse: from the prefix index, its fork's base, or another sample.
 
-        None: another sample is about to have the prompt; wait for it. Changes nothing.
+        None: another sample will soon have the prompt; wait for it. Changes nothing.
         """
         limit = seq.match_limit
         match, cursor = PrefixMatch(), self.prefix.root
@@ -69,7 +69,7 @@ class BlockTables:
         return PrefixMatch(match.blocks[:full], below if tail else -1, tail, limit)
 
     def hold(self, match: PrefixMatch) -> None:
-        """Keep the blocks of `match` until `let_go`, whoever gives them back meanwhile."""
+        """Keep the blocks of `match` until `let_go`, even if all others release them."""
         for block in _blocks(match):
             self.pool.acquire(block)
 
@@ -80,7 +80,7 @@ class BlockTables:
     def fit(self, seq: Sequence, match: PrefixMatch) -> PrefixMatch | None:
         """`match` if there are blocks for all tokens of `seq`, else None.
 
-        The source of a copy cannot be evicted in the same step. If that block is needed, the match loses its
+        The source of a copy cannot be evicted in the same step. If that block is needed, the match gives up its
         tail.
         """
         pool = self.pool
@@ -95,7 +95,7 @@ class BlockTables:
     def open(self, seq: Sequence, match: PrefixMatch, cursor: Cursor, num_tokens: int) -> Copies:
         """Make the table of `seq` for its first `num_tokens` tokens, beginning with the blocks of `match`.
 
-        Returns the copies (source, destination) to make. Each source has one more holder until `unpin`, so
+        Returns the copies (source, destination) to make. Each source has an extra holder until `unpin`, so
         that no block is both a source and newly written in one step.
         """
         for block in _blocks(match):
@@ -110,7 +110,7 @@ class BlockTables:
         return [(match.source, own[0])] if match.tail else []
 
     def unpin(self, copies: Copies) -> None:
-        """All blocks of the step are given out: the sources of its copies need no protection any more."""
+        """Release the sources of the copies, once all blocks of the step are allocated."""
         for source, _ in copies:
             self.pool.release(source)
 
@@ -121,22 +121,22 @@ class BlockTables:
         return self.pool.allocate(count)
 
     def loss(self, seq: Sequence) -> int | None:
-        """Computed tokens whose KV only `seq` holds, lost with its blocks; None: it would free no block."""
+        """Computed tokens whose KV only `seq` holds, lost with its blocks; None if it would free no block."""
         alone = self.pool.count_exclusive(seq.blocks)
         if not alone:
             return None
         return max(0, seq.num_computed - (len(seq.blocks) - alone) * self.block_size)
 
     def index(self, seq: Sequence) -> None:
-        """Enter the full blocks of the known, computed tokens of `seq` into the prefix index."""
+        """Enter full blocks of known, computed tokens of `seq` into the prefix index."""
         settled = seq.num_settled
         seq.cursor = self.prefix.extend(seq.cursor, seq.tokens, seq.blocks, settled, seq.group.namespace)
         seq.index_at = (settled // self.block_size + 1) * self.block_size
 
     def close(self, seq: Sequence, failed_from: int | None = None) -> None:
-        """Give all blocks back. Known, computed tokens stay cached, the partial block at their end included.
+        """Release all blocks. Known, computed tokens stay cached, including the partial block at their end.
 
-        After a failure, what the sequence computed from position `failed_from` on leaves the index.
+        After a failure, everything that the sequence computed from position `failed_from` on leaves the index.
         """
         if self.caching and failed_from is None:
             self.index(seq)
@@ -154,7 +154,7 @@ class BlockTables:
         seq.cursor = self.prefix.root
 
     def check(self, running: list[Sequence], held: list[PrefixMatch]) -> None:
-        """Assert that pool, index, tables and held matches agree and that nobody writes to shared blocks."""
+        """Assert that pool, index, tables and held matches agree and that no sequence writes to shared blocks."""
         pool, size = self.pool, self.block_size
         pool.check([*(seq.blocks for seq in running), *map(_blocks, held)])
         self.prefix.check()

@@ -1,4 +1,4 @@
-"""What this process may use of the machine, and how fast the machine is."""
+"""The machine's resources for this process, and its measured speed."""
 
 from __future__ import annotations
 

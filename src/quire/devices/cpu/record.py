@@ -46,10 +46,10 @@ class Recorder:
     def __init__(self, plan: Any) -> None:
         self.plan = plan
         self.taps: list[int] = []
-        self.output: int | None = None  # of a graph without a head
+        self.output: int | None = None  # the result of a graph without a head
 
     def record(self, graph: Graph) -> None:
-        """Record the whole graph. EngineError: its head gives another number of logits than it says."""
+        """Record the whole graph. EngineError if its head does not give `vocab_size` logits."""
         hidden = graph.hidden(self)
         if graph.head is None:
             self.plan.tap(hidden)

@@ -14,7 +14,7 @@ from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelIn
 
 
 class NativeKVCache:
-    """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages come when first written."""
+    """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages are allocated when first written."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
         self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size

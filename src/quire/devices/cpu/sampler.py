@@ -1,6 +1,6 @@
 """The native sampler: C++ on the thread pool, without the GIL (csrc/sample).
 
-Draws the same tokens as the reference sampler, bit for bit.
+Samples the same tokens as the reference sampler, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire.types import TokenLogprobs
 
 
 class NativeSampler:
-    """The same draws, bit for bit, in one call of C++ without the GIL on the thread pool.
+    """The reference sampler's results, bit for bit, in one C++ call without the GIL on the thread pool.
 
     `pool` is a `quire._native.ThreadPool`; `isa` a name from `quire._native.available_isas()` or "auto".
     """

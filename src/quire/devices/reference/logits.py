@@ -1,4 +1,4 @@
-"""The ordered stages between a row of logits and the tokens a draw may take, in plain numpy.
+"""The ordered stages from a row of logits to the tokens that may be sampled, in plain numpy.
 
 Knows one row and the state of its slot; knows no batch, no model and no text. This is the definition that the
 native sampler repeats bit for bit, so every step is one IEEE operation at a time (no fused multiply-add, no
@@ -46,7 +46,7 @@ def allowed_tokens(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) ->
 
 
 def token_mask(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> None:
-    """Forbid tokens whose bit (token % 32 of word token // 32) is 0: what a grammar matcher fills."""
+    """Forbid tokens whose bit (token % 32 of word token // 32) is 0; a grammar matcher fills the mask."""
     if mask is not None:
         bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
         logits_V[bits[: logits_V.size] == 0] = -np.inf
@@ -63,7 +63,7 @@ def bad_words(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> None
 
 
 def min_tokens(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> None:
-    """Forbid stop tokens until the output holds `min_tokens`."""
+    """Forbid stop tokens until the output has `min_tokens`."""
     if len(slot.output_tokens) < slot.params.min_tokens:
         logits_V[list(slot.stop_ids)] = -np.inf
 
@@ -152,7 +152,7 @@ def _only(ids: NDArray[np.intp], size: int) -> BoolRow:
 
 
 def truncate(logits_V: Row, params: SamplingParams) -> BoolRow:
-    """The tokens a draw may take: min_p, then exactly top_k, then the nucleus top_p of what is left.
+    """The tokens that may be sampled: min_p, then exactly top_k, then the nucleus top_p of the rest.
 
     top_p (Holtzman et al. 2020) keeps the fewest tokens, best first, whose weights sum to at least top_p of
     the sum over the tokens that min_p and top_k left. `best_first` is the order in both.

@@ -1,11 +1,11 @@
 """The oracle: every operation in plain numpy, executed at once. Knows no model family and no scheduler.
 
-Weights and activations are float32 values (weights rounded to bfloat16 where asked); sums run in float64 and
-each result is rounded once to float32. Weights are held as float64, 8 bytes a parameter: made for tests and
+Weights and activations are float32 values (weights rounded to bfloat16 if asked); sums run in float64, and
+each result is rounded once to float32. Weights are held as float64, 8 bytes per parameter: good for tests and
 small models, not for speed.
 
-Exactness: whatever reduces or calls a transcendental function does so on one row (or one query) at a time,
-with shapes that depend on that row alone. One call over all rows would let BLAS and numpy choose an order
+Exactness: every reduction and every transcendental function works on one row (or one query) at a time,
+with shapes that depend on that row alone. In one call over all rows, BLAS and numpy would choose the order
 of summation by the number of rows.
 """
 
@@ -205,7 +205,7 @@ class ReferenceOps:
         return out.astype(np.float32)
 
     def attention(self, q: FloatArray, layer: int, num_heads: int, attention: Attention) -> FloatArray:
-        """Here the softmax is whole, not tiled: the result that the online form must reach."""
+        """One softmax over the whole row, not tiled: the result that the online form must reach."""
         groups, head_dim = self.kv.spec.num_kv_heads, self.kv.spec.head_dim
         out = np.empty((len(q), num_heads, self.kv.spec.value_dim or head_dim), np.float32)
         for b, kv_len in enumerate(self.inputs.kv_len_B):

@@ -19,7 +19,7 @@ def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
 
 
 def norm_heads(heads_NH: Float64Array, norm: Norm) -> Float64Array:
-    """Norm of queries or keys: one weight for all heads, one a head, or over all heads together."""
+    """Norm of queries or keys: one weight shared by all heads, one per head, or over all heads together."""
     size, (count, head_dim) = norm.weight.size, heads_NH.shape
     if norm.weight.ndim == 1 and size == count * head_dim:
         return normalize(heads_NH.reshape(-1), norm).reshape(count, head_dim)

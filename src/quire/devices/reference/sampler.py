@@ -1,4 +1,4 @@
-"""The sampler that defines the others: one row at a time, in plain numpy.
+"""The sampler that defines all others: one row at a time, in plain numpy.
 
 Gumbel-max with counter-based noise (devices/sampling.py). Knows rows of logits and slots; knows no scheduler or model.
 """
@@ -103,12 +103,12 @@ def unsound(token: int) -> TokenLogprobs:
 
 
 def is_sound(logits_V: Row) -> bool:
-    """No NaN and no +inf; -inf is a token that cannot come."""
+    """No NaN and no +inf; -inf means a forbidden token."""
     return bool((logits_V < np.inf).all())
 
 
 class ReferenceSampler:
-    """The oracle: one row at a time, as the definitions read."""
+    """The oracle: one row at a time, by the definitions."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

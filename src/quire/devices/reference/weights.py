@@ -45,7 +45,7 @@ class ReferenceMatrix:
         return self.values.astype(np.float32)
 
     def seen(self, row: FloatArray) -> Float64Array:
-        """One row of activations [K] as products with this weight see it."""
+        """One row of activations [K] in the precision that products with this weight use."""
         return (round_int8(row[None])[0] if self.int8_rows else row).astype(np.float64)
 
 
@@ -58,7 +58,7 @@ def own_matrix(weight: Matrix) -> ReferenceMatrix:
 
 
 def _rounded(part: Array | QuantTensor, dtype: WeightType) -> FloatArray:
-    """The float32 values that a part of a weight of this type stands for."""
+    """The float32 values of a part of a weight, rounded to this type."""
     if isinstance(part, QuantTensor):
         return part.dequantize()
     floats: FloatArray = np.asarray(part).astype(np.float32)

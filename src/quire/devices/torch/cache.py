@@ -1,4 +1,4 @@
-"""A paged KV cache of torch tensors, and where the tokens of a step lie in it."""
+"""A paged KV cache of torch tensors, and the places of a step's tokens in it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ DTYPES: dict[KVDtype, Any] = {
 
 
 class TorchKVCache:
-    """Keys and values [layers, num_blocks * block_size, G, H]. Without values of their own (latent attention), values
-    are a view of the keys.
-    """
+    """Keys and values [layers, num_blocks * block_size, G, H]. In latent attention, values are a view of the keys."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: Any) -> None:
         self.spec, self.num_blocks, self.block_size = spec, num_blocks, block_size

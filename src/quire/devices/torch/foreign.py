@@ -37,7 +37,7 @@ from quire.devices.torch.ops import TorchOps
 from quire.devices.torch.run import TorchExecutable
 from quire.errors import ConfigError, ModelError
 
-# Two prompts of different lengths: one that sees the other's tokens or positions shows.
+# Two prompts of different lengths: if one sees the other's tokens or positions, its logits differ.
 CHECKED = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3, 5))
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of logits, if the largest is about 10
 _names = itertools.count()

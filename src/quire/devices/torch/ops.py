@@ -83,7 +83,7 @@ def own_matrix(weight: Matrix) -> TorchMatrix:
 
 
 def round_int8(x: Any) -> Any:
-    """Each row [..., K] to integers from -127 to 127 times a scale of its own."""
+    """Round each row [..., K] to integers from -127 to 127 times its own scale."""
     most = x.abs().amax(-1, keepdim=True)
     inverse = torch.where(most >= float(LEAST), 127 / most.clamp(min=float(LEAST)), 0)
     return torch.round(x * inverse) * (most / 127)
@@ -112,7 +112,7 @@ def gate(kind: Activation, x: Any, up: Any) -> Any:
 
 
 def by_row(function: Callable[[Any], Any], x: Any) -> Any:
-    """`function` of each row alone, from memory aligned like any other's: BLAS chooses by alignment too."""
+    """`function` of each row alone, in equally aligned memory, because BLAS chooses by alignment too."""
     if not len(x):  # a step may read no rows
         return function(x.new_zeros(x.shape[1:]))[None][:0]
     return torch.stack([function(row.clone()) for row in x])
@@ -286,7 +286,7 @@ class TorchOps:
         return torch.stack(rows)
 
     def attention(self, q: Any, layer: int, num_heads: int, attention: Attention) -> Any:
-        """One softmax over all that a query sees, not tiled."""
+        """One softmax over everything that a query sees, not tiled."""
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         sinks = None if attention.sinks is None else tensor_like(q, attention.sinks)
         rows = []

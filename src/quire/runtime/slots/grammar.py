@@ -1,4 +1,4 @@
-"""Samples constrained sequences: masks are made while the model computes; forced tokens are not sampled at all."""
+"""Samples constrained sequences: masks are made while the model computes; forced tokens are not sampled."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NOTHING = Draws()
 class GrammarPart:
     """Keeps a grammar's state per slot, and samples its sequences through `sampling` with masks.
 
-    `compiler` None: requests with a grammar are refused. With `jump_forward` tokens that a grammar forces are appended
-    at once.
+    Without a `compiler`, requests with a grammar are refused. With `jump_forward`, tokens that a grammar forces are
+    appended at once.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class GrammarPart:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "masks")
 
     def set(self, new: NewSeq) -> None:
-        """Start with the output that the sequence may have from before a preemption."""
+        """Start with the output that the sequence has from before a preemption, if any."""
         request, params = new.request, new.request.sampling
         if request.grammar is None:
             return
         if self._compiler is None:
             raise EngineError("this engine was started without support for grammars")
         output = new.tokens[len(request.tokens) :]
-        # A token that is scored, or refused for another reason, must be sampled.
+        # A token whose log-probability is reported must be sampled.
         samples_all = params.logprobs is not None or params.bad_words or params.allowed_token_ids is not None
         self._constraints[new.slot] = Constraint(
             grammar=self._compiler.compile(request.grammar),
@@ -65,7 +65,7 @@ class GrammarPart:
         )
 
     def clear(self, slot: int) -> None:
-        """Forget a slot. A thread that still makes its mask ends by itself."""
+        """Forget a slot. A thread that still makes its mask finishes by itself."""
         self._constraints.pop(slot, None)
 
     @property
@@ -73,7 +73,7 @@ class GrammarPart:
         return not self._constraints
 
     def rows(self, step: Layout) -> list[int]:
-        """Has the masks made of all constrained sequences that lack one, those that are not sampled yet included."""
+        """Start the masks of all constrained sequences that lack one, even if this step does not sample them."""
         if not self._constraints:
             self._draws = NOTHING
             return NOTHING.rows
@@ -91,7 +91,7 @@ class GrammarPart:
         return self._draws.rows
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Sample where the masks are ready, and append what the grammars force after it."""
+        """Sample the rows whose masks are ready, and append the tokens that the grammars force next."""
         if not self._draws:
             return
         self._wait()
@@ -115,7 +115,7 @@ class GrammarPart:
                 work.wait_on()
 
     def _ready(self, output: StepOutput) -> tuple[list[int], TokenMask]:
-        """The places of rows that have a mask, and their masks [rows, W]. Other slots are deferred or fail."""
+        """The places of rows with a mask, and the masks [rows, W]. Other slots are deferred or fail."""
         places: list[int] = []
         masks: list[TokenMask] = []
         slots = self._draws.slots

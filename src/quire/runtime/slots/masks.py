@@ -1,4 +1,4 @@
-"""The token masks of constrained sequences, made in threads while the model computes. Knows one sequence at a time."""
+"""Token masks of constrained sequences, made in threads while the model computes. Knows one sequence at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from quire.grammar.compiler import Grammar
 from quire.grammar.matcher import GrammarError, Matcher, TokenMask
 
-NUM_THREADS = 4  # more than one, so that a slow grammar holds up no other
+NUM_THREADS = 4  # several, so that a slow grammar does not hold up others
 PATIENCE = 0.004
 """Seconds that a step waits for masks once it has logits. Sequences whose mask is late sample in a later step."""
 PATIENCE_ALONE = 0.1
@@ -23,7 +23,7 @@ MAX_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Advance:
-    """What follows from sampled tokens: tokens that the grammar forces, and whether nothing may be added."""
+    """The effect of sampled tokens on a grammar: tokens it forces next, and whether it allows no more."""
 
     forced: list[int] = field(default_factory=list)
     ended: bool = False
@@ -34,9 +34,9 @@ class Advance:
 class Constraint:
     """The grammar of one sequence: its state after `tokens`, the output so far, and masks for what comes next.
 
-    Row 0 of `masks_RW` [R, W] is the mask after `tokens`, row i the mask after the first i tokens of `draft` too;
-    `num_masks` rows are valid. From `begin` until `is_ready` matcher and masks belong to a thread. `room` is how many
-    tokens may still be added, `jumps` whether forced tokens are appended without sampling.
+    Row 0 of `masks_RW` [R, W] is the mask after `tokens`, row i the mask after the first i tokens of `draft`;
+    `num_masks` rows are valid. From `begin` until `is_ready`, matcher and masks belong to a thread. `room` is how many
+    tokens may still be added; with `jumps`, forced tokens are appended without sampling.
     """
 
     grammar: Grammar
@@ -54,9 +54,9 @@ class Constraint:
     error: str | None = None
 
     def begin(self, draft: Sequence[int]) -> None:
-        """Before masks are made: masks after the tokens of `draft` are wanted too.
+        """Call before masks are made. Masks after each token of `draft` are wanted too.
 
-        A sequence ends at its first stop token, so nothing after it matters.
+        A sequence ends at its first stop token, so later draft tokens do not matter.
         """
         ends = (i for i, token in enumerate(draft) if token in self.stops)
         self.draft = list(draft[: next(ends, len(draft))])
@@ -64,7 +64,7 @@ class Constraint:
             self.masks_RW = np.zeros((len(self.draft) + 1, self.masks_RW.shape[1]), np.uint32)
 
     def prepare(self) -> None:
-        """Catch up with `tokens`, then make the masks. Errors are kept for the step that reads the masks."""
+        """Catch up with `tokens`, then make the masks. The step that reads the masks raises any error."""
         try:
             if self.matcher is None:
                 self.matcher = self._replayed()
@@ -85,15 +85,13 @@ class Constraint:
         if self.draft:
             try:
                 return matcher.fill_ahead(self.draft, self.masks_RW)
-            except (
-                GrammarError
-            ):  # perhaps behind a token of the draft that will not be sampled: go without it
+            except GrammarError:  # perhaps behind a draft token that will not be sampled: do without the mask
                 matcher = self.matcher = self._replayed()
         matcher.fill(self.masks_RW[0])
         return 1
 
     def num_rows(self, draft: Sequence[int]) -> int:
-        """How many rows of a sequence computed with `draft` have a mask: rows behind it cannot be reached."""
+        """How many rows of a sequence computed with `draft` have a mask; later rows cannot be reached."""
         rows = 1
         for mine, given in zip(self.draft[: self.num_masks - 1], draft, strict=False):
             if mine != given:
@@ -102,7 +100,7 @@ class Constraint:
         return rows
 
     def advance(self, sampled: Sequence[int]) -> Advance:
-        """`sampled` was added to the output. Moves on, over forced tokens too if it may jump."""
+        """Add `sampled` to the output. Moves over forced tokens too if it may jump."""
         matcher = self.matcher
         assert matcher is not None
         self.work, self.is_ready = None, False
@@ -111,7 +109,7 @@ class Constraint:
         try:
             for token in sampled:
                 if token in self.stops:
-                    return follow  # the sequence ends here; if it may not yet, the token was masked
+                    return follow  # the sequence ends here; if it must not, the token was masked
                 self.tokens.append(token)
                 matcher.advance(token)
             if self.jumps:
@@ -125,7 +123,7 @@ class Constraint:
 
 
 class MaskWork:
-    """Sequences whose masks are to be made. Threads take them one by one, so that any thread can help."""
+    """Sequences that need masks. Threads take them one by one, so that any thread can help."""
 
     def __init__(self, constraints: list[Constraint], threads: ThreadPoolExecutor) -> None:
         self._queue = deque(constraints)
@@ -143,7 +141,7 @@ class MaskWork:
             constraint.prepare()
 
     def wait(self) -> None:
-        """Wait a moment, the first time; then a second thread goes on behind the sequence that takes so long."""
+        """Wait a moment, the first time; then start a second thread for the sequences behind the slow one."""
         if self._waited:
             return
         self._waited = True
@@ -152,5 +150,5 @@ class MaskWork:
             self._threads.submit(self._run)
 
     def wait_on(self) -> None:
-        """Wait longer: nothing else is to be done."""
+        """Wait longer, because there is nothing else to do."""
         wait((self._job,), PATIENCE_ALONE)

@@ -16,7 +16,7 @@ from quire.types import NewSeq, Pooling, StepOutput
 
 @dataclass(slots=True)
 class Pool:
-    """Sum of the hidden states [D] seen so far, added row by row in float64, so that chunks do not change it."""
+    """Sum of the hidden states [D] so far, added row by row in float64, so that chunks do not change it."""
 
     kind: Pooling
     count: int = 0
@@ -39,7 +39,7 @@ def unit_vector(x_D: NDArray[np.float64]) -> list[float]:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A slot's rows in a step: how many, and whether the prompt ends with them."""
+    """A slot's rows in a step: their number, and whether the prompt ends with them."""
 
     slot: int
     count: int

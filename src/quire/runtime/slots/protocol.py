@@ -1,4 +1,4 @@
-"""What a slot part is: one kind of state that the runner keeps per slot, with what a step does with it."""
+"""The slot part: one kind of state that the runner keeps per slot, and its role in a step."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from quire.types import NewSeq, StepOutput
 
 
 class SlotPart(Protocol):
-    """State per slot, the rows that it reads in a step, and what it takes out of them.
+    """State per slot, the rows that it reads in a step, and the results it takes from them.
 
-    In each step the runner calls `clear` for freed slots, `set` for new ones, then `rows` of every part, computes the
-    step, and calls `take` of every part, always in the order of the parts. All calls are made by one thread.
+    In each step the runner calls `clear` for freed slots, `set` for new ones, then `rows` of every part; it computes
+    the step and calls `take` of every part, always in the order of the parts. One thread makes all calls.
     """
 
     def set(self, new: NewSeq) -> None:
-        """A sequence takes a slot. Parts ignore sequences that do not concern them."""
+        """A sequence takes a slot. Parts ignore sequences that don't concern them."""
 
     def clear(self, slot: int) -> None:
         """Forget a slot. Unknown slots are ignored."""
 
     def rows(self, step: Layout) -> list[int]:
-        """The tokens of the step (0..T-1, ascending) of which this part reads logits or hidden states."""
+        """The tokens of the step (0..T-1, ascending) whose logits or hidden states this part reads."""
 
     @property
     def greedy(self) -> bool:
-        """Whether all slots of this part need at most the largest logit of each row, and no other."""
+        """Whether all slots of this part need only the largest logit of each row."""
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Read the step's result, and add to `output`. The part's own rows are those from `first` on."""
+        """Read the step's result and add to `output`. The part's own rows start at `first`."""

@@ -1,4 +1,4 @@
-"""Samples tokens: sampling parameters and history by slot live in the device's sampler."""
+"""Samples tokens. The device's sampler holds each slot's sampling parameters and history."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quire.types import NewSeq, StepOutput
 class Draws:
     """Rows to sample: one per slot, after its last token, and one more after each token of its draft.
 
-    `rows` are tokens of the step, `positions` those of the tokens to draw. `drafts` maps a place in these lists to the
-    token that the slot's next row was computed with.
+    `rows` are tokens of the step, `positions` those of the tokens to sample. `drafts` maps a place in these lists to
+    the draft token of the slot's next row.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Draws:
         return len(self.rows)
 
     def only(self, places: Sequence[int]) -> Draws:
-        """The rows at `places`, ascending, which must include all earlier rows of the same slot."""
+        """The rows at `places`, ascending; they must include all earlier rows of the same slots."""
         return Draws(
             [self.rows[i] for i in places],
             [self.slots[i] for i in places],
@@ -41,12 +41,12 @@ class Draws:
         )
 
     def drafts_of(self, start: int, stop: int) -> IntArray:
-        """The drafts of rows start..stop-1 as the sampler takes them."""
+        """The drafts of rows start..stop-1 in the sampler's form."""
         return np.array([self.drafts.get(i, NOT_DRAWN) for i in range(start, stop)], np.int32)
 
 
 def draws_of(step: Layout, slots: Container[int]) -> Draws:
-    """The rows to sample in a step, of sequences in `slots`."""
+    """The rows to sample in a step for the sequences in `slots`."""
     rows: list[int] = []
     drawn: list[int] = []
     positions: list[int] = []
@@ -70,7 +70,7 @@ def draws_of(step: Layout, slots: Container[int]) -> Draws:
 
 
 class SamplingPart:
-    """Samples every sequence that generates. Those with a grammar are sampled by its part, through `draw`."""
+    """Samples every sequence that generates. The grammar part samples constrained ones, through `draw`."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -128,9 +128,9 @@ class SamplingPart:
         output: StepOutput,
         masks_LW: TokenMask | None = None,
     ) -> None:
-        """Sample `draws`, which are rows `numbers` of the result; accept drafts while they equal what is drawn.
+        """Sample `draws`, which are rows `numbers` of the result; accept drafts while they equal the samples.
 
-        A row that fails fails its slot, unless earlier rows of the slot were drawn: then a later step draws it again.
+        A failing row fails its slot, unless earlier rows of the slot were sampled: then a later step tries again.
         """
         slots_L = np.array(draws.slots, np.int32)
         positions_L = np.array(draws.positions, np.int64)
@@ -155,7 +155,7 @@ class SamplingPart:
         slot, goes_on = (
             NOT_DRAWN,
             False,
-        )  # the last slot of the piece before, and whether its next row is drawn
+        )  # the last slot of the piece before, and whether to sample its next row
         for part, logits in rows.logits(numbers):
             start, stop = part.start, part.stop
             while not goes_on and start < stop and draws.slots[start] == slot:
@@ -176,7 +176,7 @@ class SamplingPart:
 
 
 def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
-    """Add one drawn token per slot."""
+    """Add one sampled token per slot."""
     output.tokens.update(zip(slots, samples.tokens.reshape(-1, 1).tolist(), strict=True))
     for row, error in samples.errors.items():
         del output.tokens[slots[row]]
@@ -186,7 +186,7 @@ def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
 
 
 def _add_accepted(samples: Samples, slots: list[int], output: StepOutput) -> None:
-    """Add the drawn tokens of each slot: the accepted part of its draft, and the one after it."""
+    """Add the sampled tokens of each slot: the accepted part of its draft, and the one after it."""
     for slot, token in zip(slots, samples.tokens.tolist(), strict=True):
         if token != NOT_DRAWN:
             output.tokens.setdefault(slot, []).append(token)
