@@ -1,7 +1,7 @@
 """Compiles grammars within bounds and keeps the latest. Knows no requests and no scheduler.
 
-Bounds: llguidance stops where a grammar is too large or needs too much work for one token (`_limits`). What a
-grammar costs beyond that in time is found by `try_out`, in a process that can be killed.
+llguidance stops if a grammar is too large or needs too much work for one token (`_limits`). `try_out` finds grammars
+that are slow beyond that, in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _UNSUPPORTED = ("not supported", "Unimplemented", "Unknown format", "only suppor
 
 
 def _explain(message: str) -> RequestError:
-    """An error of the compiler as a request's: malformed, or beyond what is supported."""
+    """A compiler error as a request error: malformed, or not supported."""
     line = first_line(message)
     what = "uses what is not supported" if any(word in line for word in _UNSUPPORTED) else "is not valid"
     return RequestError(f"the constraint {what}: {line}", "structured_outputs")
 
 
 class Grammar:
-    """A compiled grammar; matchers of it share what they learn."""
+    """A compiled grammar; its matchers share their caches."""
 
     __slots__ = ("_prototype", "_vocabulary")
 
@@ -71,7 +71,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Threads may share it. The vocabulary is made at the first use, so a start does not pay for it."""
+    """May be shared by threads. The vocabulary is built on first use, so that it does not delay the start."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._make_vocabulary = make_vocabulary
@@ -88,11 +88,11 @@ class GrammarCompiler:
             return self._vocabulary
 
     def prepare(self) -> None:
-        """Make the vocabulary now."""
+        """Build the vocabulary now."""
         _ = self.vocabulary
 
     def text(self, params: StructuredOutputsParams, effort: int = 0) -> str:
-        """The constraint in llguidance's notation. RequestError where it is malformed."""
+        """The constraint in llguidance's notation. RequestError if it is malformed."""
         return grammar_text(params, self.vocabulary.special, effort)
 
     def find(self, text: str) -> Grammar | None:
@@ -104,7 +104,7 @@ class GrammarCompiler:
             return grammar
 
     def compile(self, text: str) -> Grammar:
-        """Compile `text`, or find it among the latest. RequestError: malformed, not supported or too large."""
+        """Compile `text`, or find it among the latest. RequestError if malformed, not supported or too large."""
         grammar = self.find(text)
         if grammar is not None:
             return grammar
@@ -122,15 +122,15 @@ class GrammarCompiler:
         return grammar
 
     def submit(self, text: str) -> Future[Grammar]:
-        """`compile` in a thread of low priority, for callers that may not wait."""
+        """`compile` in a low-priority thread, for callers that must not wait."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "grammar", initializer=_step_back)
         return self._threads.submit(self.compile, text)
 
     def check(self, params: StructuredOutputsParams) -> str:
-        """The text of a constraint that compiles and can be followed. RequestError says why not.
+        """The text of a constraint that compiles and can be followed. RequestError gives the reason if there is none.
 
-        A schema that does not compile as it is written is tried in other words (`schema.EFFORTS`).
+        If a schema does not compile as written, rewritten forms are tried (`schema.EFFORTS`).
         """
         refusal: RequestError | None = None
         tried: set[str] = set()
@@ -150,7 +150,7 @@ class GrammarCompiler:
 
 
 def try_out(grammar: Grammar, vocab_size: int) -> None:
-    """Follow the grammar for a few tokens, so that one which is too complex is refused and not run.
+    """Follow the grammar for a few tokens, to refuse one that is too complex before it runs.
 
     RequestError with the reason.
     """
@@ -173,6 +173,6 @@ def try_out(grammar: Grammar, vocab_size: int) -> None:
 
 
 def _step_back() -> None:
-    """Let threads that make tokens go first (Linux: niceness is a thread's)."""
+    """Let threads that make tokens go first (on Linux, niceness belongs to a thread)."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

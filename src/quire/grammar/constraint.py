@@ -29,9 +29,9 @@ def refuse(message: str) -> RequestError:
 def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int], effort: int = 0) -> str:
     """The constraint as a Lark grammar or as llguidance's JSON.
 
-    `special` maps the names of special tokens, which no free text contains, to their ids: structural tags may name
-    them. `effort` is how schemas are made ready (`schema.EFFORTS`). Raises RequestError for what is malformed; what
-    only compiling can tell is left to `GrammarCompiler`.
+    `special` maps the names of special tokens, which free text never contains, to their ids: structural tags may name
+    them. `effort` selects how schemas are rewritten (`schema.EFFORTS`). Raises RequestError for malformed input; errors
+    that only compiling shows are left to `GrammarCompiler`.
     """
     if params.regex is not None:
         text: str = llguidance.LLMatcher.grammar_from_regex(params.regex)
@@ -50,7 +50,7 @@ def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int], ef
 
 
 def read_json(text: object, name: str) -> Any:
-    """Raises RequestError where `text` is not JSON."""
+    """Raises RequestError if `text` is not JSON."""
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ def read_json(text: object, name: str) -> Any:
 
 
 def json_schema(schema: Any, params: StructuredOutputsParams, effort: int) -> dict[str, Any]:
-    """The schema as llguidance takes it, with its options inside."""
+    """The schema in llguidance's form, including its options."""
     prepared = prepare_schema(schema, params.disable_additional_properties, effort)
     pattern = params.whitespace_pattern
     if pattern is None and params.disable_any_whitespace is False:
@@ -70,11 +70,11 @@ def json_schema(schema: Any, params: StructuredOutputsParams, effort: int) -> di
 
 
 def _ebnf(text: str) -> str:
-    """Lark as it is; EBNF with `root ::= ...` (llama.cpp's GBNF) as Lark."""
+    """Lark unchanged; EBNF with `root ::= ...` (llama.cpp's GBNF) converted to Lark."""
     if len(text) > MAX_EBNF:
         raise refuse(f"grammar has {len(text)} characters, the most is {MAX_EBNF}")
     try:
         lark: str = llguidance.gbnf_to_lark.any_to_lark(text)
-    except Exception as error:  # the library raises bare Exception, and IndexError where the text ends early
+    except Exception as error:  # the library raises bare Exception, and IndexError if the text ends early
         raise refuse(f"grammar is neither EBNF nor Lark: {error}") from error
     return lark

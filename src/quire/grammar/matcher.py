@@ -1,8 +1,8 @@
-"""Which tokens a grammar lets come next, for one sequence. Knows token ids; knows no scheduler and no logits.
+"""The tokens that a grammar allows next, for one sequence. Knows token ids; knows no scheduler and no logits.
 
-Where the grammar leaves only one continuation, its text is written in the tokenizer's own tokens: `forced` holds
-them, and the mask then allows the first alone. So appending them at once (jump-forward) and drawing them one by one
-give the same output, whatever the model says.
+If the grammar leaves only one continuation, its text is written in the tokenizer's own tokens: `forced` holds them,
+and the mask allows only the first. So appending them at once (jump-forward) and sampling them one by one give the
+same output, whatever the model says.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class GrammarError(QuireError, ValueError):
 
 
 class Matcher:
-    """The state of one sequence. `forced`: tokens that must come now, in order. `ended`: nothing may be added.
+    """The state of one sequence. `forced`: tokens that must come next, in order. `ended`: nothing may be added.
 
-    Equal tokens lead to equal states, so a sequence that was preempted gets its state back from its tokens.
+    Equal tokens lead to equal states, so a preempted sequence recovers its state from its tokens.
     """
 
     __slots__ = ("_ends", "_matcher", "ended", "forced")
 
     def __init__(self, matcher: LLMatcher, ends: tuple[int, ...] = ()) -> None:
-        """Owns `matcher`, which has consumed nothing. `ends` are masked: the caller does not end at them."""
+        """Owns `matcher`, which must be at its beginning. `ends` are masked: the caller does not end at them."""
         self._matcher: Any = matcher
         self._ends = ends
         self.forced: deque[int] = deque()
@@ -42,7 +42,7 @@ class Matcher:
         self._look_ahead()
 
     def advance(self, token: int) -> None:
-        """`token` comes next. GrammarError where it may not."""
+        """Add `token`. GrammarError if it is not allowed."""
         if self.forced:
             if token != self.forced[0]:
                 raise GrammarError(f"token {token} where the grammar forces {self.forced[0]}")
@@ -55,7 +55,7 @@ class Matcher:
         self._look_ahead()
 
     def jump(self, limit: int, stops: frozenset[int]) -> list[int]:
-        """Advance over forced tokens, at most `limit`, to the first of `stops`; returns them."""
+        """Advance over forced tokens, at most `limit` and up to the first of `stops`; returns them."""
         taken: list[int] = []
         while self.forced and len(taken) < limit and self.forced[0] not in stops:
             taken.append(self.forced[0])
@@ -74,7 +74,7 @@ class Matcher:
             mask_W[end // 32] &= np.uint32(~(1 << end % 32) & 0xFFFFFFFF)
 
     def fill_ahead(self, drafts: list[int], masks_RW: TokenMask) -> int:
-        """Masks of this state and of those after each of `drafts`, while they are allowed; the state stays.
+        """Masks of this state and of the states after each of `drafts`, while allowed; the state does not change.
 
         `masks_RW` has len(drafts) + 1 rows; returns how many were filled.
         """
@@ -119,7 +119,7 @@ class Matcher:
 
 
 def first_line(message: str) -> str:
-    """llguidance's messages without the state it prints below, at most 400 characters."""
+    """llguidance's message without the state that it prints below, at most 400 characters."""
     lines = [line for line in message.strip().split("\n") if line.strip() and "<non-verbose/>" not in line]
     return " ".join(" ".join(lines).split())[:400] or "no reason given"
 

@@ -1,8 +1,8 @@
-"""JSON Schemas made ready for the compiler: what it lacks is written with what it has. Knows no tokens.
+"""Prepares JSON Schemas for the compiler: writes keywords that it lacks in terms of those that it has. Knows no tokens.
 
-Every rewriting keeps this promise: what is valid under the new schema is valid under the old one. Most say the same;
-those that say less are marked "narrows". So a schema is rewritten from the top, where it only ever gives permission:
-what is to be negated is negated as it was given. What cannot be rewritten stays, and the compiler refuses it by name.
+Every rewriting keeps this promise: what is valid under the new schema is valid under the old one. Most are equivalent;
+those that allow less are marked "narrows". A schema is rewritten from the top, only in places that allow something:
+schemas under a negation are negated as given. If a keyword cannot be rewritten, it stays, and the compiler refuses it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_DEPTH = 200
 OTHERS = ["null", "boolean", "number", "array", "object"]
 MAX_DEPENDENCIES = 4
 MAX_DISTINCT = 5
-# Keywords whose value is a schema, a list of schemas, a map to schemas.
+# Keywords whose value is a schema, a list of schemas, or a map to schemas.
 ONE = ("additionalProperties", "additionalItems", "items", "contains", "then", "else")
 MANY = ("allOf", "anyOf", "prefixItems", "items")
 NAMED = ("properties", "patternProperties", "definitions", "$defs", "dependentSchemas", "dependencies")
-# Keywords that are replaced; a reference to a place inside of them would lead nowhere.
+# Keywords that are replaced; a reference to a place inside them would lead nowhere.
 MOVED = ("/oneOf/", "/not", "/if", "/then", "/else", "/dependencies/", "/dependentSchemas/", "/contains")
 
 KNOWN_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -36,8 +36,8 @@ _DATE = (
     "|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-# Narrows: a format that the compiler lacks, or takes too widely (leap days and seconds, punycode), as one whose
-# texts all have it.
+# Narrows: replaces a format that the compiler lacks, or takes too widely (leap days and seconds, punycode), by one
+# whose texts all have it.
 NARROWER_FORMATS: dict[str, Schema] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
@@ -59,8 +59,8 @@ NARROWER_FORMATS: dict[str, Schema] = {
 def prepare_schema(schema: Any, closed: bool = False, effort: int = 1) -> Schema:
     """A schema whose instances are all valid under `schema`.
 
-    With `closed`, objects have no properties but those named. `effort` is one of `EFFORTS`. Raises RequestError where
-    it is no schema at all.
+    With `closed`, objects have only the named properties. `effort` is one of `EFFORTS`. Raises RequestError if it is
+    not a schema at all.
     """
     if isinstance(schema, bool):
         return {} if schema else {"enum": []}
@@ -84,7 +84,7 @@ class _Rewriter:
     def __init__(self, root: Schema, closed: bool, effort: int) -> None:
         self._closed = closed
         draft = root.get("$schema", "")
-        # Before draft 2020-12 a list of `items` is what is called `prefixItems` since.
+        # Before draft 2020-12, a list under `items` meant today's `prefixItems`.
         self._lists = isinstance(draft, str) and ("draft-0" in draft or "2019-09" in draft)
         self._negation = Negation(root, brief=effort > 1)
         fixed = any(part in ref for ref in _references(root, 0) for part in MOVED)
@@ -95,7 +95,7 @@ class _Rewriter:
 
     def rewrite(self, schema: Any, depth: int) -> Any:
         if not isinstance(schema, dict):
-            return schema  # a boolean; or malformed, which is the compiler's to say
+            return schema  # a boolean; or malformed, which the compiler reports
         if depth > MAX_DEPTH:
             raise RequestError(f"the JSON schema is nested more than {MAX_DEPTH} deep", "structured_outputs")
         new = dict(schema)
@@ -124,7 +124,7 @@ class _Rewriter:
                 _also(schema, opposite)
 
     def _if(self, schema: Schema) -> None:
-        """Narrows where the opposite of `if` cannot be said: then only what `if` and `then` allow."""
+        """Narrows if the opposite of `if` cannot be written: then allows only what `if` and `then` allow."""
         if "if" not in schema:
             schema.pop("then", None), schema.pop("else", None)
             return
@@ -136,7 +136,7 @@ class _Rewriter:
         _also(schema, {"anyOf": branches})
 
     def _one_of(self, schema: Schema) -> None:
-        """Each branch without what others allow too. Narrows: what is left out may be more than that."""
+        """Each branch without what other branches also allow. Narrows: may leave out more than that."""
         branches = schema.get("oneOf")
         if not isinstance(branches, list) or len(branches) < 2:
             return
@@ -147,14 +147,14 @@ class _Rewriter:
             names = part.get("properties", ()) if isinstance(part, dict) else ()
             opposites = [self._negation.of(other, names=names) for other in others]
             if any(opposite is None for opposite in opposites):
-                schema["not"] = {}  # the compiler's own proof is of branches that are not rewritten
+                schema["not"] = {}  # the compiler's own proof covers branches that are not rewritten
                 return
             apart.append({"allOf": [branch, *opposites]} if opposites else branch)
         del schema["oneOf"]
         _also(schema, {"anyOf": apart})
 
     def _contains(self, schema: Schema) -> None:
-        """Narrows: the first item is the one."""
+        """Narrows: the first item must match."""
         least = schema.get("minContains", 1)
         if "contains" not in schema or "maxContains" in schema or "prefixItems" in schema or least != 1:
             return
@@ -171,7 +171,7 @@ class _Rewriter:
 
 
 def _references(schema: Any, depth: int) -> list[str]:
-    """All values of `$ref`, anywhere."""
+    """All values of `$ref` at any depth."""
     found: list[str] = []
     if depth > MAX_DEPTH:
         raise RequestError(f"the JSON schema is nested more than {MAX_DEPTH} deep", "structured_outputs")
@@ -188,7 +188,7 @@ def _references(schema: Any, depth: int) -> list[str]:
 
 
 def _also(schema: Schema, more: Any) -> None:
-    """`schema` and `more`; at the end, so that references to other places stay right."""
+    """Require `more` too; appended at the end, so that references to other places stay valid."""
     if more is True:
         return
     if isinstance(more, dict) and not set(more) & set(schema) and "$ref" not in schema:
@@ -198,7 +198,7 @@ def _also(schema: Schema, more: Any) -> None:
 
 
 def _format(schema: Schema) -> None:
-    """Formats that nobody defines are annotations."""
+    """Unknown formats are annotations."""
     form = schema.get("format")
     if isinstance(form, str) and form not in FORMATS:
         del schema["format"]
@@ -214,7 +214,7 @@ def _format(schema: Schema) -> None:
 
 
 def _plain_formats(schema: Any, depth: int) -> Any:
-    """`schema` without formats that the compiler lacks: exact, so for places where less would not be safe."""
+    """`schema` without formats that the compiler lacks: equivalent, for places that must not narrow."""
     if isinstance(schema, list):
         return [_plain_formats(part, depth + 1) for part in schema]
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
@@ -224,7 +224,7 @@ def _plain_formats(schema: Any, depth: int) -> Any:
 
 
 def _property_names(schema: Schema) -> None:
-    """As patterns of properties, where nothing else says what those are."""
+    """As patterns of properties, if no other keyword constrains properties."""
     names = schema.get("propertyNames")
     if isinstance(names, bool) or not isinstance(names, dict):
         return
@@ -260,7 +260,7 @@ def _escaped(text: str) -> str:
 
 
 def _dependencies(schema: Schema) -> None:
-    """Each as "without the property, or with what it needs". Narrows where there are many: with what all need."""
+    """Each as "without the property, or with what it needs". Narrows if there are many: requires what all need."""
     needs: list[tuple[str, Any]] = []
     for key in ("dependencies", "dependentRequired", "dependentSchemas"):
         value = schema.get(key)
@@ -278,7 +278,7 @@ def _dependencies(schema: Schema) -> None:
 
 
 def _distinct(schema: Schema) -> None:
-    """Narrows: the items of a short enum come in its order, others at most once."""
+    """Narrows: the items of a short enum appear in its order, other values at most once."""
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
     if schema.get("uniqueItems") is not True:
@@ -306,12 +306,12 @@ def _distinct(schema: Schema) -> None:
 
 
 def _all_differ(values: list[Any]) -> bool:
-    """Whether no two values are equal as JSON; 1 and 1.0 are, and true counts as 1 to be on the safe side."""
+    """Whether no two values are equal as JSON; 1 equals 1.0, and true counts as 1 to be safe."""
     return all(a != b for a, b in itertools.combinations(values, 2))
 
 
 def _count(schema: Schema) -> None:
-    """Narrows: where the number of properties is bounded, the named ones are there or cannot be."""
+    """Narrows: if the number of properties is bounded, the named ones are required or absent."""
     if not {"minProperties", "maxProperties"} & set(schema) or "$ref" in schema:
         return
     properties, required = schema.get("properties"), list(_required(schema))

@@ -16,8 +16,8 @@ The newer one nests formats: {"type": "structural_tag", "format": F} with F one 
     {"type": "tags_with_separator", "tags": [tag, ...], "separator": TEXT,
      "at_least_one": false, "stop_after_first": false}
 
-In `triggered_tags` the model writes what it likes; where its text reaches a trigger, one of the tags that begin so
-must follow. With `at_least_one` the output cannot end before a tag came, with `stop_after_first` it ends after one.
+In `triggered_tags` the text is free; when it reaches a trigger, one of the tags that begin with it must follow.
+With `at_least_one` the output cannot end before the first tag; with `stop_after_first` it ends after it.
 Text that names a special token (`<|tool_call|>`) means that token, which free text never contains.
 
 Tool calls that are required, with text allowed before them:
@@ -77,7 +77,7 @@ class TagWriter:
         self._count = 0
 
     def write(self, tag: Any) -> str:
-        """The grammar as llguidance's JSON. RequestError where the tag is malformed."""
+        """The grammar as llguidance's JSON. RequestError if the tag is malformed."""
         if not isinstance(tag, dict) or tag.get("type", "structural_tag") != "structural_tag":
             raise _refuse('it must be an object with "type": "structural_tag"')
         form = tag.get("format")
@@ -159,7 +159,7 @@ class TagWriter:
         return f"@{name}"
 
     def _tag(self, form: Any, begin: str, depth: int) -> Expression:
-        """`begin` is what is still to be written of the tag's own."""
+        """`begin` is the part of the tag's own beginning that is still to be written."""
         if not isinstance(form, dict) or form.get("type", "tag") != "tag":
             raise _refuse("tags must hold objects of type tag")
         content = form.get("content")

@@ -1,4 +1,4 @@
-"""A tokenizer as llguidance sees it: the bytes of each token, and how a text is tokenized. Knows no files."""
+"""A tokenizer in llguidance's form: the bytes of each token, and how a text is tokenized. Knows no files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`pieces[i]` are the bytes that token i adds inside a text; b"" where it adds none or does not exist.
+    """`pieces[i]` are the bytes that token i adds inside a text; b"" if it adds none or does not exist.
 
     `special` maps names of special tokens to ids: text never contains them. `ends` are the ids that end a text;
-    a vocabulary without any sacrifices its last id.
+    a vocabulary without any gives up its last id.
     `encode` tokenizes a text without adding anything: forced text is written in its tokens.
     """
 
@@ -39,7 +39,7 @@ class Vocabulary:
 
 
 class _Source:
-    """What LLTokenizer reads, under the names that it expects."""
+    """The attributes that LLTokenizer reads, under the names that it expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -1,7 +1,7 @@
-"""From a spec and tensor names to decoder weights, part by part. Knows where everything lies; reads no file itself.
+"""From a spec and tensor names to decoder weights, part by part. Knows the place of each tensor; reads no file itself.
 
-Run over a `Source` that reads and packs, it loads a model; over one that only notes what it is asked for, it tells
-which tensors a checkpoint must hold. So both always agree.
+Over a `Source` that reads and packs, it loads a model. Over one that only records requests, it lists the tensors that
+a checkpoint must have. So both always agree.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Use = Literal["linear", "table", "head", "positions", "exact"]
 
 
 class Source(Protocol):
-    """Gives weights for parts, in the type that their use asks for."""
+    """Supplies the weight of a part, in the type that its use calls for."""
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix: ...
 
@@ -84,7 +84,7 @@ class Assembly:
         )
 
     def _embedding_part(self, width: int) -> Part:
-        """The table of tokens; with segments, the sums of tokens and segments, one segment after the other."""
+        """The embedding table of tokens; with segments, the sums of tokens and segments, segment after segment."""
         spec, names = self.spec, self.names
         if not spec.segments:
             return part(f"{names.embedding}.weight", (spec.vocab_size, width))
@@ -144,7 +144,7 @@ class Assembly:
         return Norm(spec.norm, weight, bias, spec.norm_eps if eps is None else eps)
 
     def _linear(self, module: str, out: int, width: int, *takes: Take) -> Part:
-        """A matrix [out, width] as stored, then taken from."""
+        """A matrix stored as [out, width], and the rows or columns taken from it."""
         stored, flip = ((width, out), transposed) if self.names.transposed else ((out, width), None)
         return part(f"{module}.weight", stored, chain(flip, *takes))
 
@@ -187,7 +187,7 @@ class Assembly:
         return self.source.matrix([self._linear(layer + self.names.attention_gate, width, spec.hidden_size)])
 
     def _qkv(self, layer: str) -> list[tuple[str, int, Take | None]]:
-        """Modules of q, k and v, with their rows as stored and what is taken."""
+        """Modules of q, k and v, with their stored rows and the part to take."""
         spec, names = self.spec, self.names
         h, n, g = spec.head_dim, spec.num_heads, spec.num_kv_heads
         turn = None
@@ -322,7 +322,7 @@ class Assembly:
         )
 
     def _xielu(self, name: str) -> XIELU:
-        """The checkpoint holds the parameters before a softplus that keeps them positive."""
+        """The checkpoint stores the parameters before a softplus, which keeps them positive."""
         alpha_p, alpha_n = (self._vector(f"{name}.{key}", 1) for key in ("alpha_p", "alpha_n"))
         beta, eps = (
             self.source.vector([part(f"{name}.{key}", (), np.atleast_1d)]) for key in ("beta", "eps")
@@ -380,12 +380,12 @@ class Assembly:
         return Expert(self.source.gated(gate, up), None, self.source.matrix([down]), None)
 
     def _stacked_expert(self, layer: str, moe: MoESpec, e: int) -> Expert:
-        """Expert e of tensors that hold all."""
+        """Expert e, from tensors that hold all experts."""
         names, d = self.names, self.spec.hidden_size
         count, inner = moe.routing.num_experts, moe.intermediate_size
 
         def matrix(name: str, out: int, width: int, place: int, of: int) -> Part:
-            """Rows of `out`: all (of 1), or the gate's or the up projection's (of 2)."""
+            """Rows of `out`: all of them (of = 1), or the gate's or the up projection's half (of = 2)."""
             whole, taken = layer + names.experts + name, slice(place, None, of)
             if names.expert_halves:
                 taken = slice(place * out // of, (place + 1) * out // of)

@@ -35,11 +35,11 @@ class Attended(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What the weights and the attention of a model cost.
+    """The cost of a model's weights and attention.
 
-    `dense_*` is what every token uses: all but the tables, the head and the routed experts. `routed_*` counts all
-    routed experts of all layers, of which a token draws `drawn` of `experts` in each. `head_bytes` is what a greedy
-    step reads to find the largest logit.
+    `dense_*` covers what every token uses: all but the tables, the head and the routed experts. `routed_*` covers all
+    routed experts of all layers; a token draws `drawn` of `experts` in each. `head_bytes` is read by a greedy step to
+    find the largest logit.
     """
 
     dense_bytes: int = 0
@@ -53,26 +53,26 @@ class Cost(msgspec.Struct, frozen=True):
     layers: tuple[Attended, ...] = ()
 
     def routed_share(self, tokens: int) -> float:
-        """The share of the routed experts that `tokens` tokens are expected to draw, if they draw evenly."""
+        """The share of the routed experts that `tokens` tokens are expected to draw, if all are equally likely."""
         return float(1.0 - (1.0 - self.drawn / self.experts) ** tokens)
 
     def step_bytes(self, tokens: int = 1) -> float:
-        """Weights that a greedy step of `tokens` sequences reads, one token of each."""
+        """Bytes of weights that a greedy step of `tokens` sequences reads, one token each."""
         return self.dense_bytes + self.head_bytes + self.routed_bytes * self.routed_share(tokens)
 
     def kv_bytes(self, context: int, spec: KVSpec) -> float:
-        """Keys and values that one token reads behind `context` others."""
+        """Bytes of keys and values that one token reads after `context` others."""
         per_layer = spec.bytes_per_token / spec.num_layers
         if not self.layers:
             return float(spec.bytes_per_token * context)
         return per_layer * sum(layer.visible(context, context + 1) for layer in self.layers)
 
     def decode_operations(self, context: int) -> float:
-        """Operations of one token behind `context` others, its logits included."""
+        """Operations of one token after `context` others, with its logits."""
         return self._linear(1) + self._attention(context, context + 1)
 
     def prompt_operations(self, length: int) -> float:
-        """Operations of a prompt of `length` tokens, of whose last one logits are made."""
+        """Operations of a prompt of `length` tokens, with the logits of the last one."""
         return self._linear(length) + self._attention(0, length)
 
     def _linear(self, tokens: int) -> float:
@@ -89,7 +89,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def cost_of(spec: ArchSpec, weights: DecoderWeights) -> Cost:
-    """Count what is in the packed weights (or in a sketch of them)."""
+    """Add up the packed weights (or an outline of them)."""
     every = matrices(weights)
     for table in (weights.embedding, weights.positions, weights.head):
         every.pop(id(table), None)

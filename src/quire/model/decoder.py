@@ -65,9 +65,9 @@ class MLPWeights(msgspec.Struct, frozen=True):
 
 
 class MoEWeights(msgspec.Struct, frozen=True):
-    """router [E, D], with a shared expert that has a gate [E + 1, D]; the shared expert is the last.
+    """router [E, D], or [E + 1, D] with a shared expert that has a gate; the shared expert is the last.
 
-    An expert that is None gives what it gets.
+    An expert that is None returns its input.
     """
 
     router: Matrix
@@ -78,9 +78,9 @@ class MoEWeights(msgspec.Struct, frozen=True):
 
 
 class LayerWeights(msgspec.Struct, frozen=True):
-    """One layer: what its place in the spec asks for; exactly one of `mlp` and `moe`.
+    """One layer: the parts that its place in the spec calls for; exactly one of `mlp` and `moe`.
 
-    Norms before attention and MLP, and after them (on what they give, or on the sum where the spec says so).
+    Norms come before attention and MLP, or after them (on their output, or on the sum if the spec says so).
     """
 
     attention_norm: Norm | None
@@ -93,7 +93,7 @@ class LayerWeights(msgspec.Struct, frozen=True):
 
 
 class DecoderWeights(msgspec.Struct, frozen=True):
-    """`head` is `embedding` itself where the spec ties them: both [V, D]; None where the model has none."""
+    """`head` is `embedding` itself if the spec ties them: both [V, D]; None if the model has no head."""
 
     embedding: Matrix
     positions: Matrix | None
@@ -122,9 +122,9 @@ class Decoder:
             self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
 
     def graph(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
-        """The model, or the stage of it that computes `layers`, which keeps the output of the layers `taps`.
+        """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
 
-        Only layers that the stage computes are tapped. ModelError: `layers` or `taps` are not layers of the model.
+        Only layers of the stage are tapped. ModelError if `layers` or `taps` are not layers of the model.
         """
         count, spec, head = self.spec.num_layers, self.spec, self.weights.head
         layers = range(count) if layers is None else layers
@@ -141,9 +141,9 @@ class Decoder:
         return Graph(hidden, self._head, spec.vocab_size, head.shape[1], layers, own)
 
     def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...]) -> T:
-        """Tokens of the step, or what the stage before gave -> final hidden states of the logit rows: [L, D].
+        """The step's tokens, or the previous stage's output -> final hidden states of the logit rows: [L, D].
 
-        Of a stage before the last: the hidden states of all tokens [T, D].
+        For a stage before the last: the hidden states of all tokens [T, D].
         """
         weights = self.weights
         x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
@@ -200,7 +200,7 @@ class Decoder:
     def _join(
         self, ops: Ops[T], x: T, inner: T, output: tuple[Matrix, FloatArray | None] | None, norm: Norm | None
     ) -> T:
-        """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier. No output: inner itself."""
+        """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier. Without output: inner."""
         multiplier, of_sum = self.spec.residual_multiplier, self.spec.placement == "sum"
         if output is not None and multiplier == 1.0 and (norm is None or of_sum):
             y = ops.linear(inner, *output, residual=x)
@@ -212,7 +212,7 @@ class Decoder:
         return ops.norm(y, norm) if norm is not None and of_sum else y
 
     def _attend(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int) -> T:
-        """Keys and values of x into the cache; what its queries gather there, by head: [T, N H]."""
+        """Store keys and values of x in the cache; return each head's weighted values: [T, N H]."""
         spec, rope, weights = self.spec, self.spec.rope_of(index), self.weights.layers[index].attention
         attention = Attention(
             scale=spec.attention_scale,
@@ -242,7 +242,7 @@ class Decoder:
     def _attend_latent(
         self, ops: Ops[T], x: T, angles: T, cached: int, attention: Attention, weights: LatentWeights
     ) -> T:
-        """Queries go to the latent's space, so that scores and sums are taken over the compressed cache."""
+        """Project queries into the latent space, so that scores and sums use the compressed cache."""
         q = x
         if weights.q_down is not None and weights.q_norm is not None:
             q = ops.norm(ops.linear(x, weights.q_down, weights.q_down_bias), weights.q_norm)
@@ -256,7 +256,7 @@ class Decoder:
     def _mlp(
         self, ops: Ops[T], x: T, weights: MLPWeights | None
     ) -> tuple[T, tuple[Matrix, FloatArray | None]]:
-        """The inner activations and the projection that ends the MLP."""
+        """The inner activations, and the final projection of the MLP."""
         assert weights is not None
         activation = self.spec.activation
         if self.spec.gated:

@@ -1,8 +1,8 @@
-"""An engine directory: packed weights on disk as they lie in memory, and a manifest that says what they are.
+"""An engine directory: packed weights on disk as they are in memory, and a manifest that describes them.
 
-Knows files, checksums and the weights' tree; knows no kernel and no checkpoint format. `engine.json` holds a
-manifest beside its own checksum; `weights.bin` holds the tensors, each on a page boundary, so that they can be
-mapped and used in place. Whoever reads refuses another format, another instruction set, and any byte that changed.
+Knows files, checksums and the weights' tree; knows no kernel and no checkpoint format. `engine.json` holds the
+manifest and its checksum; `weights.bin` holds the tensors, each on a page boundary, so that they can be mapped and
+used in place. Readers refuse another format, another instruction set, and any changed byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Limit = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine was built for; None where nothing was said."""
+    """The limits that the engine was built for; None if not given."""
 
     max_batch_size: Limit | None = None
     max_input_len: Limit | None = None
@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a tensor lies in weights.bin. `about` is the backend's description of a matrix, or an array's type."""
+    """A tensor's place in weights.bin. `about` is the backend's description of a matrix, or an array's type."""
 
     offset: Size
     nbytes: Size
@@ -53,9 +53,9 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of an engine but its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
+    """Everything in an engine except its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
 
-    `checksums` are those of weights.bin in as many equal parts as there are checksums.
+    `checksums` belong to equal parts of weights.bin, in order.
     """
 
     fingerprint: str
@@ -74,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """engine.json. The format number stands outside, where every version of Quire finds it."""
+    """engine.json. The format number is outside the manifest, where every version of Quire finds it."""
 
     format: int
     checksum: str
@@ -86,7 +86,7 @@ def is_engine(directory: Path) -> bool:
 
 
 class Writer:
-    """Writes the tensors of a model to weights.bin in the order in which they are met."""
+    """Writes a model's tensors to weights.bin, in the order of the tree."""
 
     def __init__(self, file: BinaryIO, backend: Backend) -> None:
         self._file, self._backend = file, backend
@@ -95,7 +95,7 @@ class Writer:
         self.size = 0
 
     def weights(self, weights: DecoderWeights) -> msgspec.Raw:
-        """The tree with numbers in place of tensors, which are written."""
+        """Write the tensors; return the tree with numbers in their place."""
         return msgspec.Raw(msgspec.json.encode(weights, enc_hook=self._number))
 
     def _number(self, tensor: Any) -> int:
@@ -128,7 +128,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises ModelError where the file is not one, is of another format, or was altered."""
+    """Raises ModelError if the file is not a manifest, has another format, or was altered."""
     path = directory / MANIFEST
     try:
         if path.stat().st_size > MAX_MANIFEST:
@@ -146,7 +146,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 class _Reader:
-    """Hands out the tensors of a mapped weights.bin; the same object for the same number."""
+    """Returns the tensors of a mapped weights.bin; the same object for the same number."""
 
     def __init__(self, data: Array, tensors: Sequence[Tensor], backend: Backend) -> None:
         self._data, self._tensors, self._backend = data, tensors, backend
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def place_weights(directory: Path, manifest: Manifest, data: Array, backend: Backend) -> DecoderWeights:
-    """The weights, in place in the mapped file `data`, which need not be read. ModelError for another machine's."""
+    """The weights, in place in the mapped file `data`, without reading it. ModelError for another machine's engine."""
     if backend.fingerprint != manifest.fingerprint:
         raise ModelError(
             f"{directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
@@ -180,13 +180,13 @@ def place_weights(directory: Path, manifest: Manifest, data: Array, backend: Bac
 
 
 class Checksums:
-    """Checksums of a mapped file in equal parts, which also brings it into memory.
+    """Checksums of equal parts of a mapped file; computing them also brings the file into memory.
 
-    Each part has a thread and is one call without the GIL: whatever the caller does meanwhile, they go on.
+    Each part has a thread, which makes one call without the GIL, so the caller's own work goes on beside it.
     """
 
     def __init__(self, data: Array, parts: int) -> None:
-        """Begin."""
+        """Start the threads."""
         self._bounds = [len(data) * i // parts for i in range(parts + 1)]
         threads = ThreadPoolExecutor(parts, "checksums")
         self._found = [threads.submit(_checksum, data[a:b]) for a, b in pairwise(self._bounds)]
@@ -197,7 +197,7 @@ class Checksums:
         return tuple(found.result() for found in self._found)
 
     def check(self, directory: Path, manifest: Manifest) -> None:
-        """Wait for them. ModelError where they are not those of the manifest."""
+        """Wait for them. ModelError if they differ from the manifest's."""
         for start, *pair in zip(self._bounds, self.result(), manifest.checksums, strict=False):
             if pair[0] != pair[1]:
                 place = f"{directory / WEIGHTS}: bytes after {start}"
@@ -205,7 +205,7 @@ class Checksums:
 
 
 def map_weights(directory: Path, right: int) -> Array:
-    """weights.bin of the `right` size as bytes that cannot be written to, mapped as long as anything views them."""
+    """weights.bin, which must have the size `right`, as read-only bytes that stay mapped while anything views them."""
     path = directory / WEIGHTS
     try:
         size = path.stat().st_size
@@ -220,5 +220,5 @@ def map_weights(directory: Path, right: int) -> Array:
 
 
 def _checksum(data: Any) -> str:
-    """XXH3 of 64 bits (github.com/Cyan4973/xxHash): finds damage at the speed of memory; no shield against malice."""
+    """64-bit XXH3 (github.com/Cyan4973/xxHash): finds damage at the speed of memory; no protection against attacks."""
     return xxhash.xxh3_64_hexdigest(data)

@@ -1,4 +1,4 @@
-"""Models of families that Quire does not have, as the engine sees any model. Their own library runs them."""
+"""Models of families that Quire lacks, in the form that the engine expects. Their own library runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LoadedForeign:
     cost: Cost
 
     def wait(self) -> None:
-        """Loading has checked everything."""
+        """Returns at once: loading has checked everything."""
 
 
 def inspect_foreign(directory: Path, dtype: str) -> tuple[ModelInfo, ForeignModel]:
@@ -40,7 +40,7 @@ def inspect_foreign(directory: Path, dtype: str) -> tuple[ModelInfo, ForeignMode
 
 
 def load_foreign(model: ForeignModel, outline: bool = False) -> LoadedForeign:
-    """With `outline`, without the weights: to plan with."""
-    # Its code decides what a step computes: count all parameters, and no attention.
+    """With `outline`, without weights, for planning."""
+    # The library's code decides what a step computes: count all parameters, and no attention.
     cost = Cost(dense_bytes=model.weight_bytes, dense_parameters=model.num_parameters)
     return LoadedForeign(model.outline() if outline else model.load(), model.weight_bytes, cost)

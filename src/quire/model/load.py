@@ -46,11 +46,10 @@ UNLIMITED = engine_dir.Limits()
 class ModelInfo:
     """A model before its weights are read.
 
-    `dtype` is that of its values, `quantized` what its matrices become, if anything. `weight_bytes` are those of the
-    values in `dtype` (vectors in float32). `generation` is generation_config.json as it is, or empty. `directory` (or
-    the GGUF file in its place) also holds the tokenizer. `pooling` makes vectors of
-    hidden states where the model says how.
-    `limits` are those that a built engine was made for. A `foreign` model runs on a backend of its own library.
+    `dtype` is the type of its values, `quantized` the types of its matrices if they are quantized. `weight_bytes` is
+    the size of the values in `dtype` (vectors in float32). `generation` is generation_config.json, or empty.
+    `directory` (or a GGUF file) also holds the tokenizer. `pooling` makes vectors of hidden states if the model defines
+    it. `limits` are those that an engine was built for. A `foreign` model runs on the backend of its own library.
     """
 
     directory: Path
@@ -105,7 +104,7 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the packed matrices take, a tied head counted once."""
+        """Bytes of the packed matrices, counting a tied head once."""
         return sum(matrix.nbytes for matrix in matrices(self.weights).values())
 
     @property
@@ -124,9 +123,9 @@ def inspect_model(
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> ModelInfo:
-    """Check config and tensor headers, allocate nothing. Raises ModelError for whatever `load_model` would.
+    """Check config and tensor headers without allocating. Raises ModelError whenever `load_model` would.
 
-    (Except a tied head that differs from the embedding, which only reading both can tell.)
+    (Except for a tied head that differs from the embedding, which only reading both can show.)
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
@@ -148,8 +147,8 @@ def load_model(
     `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
     float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
     `quantized` rounds the matrices further, one by one as they are read.
-    A built engine is mapped. Where `verify` is true its bytes are compared with their checksums, beside whatever the
-    caller does next: `wait` tells the outcome.
+    A built engine is mapped. With `verify`, its bytes are compared with their checksums in the background; `wait`
+    raises the outcome.
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
@@ -174,7 +173,7 @@ def outline_model(
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> LoadedModel:
-    """The model as `load_model` gives it, but for the values of its weights; `backend` is one that only plans."""
+    """The model of `load_model` without the values of its weights; `backend` must be an outline."""
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         return load_model(directory, backend, dtype, quantized, verify=False)
@@ -186,9 +185,9 @@ def outline_model(
 def outline_config(
     path: Path, backend: Backend, dtype: str = "auto", quantized: Scheme | None = None
 ) -> LoadedModel:
-    """What a config.json alone tells of a model.
+    """The facts that a config.json alone gives.
 
-    `dtype` "auto" is the one that the config names; where it names none, bfloat16 for weights that a quantization
+    `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
     packs, else float32.
     """
     config = read_json(path)
@@ -270,7 +269,7 @@ def _info(
 
 
 def _eos(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
-    """generation_config.json prevails over config.json, as in transformers."""
+    """The end-of-sequence tokens; generation_config.json overrides config.json, as in transformers."""
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]

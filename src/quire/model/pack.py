@@ -1,6 +1,6 @@
-"""From a checkpoint's tensors to a backend's weights: checks which tensors are there, then reads and packs one by one.
+"""From a checkpoint's tensors to a backend's weights: checks that all are there, then reads and packs one by one.
 
-Knows checkpoints and backends; assemble.py knows what goes where.
+Knows checkpoints and backends; assemble.py knows the place of each tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a checkpoint must hold. With `exact` it is kept as float32, whatever the model's dtype."""
+    """A tensor that a checkpoint must contain. With `exact` it stays float32, whatever the model's dtype."""
 
     shape: tuple[int, ...]
     exact: bool
@@ -46,8 +46,8 @@ class Tensor:
 class WeightTypes:
     """The type of each use of a matrix.
 
-    `kept`: matrices that the checkpoint holds quantized stay as they are and are multiplied with such activations; None
-    rounds their values like all others.
+    `kept`: quantized matrices of the checkpoint keep their codes and are multiplied with activations of this type; if
+    None, their values are rounded like all others.
     """
 
     types: Mapping[Use, WeightType]
@@ -55,8 +55,8 @@ class WeightTypes:
 
     @classmethod
     def of(cls, dtype: FloatDtype, scheme: Scheme | None, keep: bool = False) -> WeightTypes:
-        """The types of a model of `dtype` whose matrices a scheme quantizes. With `keep`, what the checkpoint quantized
-        stays; it also does if the scheme asks for int4."""
+        """The types of a model of `dtype` whose matrices a scheme quantizes. With `keep`, or if the scheme asks for
+        int4, matrices that the checkpoint has quantized stay as they are."""
         types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
         types["exact"] = "float32"
         if scheme is None:
@@ -66,7 +66,7 @@ class WeightTypes:
 
 
 class _Wanted:
-    """A `Source` that only records which tensors are asked for."""
+    """A `Source` that only records which tensors are requested."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -89,7 +89,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """A `Source` that reads parts and hands them to the backend; with `outline`, only their shapes."""
+    """A `Source` that reads parts and passes them to the backend; with `outline`, only their shapes."""
 
     checkpoint: Checkpoint | None
     backend: Backend
@@ -115,7 +115,7 @@ class _Packer:
         return part.outline() if self.outline or self.checkpoint is None else part.read(self.checkpoint)
 
     def _kept(self, parts: Sequence[Part]) -> tuple[list[QuantTensor], WeightType] | None:
-        """Parts that stay as the checkpoint quantized them: all of one layout, which the backend takes."""
+        """Parts that stay as the checkpoint quantized them: all in one layout that the backend takes."""
         if self.checkpoint is None or self.types.kept is None:
             return None
         layouts = {part.layout(self.checkpoint) for part in parts}
@@ -127,7 +127,7 @@ class _Packer:
 
 
 def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint must hold. A tied head is not among them."""
+    """Every tensor that a checkpoint must contain, without a tied head."""
     wanted = _Wanted()
     Assembly(spec, names, wanted).weights()
     return wanted.tensors
@@ -136,7 +136,7 @@ def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
 def pack_weights(
     spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, backend: Backend, types: WeightTypes
 ) -> DecoderWeights:
-    """Read and pack all of a checkpoint that `check_tensors` accepted."""
+    """Read and pack a checkpoint that `check_tensors` accepted."""
     _check_tied_head(spec, names, checkpoint)
     return Assembly(spec, names, _Packer(checkpoint, backend, types)).weights()
 
@@ -148,7 +148,7 @@ def outline_weights(
     types: WeightTypes,
     checkpoint: Checkpoint | None = None,
 ) -> DecoderWeights:
-    """The weights without values, for a backend that plans."""
+    """The weights without values, for a backend that only plans."""
     return Assembly(spec, names, _Packer(checkpoint, backend, types, outline=True)).weights()
 
 
@@ -188,7 +188,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def choose_dtype(dtype: str, wanted: Mapping[str, Tensor], checkpoint: Checkpoint) -> FloatDtype:
-    """The dtype that the model is held in: "auto" is bfloat16 if all its matrices are, else float32."""
+    """The dtype that holds the model: "auto" is bfloat16 if all its matrices are, else float32."""
     if dtype == "bfloat16" or dtype == "float32":
         return "bfloat16" if dtype == "bfloat16" else "float32"
     if dtype != "auto":

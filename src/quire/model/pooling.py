@@ -1,7 +1,7 @@
-"""From the hidden states of a text to its vector or its classes: what follows a model's last layer.
+"""From a text's hidden states to its vector or classes: the steps after a model's last layer.
 
-Read from a sentence-transformers directory (modules.json) or a classifier's checkpoint. One vector a text is little
-work, so it is plain numpy in float64: no result depends on the batch.
+Read from a sentence-transformers directory (modules.json) or a classifier's checkpoint. One vector per text is little
+work, so plain numpy in float64 does it, and no result depends on the batch.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolingHead:
-    """`rows` are the hidden states that are taken; `steps` are applied to their mean, in order.
+    """`rows` selects hidden states; `steps` are applied to their mean, in order.
 
-    `scores` is how a classifier's outputs become probabilities, None where the vector is an embedding. `labels` name
-    a classifier's outputs.
+    `scores` turns a classifier's outputs into probabilities; None if the vector is an embedding. `labels` names a
+    classifier's outputs.
     """
 
     rows: Pooling
@@ -78,7 +78,7 @@ class PoolingHead:
 def read_pooling(
     directory: Path, config: Mapping[str, Any], architecture: str, checkpoint: Checkpoint
 ) -> PoolingHead | None:
-    """What the model's files say; None where they say nothing and the model is no encoder. ModelError."""
+    """The pooling that the model's files define; None if they define none and the model is no encoder. ModelError."""
     names = CLASSIFIERS.get(architecture)
     if names is not None:
         return _classifier(config, names, checkpoint)
@@ -89,7 +89,7 @@ def read_pooling(
 
 
 def max_length(directory: Path) -> int | None:
-    """Most tokens of a text, where sentence-transformers' own file says so."""
+    """The longest text in tokens, if sentence-transformers' own file gives it."""
     path = directory / "sentence_bert_config.json"
     length = read_json(path).get("max_seq_length") if path.is_file() else None
     if length is not None and (type(length) is not int or length < 1):
@@ -120,7 +120,7 @@ def _classifier(config: Mapping[str, Any], names: ClassifierNames, checkpoint: C
 
 
 def _scores(config: Mapping[str, Any], outputs: int) -> Scores:
-    """A cross-encoder's own choice prevails; one output is a sigmoid, several are a softmax."""
+    """The function of a cross-encoder's config; otherwise a sigmoid for one output, a softmax for several."""
     own = config.get("sentence_transformers")
     named = own.get("activation_fn") if isinstance(own, dict) else None
     named = named or config.get("sbert_ce_default_activation_function")
@@ -135,7 +135,7 @@ def _scores(config: Mapping[str, Any], outputs: int) -> Scores:
 
 
 def _sentence_transformer(directory: Path) -> PoolingHead:
-    """The modules that follow the transformer, which must lie in the directory itself."""
+    """The modules after the transformer, which must be in the directory itself."""
     modules = _modules(directory)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or modules[0].get("path"):

@@ -33,7 +33,7 @@ def make_rope(spec: RopeSpec) -> Rope:
 
 
 def _llama3(spec: RopeSpec, plain: Frequencies) -> Frequencies:
-    """Llama 3.1: short wavelengths stay, long ones are divided by factor, those between are blended.
+    """Llama 3.1: short wavelengths stay, long ones are divided by factor, and those in between are blended.
 
     Grattafiori et al. 2024, arXiv:2407.21783; the bands are those of Meta's released code.
     """
@@ -44,7 +44,7 @@ def _llama3(spec: RopeSpec, plain: Frequencies) -> Frequencies:
 
 
 def _yarn(spec: RopeSpec, plain: Frequencies) -> Frequencies:
-    """YaRN's "NTK by parts": pairs that turn often are kept, slow ones interpolated, a ramp between.
+    """YaRN's "NTK by parts": keep fast pairs, interpolate slow ones, with a ramp in between.
 
     Peng et al. 2023, arXiv:2309.00071, section 3.2.
     """
@@ -63,7 +63,7 @@ def _yarn(spec: RopeSpec, plain: Frequencies) -> Frequencies:
 
 
 def _longrope_scale(spec: RopeSpec) -> float:
-    """LongRoPE's attention temperature as a scale of cos and sin, or what the config gives instead."""
+    """LongRoPE's attention temperature as a scale of cos and sin, unless the config gives its own."""
     if spec.attention_factor is not None:
         return spec.attention_factor
     if spec.factor <= 1:
@@ -93,7 +93,7 @@ def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
 
 
 def _yarn_scale(spec: RopeSpec) -> float:
-    """The paper's temperature as a scale of cos and sin (section 3.4), or what the config gives instead."""
+    """The paper's temperature as a scale of cos and sin (section 3.4), unless the config gives its own."""
     if spec.attention_factor is not None:
         return spec.attention_factor
 

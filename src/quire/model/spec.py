@@ -9,25 +9,25 @@ import msgspec
 from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing, Temperature
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
-# Where the norms stand around attention and MLP (f), in order of appearance in decoder.py.
+# The place of norms around attention and MLP (f), in order of appearance in decoder.py.
 #   pre       x += f(norm(x))
 #   post      x += norm(f(x))
 #   sandwich  x += norm(f(norm(x)))
 #   sum       x = norm(x + f(x))
-#   parallel  x += attention(norm(x)) + mlp(norm(x)); parallel_two: each with a norm of its own
+#   parallel  x += attention(norm(x)) + mlp(norm(x)); parallel_two: each has its own norm
 Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"]
-# Norms of queries and keys: one weight for all heads, one a head, or statistics over all heads together.
+# Norms of queries and keys: one weight shared by all heads, one per head, or statistics over all heads together.
 QKNorm = Literal["head", "own_head", "all_heads"]
 
 
 class RopeSpec(msgspec.Struct, frozen=True):
     """Rotary position embedding, half-split pairs.
 
-    Kinds: default; linear (positions divided by factor); dynamic (default, within the trained length that the engine
-    keeps to); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope (frequencies
-    divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs` pairs turn at
-    the frequencies of the whole head, the others stand still). Fields beyond theta and rotary_dim are for the kinds
-    that need them. `backwards` turns by the negative angle.
+    Kinds: default; linear (positions divided by factor); dynamic (equals default within the trained length, which the
+    engine does not exceed); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope
+    (frequencies divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
+    pairs turn at the frequencies of the whole head, the others do not turn). Some kinds need the fields beyond theta
+    and rotary_dim. `backwards` turns by the negative angle.
     """
 
     kind: RopeKind
@@ -49,10 +49,10 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
 
 class LatentSpec(msgspec.Struct, frozen=True):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds kv_rank + rope_dim elements a token.
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): kv_rank + rope_dim cached elements per token.
 
-    `q_rank` is None if queries come from the hidden state directly. `norm_eps` is that of the latents' norms. Queries
-    and latents are multiplied by `q_scale` and `kv_scale` after their norms. `bias`: of both down projections.
+    `q_rank` is None if queries come from the hidden state directly. `norm_eps` belongs to the latents' norms. Queries
+    and latents are multiplied by `q_scale` and `kv_scale` after their norms. `bias`: both down projections have one.
     """
 
     q_rank: int | None
@@ -69,9 +69,9 @@ class LatentSpec(msgspec.Struct, frozen=True):
 class MoESpec(msgspec.Struct, frozen=True):
     """Mixture of experts in the layers where `layers` is true; the others have the MLP of ArchSpec.
 
-    `bias`: the router and the experts have biases; `correction`: the choice adds a bias of its own. `scale` multiplies
-    the sum of all experts, the shared one included; with `norm` a norm follows. The last `zero_experts` of
-    routing.num_experts give what they get.
+    `bias`: the router and the experts have biases; `correction`: the choice adds its own bias. `scale` multiplies
+    the sum of all experts, including the shared one; with `norm` a norm follows. The last `zero_experts` of
+    routing.num_experts return their input.
     """
 
     routing: Routing
@@ -86,7 +86,7 @@ class MoESpec(msgspec.Struct, frozen=True):
 
 
 class ModelShape(Protocol):
-    """What an engine must know of a model, whoever computes it."""
+    """The facts about a model that an engine needs, whichever code computes it."""
 
     @property
     def architecture(self) -> str: ...
@@ -106,16 +106,16 @@ class ModelShape(Protocol):
 class ArchSpec(msgspec.Struct, frozen=True):
     """A residual stream between an embedding and a head, with attention and an MLP in each layer.
 
-    `windows` has one entry a layer: the sliding window in tokens, or None for full attention. Where given,
-    `layer_ropes` has one too and stands in for `rope` (None: a layer without positions), and `chunks` the length of
-    the chunks that attention keeps to. `position_offset` is that of a learned position table; `embedding_size` the
-    embedding's width where it is projected to hidden_size. Residual branches are multiplied by residual_multiplier,
+    `windows` has one entry per layer: the sliding window in tokens, or None for full attention. If given,
+    `layer_ropes` has one entry per layer and replaces `rope` (None: a layer without positions), and `chunks` gives the
+    length of attention chunks. `position_offset` belongs to a learned position table; `embedding_size` is the
+    embedding's width if it is projected to hidden_size. Residual branches are multiplied by residual_multiplier,
     logits by logit_scale.
 
     Encoders: `bidirectional` attention sees the whole sequence, or from window - 1 positions before to as many after;
-    such a model runs on whole sequences only. With `segments` the vocabulary has each token once for each segment, its
-    embedding and the segment's (of `segment_rows` in the checkpoint) being added. `bare_first`: the first layer has no
-    norm before its attention. Without a head, the logits are the final hidden states.
+    such a model runs on whole sequences only. With `segments` the vocabulary has each token once per segment; its
+    row is the sum of the token's and the segment's embedding (`segment_rows` in the checkpoint). `bare_first`: the
+    first layer has no norm before its attention. Without a head, the logits are the final hidden states.
 
     `sinusoid`: the position table is computed, its frequencies spaced over that many steps (half the hidden size).
     `norm_weight`, `qk_norm_weight`: norms have weights (else 1). `inner_norms`: a norm before the projections that end
@@ -202,7 +202,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     @property
     def num_table_parameters(self) -> int:
-        """Of the embedding and the head, which a prompt's tokens do not multiply with (but for the last one)."""
+        """Parameters of the embedding and the head, which only a prompt's last token multiplies with."""
         tables = 1 if self.tie_embeddings or not self.has_head else 2
         return self.vocab_size * (self.embedding_size or self.hidden_size) * tables
 

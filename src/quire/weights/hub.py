@@ -25,11 +25,11 @@ SUBFOLDERS = ("*/*",)
 def find_model(
     model: str, revision: str | None = None, download_dir: str | None = None, weights: bool = True
 ) -> Path:
-    """The directory or GGUF file of `model`, fetched to `download_dir` (default: the hub's cache) where it is an id.
+    """The directory or GGUF file of `model`; an id is fetched to `download_dir` (default: the hub's cache).
 
-    An id with a colon (owner/name:Q4_K_M) is the GGUF file whose name has what follows it.
-    torch weights are fetched only where there are no safetensors; none at all without `weights`, for a
-    tokenizer. Raises ModelError.
+    An id with a colon (owner/name:Q4_K_M) means the GGUF file whose name contains what follows it.
+    torch weights are fetched only if there are no safetensors; without `weights`, for a tokenizer, neither is
+    fetched. Raises ModelError.
     """
     if not model:
         raise ModelError("no model given; name a local directory or a Hugging Face id")
@@ -59,7 +59,7 @@ def find_model(
 
 
 def _gguf_inside(directory: Path) -> Path:
-    """The directory, or the GGUF file that is all of the model in it."""
+    """The directory, or the GGUF file in it if that is the whole model."""
     if (directory / "config.json").exists() or not any(directory.glob("*.gguf")):
         return directory
     return _only_gguf(directory, "*.gguf")

@@ -1,4 +1,4 @@
-"""Parts of checkpoint tensors: which tensor, its shape there, and what a weight takes of it. Knows no family."""
+"""Parts of checkpoint tensors: the tensor, its shape, and what a weight takes from it. Knows no family."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Take = Callable[..., Array]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A weight as the backend wants it, made of one tensor or of several.
+    """A weight in the backend's form, made from one tensor or several.
 
-    `tensors` are (name, shape in the checkpoint); `take` gets the arrays and returns [O, K] or [O]. If it computes and
-    does not only pick, `shape` is that of its result.
+    `tensors` are (name, shape in the checkpoint); `take` gets the arrays and returns [O, K] or [O]. If it computes
+    values and does not only pick them, `shape` is that of its result.
     """
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
@@ -28,13 +28,13 @@ class Part:
     shape: tuple[int, ...] | None = None
 
     def read(self, checkpoint: Checkpoint) -> Array:
-        """The values. Of a quantized tensor only the rows that are taken are decoded."""
+        """The values. Only the rows taken from a quantized tensor are decoded."""
         if self.layout(checkpoint) is not None:
             return self.quantized(checkpoint).dequantize()
         return self._taken([checkpoint.get(name) for name, _ in self.tensors])
 
     def layout(self, checkpoint: Checkpoint) -> AnyLayout | None:
-        """How the checkpoint quantized the part; None if it did not, or if the part is not made of whole rows."""
+        """The part's quantized layout; None if it is not quantized, or not made of whole rows."""
         if len(self.tensors) != 1 or self.shape is not None:
             return None
         layout = checkpoint.layout(self.tensors[0][0])
@@ -54,9 +54,9 @@ class Part:
         return self._taken([np.broadcast_to(np.float32(0), shape) for _, shape in self.tensors])
 
     def rows(self) -> Rows | None:
-        """The rows of its only tensor that the part takes, leading axes counted as one; None if it cuts or turns rows.
+        """The rows that the part takes from its only tensor, leading axes counted as one; None if it changes rows.
 
-        Found by taking from a column of row numbers.
+        Found by applying `take` to a column of row numbers.
         """
         _, shape = self.tensors[0]
         if len(shape) < 2:

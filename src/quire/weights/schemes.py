@@ -1,4 +1,4 @@
-"""What `--quantization` may name, and what it means for each weight. Knows layouts; knows no model."""
+"""The names of `--quantization` and the types that they give each weight. Knows layouts; knows no model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Activations = Literal["float", "int8"]
 
 
 class Quantized(msgspec.Struct, frozen=True):
-    """The type of a quantized weight, and of the activations that it is multiplied with.
+    """The type of a quantized weight, and of the activations that multiply it.
 
-    With "int8" activations are rounded to int8, one scale per row (a token), and products are summed as integers.
+    With "int8", activations are rounded to int8 with one scale per row (token), and products are summed as integers.
     """
 
     layout: AnyLayout
@@ -40,9 +40,9 @@ class Scheme(msgspec.Struct, frozen=True):
 
 
 def scheme(name: str, group_size: int = 64, symmetric: bool = True, pure: bool = False) -> Scheme | None:
-    """The types that a quantization's name stands for; None for "auto", which leaves weights as they are.
+    """The types that `--quantization NAME` means; None for "auto", which leaves weights as they are.
 
-    Four bits are few for the embedding and the head, which get eight unless `pure`. Raises ConfigError.
+    Four bits are few for the embedding and the head, so they get eight unless `pure`. Raises ConfigError.
     """
     if pure and name not in ("int4", "int4wo"):
         raise ConfigError(
@@ -63,7 +63,7 @@ def scheme(name: str, group_size: int = 64, symmetric: bool = True, pure: bool =
 
 
 def weights_name(scheme: Scheme | None, dtype: str) -> str:
-    """The weights' types as a log or a table names them."""
+    """The weights' types, as logs and tables name them."""
     if scheme is None:
         return dtype
     weights, layout = scheme.linear, scheme.linear.layout

@@ -21,9 +21,9 @@ MAX_JSON = 16 << 20  # bytes of a config file
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`config` and `generation` are config.json and generation_config.json, or what replaces them in the file.
+    """`config` and `generation` are config.json and generation_config.json, or a GGUF file's equivalents.
 
-    `where` names the config in messages. `tensors` opens the weights; quantized ones through their reader.
+    `where` names the config in messages. `tensors` opens the weights, quantized ones through their reader.
     """
 
     path: Path

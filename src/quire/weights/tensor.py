@@ -1,4 +1,4 @@
-"""What a checkpoint holds: arrays of floats, and quantized weights. Knows values; knows no file and no device."""
+"""The contents of a checkpoint: arrays of floats, and quantized weights. Knows values; knows no file and no device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layout(Protocol):
         """The fields of a native `Format` by name."""
 
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
-        """The float32 values [O, K] that a tensor of this layout stands for. Every device is tested against it."""
+        """The float32 values [O, K] of a tensor in this layout. Every device is tested against it."""
 
     def outline(self, rows: int, columns: int) -> QuantTensor:
         """A tensor of this shape whose values are all zero and take no memory."""

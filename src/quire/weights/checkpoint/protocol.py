@@ -1,4 +1,4 @@
-"""What every checkpoint offers: names, shapes, values, and quantized tensors as they are. Knows no model."""
+"""The interface of every checkpoint: names, shapes, values, and quantized tensors in their own form. Knows no model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quire.weights.tensor import Array, QuantTensor, Rows
 class Checkpoint(Protocol):
     """Named tensors on disk. Opening reads headers only; only `get` and `quantized` read values.
 
-    A reader of a quantization format (weights/readers) is a `Checkpoint` around another one. It gives quantized tensors
-    the names, shapes and dtypes of the weights that they stand for.
+    A reader of a quantization format (weights/readers) is a `Checkpoint` around another one. It presents quantized
+    tensors under the names, shapes and dtypes of the weights that they encode.
     """
 
     def names(self) -> Iterable[str]: ...
@@ -24,16 +24,16 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of values as `get` returns them."""
+        """The type of the values that `get` returns."""
 
     def path(self, name: str) -> Path:
         """The file that holds the tensor."""
 
     def get(self, name: str) -> Array:
-        """The values, C-contiguous and aligned: a read-only view of the file if they lie so on disk."""
+        """The values, C-contiguous and aligned: a read-only view of the file if its order and type allow."""
 
     def layout(self, name: str) -> AnyLayout | None:
-        """The layout of a quantized tensor [..., O, K]; None for all others."""
+        """The layout of a quantized tensor [..., O, K]; None for other tensors."""
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         """These rows of a quantized tensor, whose leading axes count as one."""

@@ -1,4 +1,4 @@
-"""What rounding to several layouts shares."""
+"""Rounding shared by several layouts."""
 
 from __future__ import annotations
 
