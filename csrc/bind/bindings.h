@@ -6,6 +6,7 @@
 namespace quire {
 
 void bind_attention(nanobind::module_& m);
+void bind_draft(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 

@@ -122,6 +122,7 @@ void bind_sampler(nb::module_& m) {
       .def("set", &Sampler::set, nb::arg("slot"), nb::arg("params"))
       .def("clear", &Sampler::clear, nb::arg("slot"))
       .def("extend", &Sampler::extend, nb::arg("slot"), nb::arg("tokens"))
+      .def("retract", &Sampler::retract, nb::arg("slot"), nb::arg("count"))
       .def("sample", &sample, nb::arg("logits").noconvert(), nb::arg("slots"), nb::arg("positions"),
            nb::arg("drafts").none(), nb::arg("masks").none(), nb::arg("best").none())
       .def("logprobs", &logprobs, nb::arg("logits").noconvert(), nb::arg("targets"), nb::arg("num_top"));

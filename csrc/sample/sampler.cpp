@@ -24,7 +24,7 @@ double weight_unit(int vocab_size) {
   return std::ldexp(1.0, std::min(kWeightBits, 53 - bits));
 }
 
-// The smallest float x with (x - max) * inv_t >= low, by bisection: the left side never decreases as x grows.
+// The least float x with (x - max) * inv_t >= low, by bisection: the left side never falls as x grows.
 float least_kept(float max, float inv_t, float low) {
   auto from_key = [](int64_t key) {
     const int32_t bits = key >= 0 ? int32_t(key) : int32_t(INT32_MIN - key);
@@ -71,13 +71,29 @@ void Sampler::check_ids(const SlotParams& p) const {
 
 void Sampler::Slot::count(int32_t token, bool in_output) {
   const auto [at, fresh] = index.try_emplace(token, counted.size());
-  if (fresh) counted.push_back({token, 0});
-  counted[at->second].in_output += in_output;
+  if (fresh) counted.push_back({token, 0, false});
+  Counted& entry = counted[at->second];
+  entry.in_output += in_output;
+  entry.in_prompt = entry.in_prompt || !in_output;
 }
 
 void Sampler::Slot::append(int32_t token) {
   params.output.push_back(token);
   if (params.penalises()) count(token, true);
+}
+
+void Sampler::Slot::take_back() {
+  const int32_t token = params.output.back();
+  params.output.pop_back();
+  if (!params.penalises()) return;
+  const size_t at = index.at(token);
+  if (--counted[at].in_output > 0 || counted[at].in_prompt) return;
+  index.erase(token);
+  if (at + 1 != counted.size()) {
+    counted[at] = counted.back();
+    index[counted[at].token] = at;
+  }
+  counted.pop_back();
 }
 
 void Sampler::set(int slot, SlotParams params) {
@@ -96,6 +112,13 @@ void Sampler::extend(int slot, const std::vector<int32_t>& tokens) {
   if (found == slots_.end()) throw std::invalid_argument("slot " + std::to_string(slot) + " was never set");
   for (const int32_t token : tokens) check_id(token);
   for (const int32_t token : tokens) found->second.append(token);
+}
+
+void Sampler::retract(int slot, size_t count) {
+  const auto found = slots_.find(slot);
+  if (found == slots_.end() || found->second.params.output.size() < count)
+    throw std::invalid_argument("slot " + std::to_string(slot) + " does not have " + std::to_string(count) + " tokens");
+  for (; count > 0; --count) found->second.take_back();
 }
 
 bool Sampler::edits(const Slot& slot, const uint32_t* mask) const {
@@ -153,7 +176,7 @@ Cut Sampler::truncate(const float* x, float max, const SlotParams& p, Scratch& s
   return top.value >= likely.value ? top : likely;
 }
 
-// Whether the better tokens weigh less than their share of the kept ones. A rough sum usually decides.
+// Whether the better tokens weigh less than their share of the kept ones. Most often a rough sum can tell.
 bool Sampler::is_nucleus(const WeighArgs& args, double share) const {
   if (args.kept.last_id >= vocab_size_) {
     const RoughWeights w = kernels_.weigh_roughly(args);
@@ -164,9 +187,9 @@ bool Sampler::is_nucleus(const WeighArgs& args, double share) const {
   return w.better < share * w.kept;
 }
 
-// The nucleus is a prefix of the tokens, best first: a token is in it if those before it weigh less than its share. So
-// sample first, from all that min_p and top_k left. If that token is in the nucleus, it wins there too; if not, the
-// nucleus consists of better tokens, and those race again. A few rounds suffice, and nothing is sorted.
+// The nucleus is a prefix of the tokens, best first: one is in it if those before it weigh less than its share. So the
+// draw comes first, from all that min_p and top_k left. If its token is in the nucleus it wins there too; if not, the
+// nucleus is among the tokens better than it, and those race again. Few rounds do, and nothing is sorted.
 int Sampler::draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const {
   const SlotParams& p = slot.params;
   const Cut kept = truncate(x, max, p, scratch);
@@ -262,7 +285,7 @@ std::vector<RowResult> Sampler::sample(const SampleRows& r) {
       const RowMax max = best >= 0 ? RowMax{x[best], best, true} : kernels_.row_max(x, vocab_size_);
       RowResult& result = results[size_t(i)];
       result = sample_row(x, max, mask, *slots[size_t(task)], scratch_[size_t(thread)]);
-      if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // later rows had another token
+      if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // the rows after it saw another token
     }
   });
   return results;

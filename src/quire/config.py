@@ -5,8 +5,12 @@ Each part of the engine receives only its own section; nothing reads configurati
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError
@@ -16,6 +20,9 @@ Quantization = Literal["auto", "int8", "int8wo", "int4", "int4wo"]
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 ModelImpl = Literal["auto", "quire", "transformers"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+SpecMethod = Literal[
+    "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash"
+]
 
 
 def option(
@@ -172,6 +179,129 @@ class GrammarConfig:
         check_options(self)
 
 
+class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of `speculative_config`; their names are vLLM's.
+
+    `num_speculative_tokens` is the most that one sequence drafts in a step (None: the method's default). With
+    `adaptive` false it always drafts that many. `draft_sample_method`: drafts of a model are its likeliest tokens
+    (greedy), or drawn with the target's own noise (probabilistic). The last block changes nothing here.
+    """
+
+    method: SpecMethod | None = None
+    model: str | None = None
+    revision: str | None = None
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=256)] | None = None
+    adaptive: bool = True
+    quantization: Quantization = "auto"
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None
+    prompt_lookup_min: Annotated[int, Meta(ge=1)] | None = None
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=2, le=256)] = 24
+    suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0)] = 10000
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(ge=0.0)] = 1.0
+    suffix_decoding_max_spec_offset: float = 0.0
+    suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
+    rejection_sample_method: Literal["standard"] = "standard"
+
+    draft_tensor_parallel_size: Literal[1] | None = None
+    code_revision: str | None = None
+    enforce_eager: bool | None = None
+    attention_backend: str | None = None
+    moe_backend: str | None = None
+    disable_padded_drafter_batch: bool = False
+    use_local_argmax_reduction: bool = False
+
+    @property
+    def lookup_range(self) -> tuple[int, int]:
+        """The shortest and the longest n-gram that prompt lookup searches for."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        return (low or high or 5), (high or low or 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Speculative decoding. The output is the same with and without it."""
+
+    speculative_config: str | dict[str, Any] | None = option(
+        None,
+        'JSON with vLLM\'s keys, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'.',
+        common=True,
+    )
+    spec_method: str | None = option(None, f"How to draft: {', '.join(get_args(SpecMethod))}.")
+    spec_model: str | None = option(None, "Draft model or head: directory or Hugging Face id.")
+    spec_tokens: int | None = option(None, "Most tokens to draft per sequence and step.", low=1, high=256)
+    speculative_model: str | None = option(None, "Older name of --spec-model; [ngram] means prompt lookup.")
+    num_speculative_tokens: int | None = option(None, "Older name of --spec-tokens.", low=1, high=256)
+    use_v2_block_manager: bool = option(False, "Accepted for older command lines; changes nothing.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        _ = self.options
+
+    @property
+    def options(self) -> SpeculativeOptions | None:
+        """What all the options ask for together; None: no speculation. ConfigError: they are wrong or disagree."""
+        given = _json_object("--speculative-config", self.speculative_config)
+        model = self.speculative_model
+        if model == "[ngram]":
+            given, model = _joined(given, "--speculative-model", "method", "ngram"), None
+        for flag, key, value in (
+            ("--spec-method", "method", self.spec_method),
+            ("--spec-model", "model", self.spec_model),
+            ("--spec-tokens", "num_speculative_tokens", self.spec_tokens),
+            ("--speculative-model", "model", model),
+            ("--num-speculative-tokens", "num_speculative_tokens", self.num_speculative_tokens),
+        ):
+            if value is not None:
+                given = _joined(given, flag, key, value)
+        if not given:
+            return None
+        if given.get("method") in MTP_ALIASES:
+            given["method"] = "mtp"
+        try:
+            found = msgspec.convert(given, SpeculativeOptions)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--speculative-config: {error}") from error
+        _check_speculation(found)
+        return found
+
+
+# vLLM's deprecated names of the method.
+MTP_ALIASES = tuple(f"{family}_mtp" for family in ("deepseek", "qwen3_next", "glm4_moe", "mimo", "ernie"))
+
+
+def _json_object(flag: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """`value` as a map of options; text is JSON."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{flag} must be a JSON object: {error}") from error
+    return dict(value or {})
+
+
+def _joined(given: dict[str, Any], flag: str, key: str, value: Any) -> dict[str, Any]:
+    if given.get(key, value) != value:
+        raise ConfigError(f"{flag} {value} contradicts {key} = {given[key]}: give one of them")
+    return {**given, key: value}
+
+
+def _check_speculation(options: SpeculativeOptions) -> None:
+    low, high = options.lookup_range
+    method, model = options.method, options.model
+    if low > high:
+        raise ConfigError(
+            f"--speculative-config: prompt_lookup_min {low} is more than prompt_lookup_max {high}: lower it"
+        )
+    if method in ("ngram", "suffix") and model is not None:
+        raise ConfigError(f"--speculative-config: method {method} uses no model: leave out model {model!r}")
+    if method is None and model is None:
+        raise ConfigError("--speculative-config: give a method, a model, or both")
+    if method not in (None, "ngram", "suffix", "mtp") and model is None:
+        raise ConfigError(f"--speculative-config: method {method} needs a model: add its directory or id")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine needs, in sections."""
@@ -181,6 +311,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     seed: int = option(0, "Source of seeds for requests without one.", low=0)
 
     @classmethod
@@ -203,4 +334,5 @@ SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,
     "grammar": GrammarConfig,
+    "speculation": SpeculationConfig,
 }

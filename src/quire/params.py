@@ -132,6 +132,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` -1 returns the whole vocabulary.
     `max_tokens` None means up to the model's length. With `seed` s, sample i of n equals the sample of a request
     with n = 1 and seed s + i.
+
+    `prediction` is text or tokens that the output may follow: what it does follow is computed many tokens at a time.
+    Neither it nor `speculative_decoding` (false: draft nothing for this request) changes the output.
     """
 
     n: int = 1
@@ -159,6 +162,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     output_kind: OutputKind = OutputKind.CUMULATIVE
     structured_outputs: StructuredOutputsParams | None = None
+    prediction: str | Seq[int] | None = None
+    speculative_decoding: bool = True
 
     def __post_init__(self) -> None:
         put = msgspec.structs.force_setattr
@@ -169,6 +174,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             put(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise _refuse("allowed_token_ids", [], "None or a list of at least one token id")
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            put(self, "prediction", _token_ids("prediction", self.prediction))
         if self.top_k == -1:
             put(self, "top_k", 0)
         kinds = [kind.value for kind in OutputKind]
@@ -196,7 +203,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(self, name, -1, "an integer >= 0, -1 for the whole vocabulary, or None")
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+        for name in (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "speculative_decoding",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "true or false")
         if len(self.stop or ()) > MAX_STOP_STRINGS:

@@ -25,7 +25,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `sampling.structured_outputs` in llguidance's notation. `eos_token_ids` is empty if the request ignores them. `salt`
     separates prefix caches. With `choices` (token ids) the output is the likeliest of them. With `pooling` the request
     makes no token but one vector: the mean, last or first final hidden state, after the model's own head. Prompt
-    log-probabilities are due for the tokens after position `scored_from`.
+    log-probabilities are due for the tokens after position `scored_from`. `prediction` is a guess at the output.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     grammar: str | None = None
     choices: tuple[tuple[int, ...], ...] = ()
     scored_from: int = 0
+    prediction: tuple[int, ...] = ()
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
@@ -140,11 +141,13 @@ class FinishReason(str, enum.Enum):
 
 
 class Usage(msgspec.Struct, array_like=True):
-    """Token counts of one sequence so far."""
+    """Token counts of one sequence so far. Of drafts: how many tokens were accepted, and how many rejected."""
 
     num_prompt: int
     num_cached: int
     num_output: int
+    num_accepted: int = 0
+    num_rejected: int = 0
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -203,6 +206,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    spec_drafts: int = 0
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
+    spec_accepted_per_pos: list[int] = msgspec.field(default_factory=list)
     jump_forward_tokens: int = 0  # appended by a grammar without a forward pass each
 
     def as_dict(self) -> dict[str, Any]:

@@ -108,6 +108,23 @@ def test_counters_never_fall_when_the_engine_starts_again() -> None:
     assert found["quire:engine_restarts_total"] == 1
 
 
+def test_drafts_are_counted_by_position_and_over_restarts() -> None:
+    metrics = Metrics("m")
+    metrics.stats = EngineStats(
+        spec_drafts=4, spec_draft_tokens=9, spec_accepted_tokens=5, spec_accepted_per_pos=[3, 2]
+    )
+    metrics.restarted()
+    metrics.stats = EngineStats(
+        spec_drafts=1, spec_draft_tokens=3, spec_accepted_tokens=3, spec_accepted_per_pos=[1, 1, 1]
+    )
+    found = samples(metrics)
+    assert found["quire:spec_decode_num_drafts_total"] == 5
+    assert found["quire:spec_decode_num_draft_tokens_total"] == 12
+    assert found["quire:spec_decode_num_accepted_tokens_total"] == 8
+    family = next(f for f in metrics.collect() if f.name.endswith("accepted_tokens_per_pos"))
+    assert [(s.labels["position"], s.value) for s in family.samples] == [("0", 4), ("1", 3), ("2", 1)]
+
+
 def test_histogram_bounds_are_inclusive() -> None:
     histogram = Histogram((1, 2))
     for value in (0.5, 1, 1.5, 2, 99):

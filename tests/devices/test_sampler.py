@@ -14,6 +14,7 @@ from quire.devices.host import HostLogits
 from quire.devices.reference.logits import truncate
 from quire.devices.reference.sampler import ReferenceSampler, gumbel, log_portable, philox
 from quire.devices.sampling import Sampler, SlotSampling
+from quire.errors import EngineError
 from quire.params import SamplingParams
 
 POOL = _native.ThreadPool(2)
@@ -147,3 +148,30 @@ def test_portable_log_is_accurate() -> None:
         [rng.random(5000), 1 - 2.0 ** -np.arange(1.0, 53), 2.0 ** -np.arange(1.0, 53), [36.7, 1.0]]
     )
     np.testing.assert_allclose(log_portable(x), np.log(x), rtol=1e-14, atol=0)
+
+
+@both
+def test_tokens_that_are_taken_back_leave_no_trace(make: Make) -> None:
+    vocab = 6
+    params = SamplingParams(repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2, min_tokens=3)
+    rng = np.random.default_rng(3)
+    rows = [HostLogits(rng.normal(size=(1, vocab)).astype(np.float32)) for _ in range(8)]
+
+    def drawn(sampler: Sampler, start: int, stop: int) -> list[int]:
+        return [
+            int(sampler.sample(rows[i], np.zeros(1, np.int32), np.array([2 + i])).tokens[0])
+            for i in range(start, stop)
+        ]
+
+    plain, other = make(vocab), make(vocab)
+    for sampler in (plain, other):
+        sampler.set(0, SlotSampling(7, params, prompt_tokens=[1, 4], stop_ids=(2,)))
+    wanted = drawn(plain, 0, 8)
+    assert drawn(other, 0, 3) == wanted[:3]
+    other.extend(0, [4, 4, 0, 5])
+    other.retract(0, 4)
+    drawn(other, 3, 6)
+    other.retract(0, 4)
+    assert drawn(other, 2, 8) == wanted[2:]
+    with pytest.raises(EngineError, match="does not have"):
+        other.retract(0, 9)

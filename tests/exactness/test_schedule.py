@@ -138,7 +138,7 @@ def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
 
 def record(llm: LLM) -> Recorder:
     runner = llm._core.core._executor
-    sampling, _, scoring, _ = runner.parts
+    sampling, _, scoring, *_ = runner.parts
     runner.parts.append(WholeLogits())
     sampling.sampler = scoring.sampler = recorder = Recorder(sampling.sampler, {}, {})
     return recorder
@@ -146,7 +146,7 @@ def record(llm: LLM) -> Recorder:
 
 def stop_recording(llm: LLM) -> None:
     runner = llm._core.core._executor
-    sampling, _, scoring, _, _ = runner.parts
+    sampling, _, scoring, *_ = runner.parts
     del runner.parts[-1]
     sampling.sampler = scoring.sampler = sampling.sampler.inner
 

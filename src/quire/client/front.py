@@ -132,7 +132,23 @@ class Front:
             arrival=time.time(),
             grammar=grammar,
             choices=choices,
+            prediction=self._prediction(params),
         )
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """The predicted output as tokens; what does not fit the request's length is of no use."""
+        prediction = params.prediction
+        if not prediction or not params.speculative_decoding:
+            return ()
+        if not isinstance(prediction, str):
+            for token in prediction:
+                if token >= self.info.vocab_size:
+                    raise RequestError(
+                        f"prediction: token id {token} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
+                        "prediction",
+                    )
+            return tuple(prediction)
+        return tuple(self.encode(prediction, add_special_tokens=False))
 
     def pooled(
         self, request_id: str, tokens: list[int], pooling: Pooling | None = None, priority: int = 0

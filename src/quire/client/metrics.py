@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -38,7 +39,15 @@ ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
 
 # Counters of EngineStats that must not fall when the engine restarts.
-COUNTED = ("prefix_queries", "prefix_hits", "num_preemptions", "jump_forward_tokens")
+COUNTED = (
+    "prefix_queries",
+    "prefix_hits",
+    "num_preemptions",
+    "jump_forward_tokens",
+    "spec_drafts",
+    "spec_draft_tokens",
+    "spec_accepted_tokens",
+)
 
 
 def buckets_125(high: int) -> tuple[float, ...]:
@@ -118,6 +127,7 @@ class Metrics:
         self.answers: dict[tuple[str, str, str], int] = {}
         self.finished = {reason.value: 0 for reason in FinishReason}
         self._before_restart = dict.fromkeys(COUNTED, 0)
+        self._accepted_before: list[int] = []  # by position in a draft
         tokens = buckets_125(max_model_len)
         self.histograms: dict[str, tuple[str, Histogram]] = {
             name: (text, Histogram(bounds))
@@ -226,7 +236,12 @@ class Metrics:
         self.restarts += 1
         for name in self._before_restart:
             self._before_restart[name] += getattr(self.stats, name)
+        self._accepted_before = self._accepted_per_pos()
         self.stats = EngineStats(num_blocks=self.stats.num_blocks, num_free_blocks=self.stats.num_blocks)
+
+    def _accepted_per_pos(self) -> list[int]:
+        pairs = zip_longest(self._accepted_before, self.stats.spec_accepted_per_pos, fillvalue=0)
+        return [before + now for before, now in pairs]
 
     # --- a scrape --------------------------------------------------------------------------------------
 
@@ -283,6 +298,9 @@ class Metrics:
             ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
             ("num_preemptions", "Preemptions.", total("num_preemptions")),
             ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
+            ("spec_decode_num_drafts", "Drafts verified.", total("spec_drafts")),
+            ("spec_decode_num_draft_tokens", "Tokens of drafts verified.", total("spec_draft_tokens")),
+            ("spec_decode_num_accepted_tokens", "Tokens of drafts accepted.", total("spec_accepted_tokens")),
             ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.prompt_tokens),
             ("prompt_tokens_cached", "Those found in the cache.", self.cached_tokens),
             ("generation_tokens", "Generated tokens.", self.generation_tokens),
@@ -292,6 +310,12 @@ class Metrics:
             family.add_metric((self.model_name, "0"), value)
             yield family
         for name, text, label, values in (
+            (
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Tokens of drafts accepted, by position.",
+                "position",
+                {str(place): count for place, count in enumerate(self._accepted_per_pos())},
+            ),
             ("request_success", "Finished requests.", "finished_reason", self.finished),
             ("admission_rejections", "Requests refused on arrival.", "reason", self.rejections),
         ):

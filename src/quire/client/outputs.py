@@ -98,6 +98,7 @@ class OutputStream:
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
         self._num_open = params.n
+        self._drafted = [(0, 0)] * params.n  # tokens of drafts accepted and rejected
         self._shown = [(0, 0)] * params.n  # characters and tokens that new_part has returned
         self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
         if params.logprobs is not None:
@@ -117,7 +118,8 @@ class OutputStream:
     def usage(self) -> Usage:
         """Token counts of the whole request."""
         num_output = sum(len(o.token_ids) for o in self.output.outputs)
-        return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output)
+        accepted, rejected = (sum(counts) for counts in zip(*self._drafted, strict=True))
+        return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output, accepted, rejected)
 
     def new_part(self) -> RequestOutput:
         """`output` reduced to what is new since the last call."""
@@ -142,6 +144,7 @@ class OutputStream:
         if sample.finished:
             return None
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, delta.usage.num_cached)
+        self._drafted[delta.index] = delta.usage.num_accepted, delta.usage.num_rejected
         if delta.prompt_logprobs:
             self._add_prompt_logprobs(delta.prompt_logprobs)
         finish = None if delta.finish_reason is None else delta.finish_reason.value

@@ -97,6 +97,12 @@ class Sampler(Protocol):
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Append tokens that were not sampled to a slot's output. EngineError for a bad token id or slot."""
 
+    def retract(self, slot: int, count: int) -> None:
+        """Take the last `count` tokens of a slot's output back, so that it draws as before them.
+
+        EngineError: the slot's output is shorter, or the slot was never set.
+        """
+
     def sample(
         self,
         logits: Logits,

@@ -32,6 +32,7 @@ from quire.runtime.slots.grammar import GrammarPart
 from quire.runtime.slots.pooling import PoolingPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
+from quire.runtime.slots.speculation import speculation_part
 from quire.sched.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
@@ -153,7 +154,7 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlan:
+class Plan:
     """An engine before it is loaded: everything that decides its size."""
 
     name: str
@@ -173,7 +174,7 @@ class EnginePlan:
         return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
 
 
-def plan_engine(config: EngineConfig) -> EnginePlan:
+def plan_engine(config: EngineConfig) -> Plan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit."""
     model, loader = find_source(config.model)
     longest = _max_model_len(config.model, model)
@@ -199,7 +200,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     )
     memory = plan_memory(config.cache, need, available)
     name, cost = _name(config.model, model.directory), sketch.cost
-    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config)
+    return Plan(name, backend, model, loader, kv_spec, limits, memory, cost, config)
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -230,13 +231,15 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
         sampling = SamplingPart(sampler)
+        grammar = GrammarPart(sampling, spec.vocab_size, grammars, config.grammar.enable_jump_forward)
         parts = (
             sampling,
-            GrammarPart(sampling, spec.vocab_size, grammars, config.grammar.enable_jump_forward),
+            grammar,
             ScoringPart(sampler),
             PoolingPart(plan.model.pooling),
+            speculation_part(config.speculation.options, inputs.block_table_SM, grammar.count_allowed),
         )
-        runner = Runner(executable, kv, inputs, parts, plan.limits.max_logit_rows)
+        runner = Runner(executable, [kv], inputs, parts, plan.limits.max_logit_rows)
         scheduler = Scheduler(
             replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,

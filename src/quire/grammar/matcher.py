@@ -98,6 +98,17 @@ class Matcher:
             self.forced, self.ended = forced, ended
         return rows
 
+    def count_allowed(self, tokens: list[int]) -> int:
+        """How many of `tokens` the grammar allows one after the other; the state does not change."""
+        if self.ended:
+            return 0
+        ends = (i for i, token in enumerate(tokens) if token in self._ends)
+        tokens = tokens[: next(ends, len(tokens))]
+        for place, (token, forced) in enumerate(zip(tokens, self.forced, strict=False)):
+            if token != forced:
+                return place
+        return int(self._matcher.validate_tokens(tokens))
+
     def _consume(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             self._check()

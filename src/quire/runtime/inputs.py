@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.devices.protocol import ModelInput
+from quire.devices.protocol import IntArray, ModelInput
 from quire.errors import EngineError
 from quire.types import UNSEEN, ScheduledBatch, ScheduledSeq
 
 
 @dataclass(slots=True)
-class StepLayout:
+class Layout:
     """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
@@ -35,13 +35,18 @@ class InputBuilder:
         self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
 
+    @property
+    def block_table_SM(self) -> IntArray:
+        """The blocks of each slot, as in ModelInput; it changes in place with each step."""
+        return self._table_SM
+
     def clear(self, slot: int) -> None:
         """Forget a slot's blocks."""
         self._num_blocks[slot] = 0
 
     def lay_out(
         self, batch: ScheduledBatch, sampled: Mapping[int, Sequence[int]], failed: Container[int]
-    ) -> StepLayout:
+    ) -> Layout:
         """Lay out the batch's tokens, and extend the block tables.
 
         `sampled` holds the last sample of each slot, which replaces UNSEEN; for `failed` slots token 0 does.
@@ -63,9 +68,9 @@ class InputBuilder:
             slots.append(slot)
             ends.append(end)
             cu_q.append(count)
-        return StepLayout(batch.seqs, tokens, positions, cu_q, ends, slots)
+        return Layout(batch.seqs, tokens, positions, cu_q, ends, slots)
 
-    def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
+    def build(self, layout: Layout, rows: list[int], greedy: bool) -> ModelInput:
         """The arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         as_int32 = np.int32
         return ModelInput(

@@ -37,6 +37,10 @@ class StepRows:
             yield slice(start, stop), self._some(rows, start, stop)
             start = stop
 
+    def taps(self) -> tuple[FloatArray, ...]:
+        """The tapped hidden states [T, D] of all tokens of the step; see Executable.taps."""
+        return self._executable.taps()
+
     def hidden(self, start: int, stop: int) -> FloatArray:
         """Final hidden states [stop - start, D] of rows start..stop-1."""
         if self._hidden is None:

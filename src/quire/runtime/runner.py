@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from quire.devices.protocol import Executable, KVCache
-from quire.runtime.inputs import InputBuilder, StepLayout
+from quire.runtime.inputs import InputBuilder, Layout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
 from quire.types import ScheduledBatch, StepOutput
@@ -21,14 +21,14 @@ class Runner:
     def __init__(
         self,
         executable: Executable,
-        kv: KVCache,
+        caches: Sequence[KVCache],
         inputs: InputBuilder,
         parts: Sequence[SlotPart],
         max_logit_rows: int,
     ) -> None:
         self.parts = list(parts)
         self._executable = executable
-        self._kv = kv
+        self._caches = caches
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
@@ -56,7 +56,8 @@ class Runner:
             for part in self.parts:
                 part.set(new)
         if batch.copies:
-            self._kv.copy_blocks(batch.copies)
+            for cache in self._caches:
+                cache.copy_blocks(batch.copies)
         output = StepOutput(batch.step, {})
         if batch.seqs:
             self._compute(self._inputs.lay_out(batch, self._sampled, self._failed), output)
@@ -68,7 +69,7 @@ class Runner:
         for part in self.parts:
             part.clear(slot)
 
-    def _compute(self, step: StepLayout, output: StepOutput) -> None:
+    def _compute(self, step: Layout, output: StepOutput) -> None:
         rows: list[int] = []
         greedy = True
         firsts = []
@@ -85,7 +86,7 @@ class Runner:
         if output.errors or self._failed:
             self._fail(step, output)
 
-    def _fail(self, step: StepLayout, output: StepOutput) -> None:
+    def _fail(self, step: Layout, output: StepOutput) -> None:
         """Clear failed slots. Their scheduled steps end with the same error."""
         for slot in output.errors:
             output.tokens.pop(slot, None)

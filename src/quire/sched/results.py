@@ -7,7 +7,7 @@ from quire.sched.plan import Plan, Planner
 from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import FINISHED, RUNNING, WAITING, Sequence
 from quire.sched.tables import BlockTables
-from quire.types import Delta, EngineStats, FinishReason, ScheduledSeq, StepOutput, Usage
+from quire.types import Delta, EngineStats, FinishReason, ScheduledSeq, StepOutput
 
 
 class Results:
@@ -79,8 +79,10 @@ class Results:
             raise EngineError(f"step {output.step}: {out!r} are not the sampled tokens of slot {slot}")
         logprobs = output.logprobs.get(slot) if output.logprobs else None
         tokens = seq.tokens
-        if running and item.draft:
-            seq.num_computed = item.start + len(item.tokens) + drawn - 1
+        if item.draft:
+            self._count_draft(seq, len(item.draft), drawn - 1)
+            if running:
+                seq.num_computed = item.start + len(item.tokens) + drawn - 1
         tokens += out
         reason = stop_reason = None
         complete = slot in output.ended
@@ -103,10 +105,22 @@ class Results:
                 return None
             out = tokens[seq.num_reported :]
         seq.num_reported = len(tokens)
-        usage = Usage(seq.num_prompt_tokens, seq.num_cached, len(tokens) - seq.num_prompt_tokens)
-        delta = Delta(seq.request.id, seq.index, out, usage, logprobs, None, reason, stop_reason)
+        delta = Delta(seq.request.id, seq.index, out, seq.usage(), logprobs, None, reason, stop_reason)
         delta.complete = complete
         return delta
+
+    def _count_draft(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """A draft was verified: its first `accepted` tokens are right."""
+        stats = self._stats
+        seq.num_accepted += accepted
+        seq.num_rejected += drafted - accepted
+        stats.spec_drafts += 1
+        stats.spec_draft_tokens += drafted
+        stats.spec_accepted_tokens += accepted
+        by_position = stats.spec_accepted_per_pos
+        by_position.extend([0] * (drafted - len(by_position)))
+        for position in range(accepted):
+            by_position[position] += 1
 
     def _take_draft(self, seq: Sequence, draft: list[int] | None) -> None:
         """Take a draft for the next step. If that step is in flight, drop the draft and wait for its result."""

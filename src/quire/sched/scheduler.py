@@ -178,7 +178,7 @@ class Scheduler:
         stats.num_shared_blocks = pool.num_shared
         stats.num_cached_blocks = pool.num_cached
         stats.num_free_blocks = pool.num_free
-        return EngineStats(**stats.as_dict())
+        return EngineStats(**{**stats.as_dict(), "spec_accepted_per_pos": list(stats.spec_accepted_per_pos)})
 
     def check(self) -> None:
         """Assert the invariants of queue, slots, tables, pool and index. O(state); when idle and in tests."""

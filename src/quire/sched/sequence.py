@@ -60,6 +60,8 @@ class Sequence:
     base: PrefixMatch | None = None
     status: SequenceStatus = WAITING
     num_cached: int = 0
+    num_accepted: int = 0  # tokens of drafts
+    num_rejected: int = 0
     num_preemptions: int = 0
     index_at: int = sys.maxsize
 
@@ -110,9 +112,15 @@ class Sequence:
         self.num_prompt_logprobs += len(fresh)
         return fresh
 
+    def usage(self) -> Usage:
+        num_output = len(self.tokens) - self.num_prompt_tokens
+        return Usage(
+            self.num_prompt_tokens, self.num_cached, num_output, self.num_accepted, self.num_rejected
+        )
+
     def delta(self, reason: FinishReason | None = None, error: str | None = None) -> Delta:
         """Report all tokens not reported yet."""
-        usage = Usage(self.num_prompt_tokens, self.num_cached, len(self.tokens) - self.num_prompt_tokens)
+        usage = self.usage()
         tokens, self.num_reported = self.tokens[self.num_reported :], len(self.tokens)
         return Delta(self.request.id, self.index, tokens, usage, finish_reason=reason, error=error)
 

@@ -73,6 +73,8 @@ class Call:
             sum(p.num_prompt for p in parts),
             sum(p.num_cached for p in parts),
             sum(p.num_output for p in parts),
+            sum(p.num_accepted for p in parts),
+            sum(p.num_rejected for p in parts),
         )
 
     def pieces(self, deltas: list[Delta]) -> list[Piece]:

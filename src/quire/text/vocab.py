@@ -43,7 +43,7 @@ LLAMA3_RANKS = 128_000
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's bytes. Raises ModelError if it cannot be read or is larger than any vocabulary."""
+    """The file's bytes. Raises ModelError where it cannot be read or is larger than any vocabulary."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ModelError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: not a tokenizer file")
@@ -81,7 +81,7 @@ def byte_level(
 ) -> Tokenizer:
     """Byte-level BPE. `split` are patterns that cut text into words, one after the other; None is GPT-2's way.
 
-    `options` are those of the library's BPE. Raises ModelError if vocabulary and merges do not fit together.
+    `options` are those of the library's BPE. Raises ModelError where vocabulary and merges do not fit together.
     """
     backend = Tokenizer(_bpe(vocab, merges, **options))
     backend.decoder = decoders.ByteLevel()

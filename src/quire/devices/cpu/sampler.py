@@ -71,6 +71,12 @@ class NativeSampler:
         except ValueError as error:
             raise EngineError(str(error)) from error
 
+    def retract(self, slot: int, count: int) -> None:
+        try:
+            self._native.retract(slot, count)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+
     def sample(
         self,
         logits: Logits,

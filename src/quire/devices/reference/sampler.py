@@ -128,6 +128,12 @@ class ReferenceSampler:
             raise EngineError(f"tokens outside the vocabulary of {self.vocab_size}")
         self._slots[slot].output_tokens += tokens
 
+    def retract(self, slot: int, count: int) -> None:
+        state = self._slots.get(slot)
+        if state is None or len(state.output_tokens) < count:
+            raise EngineError(f"slot {slot} does not have {count} tokens")
+        del state.output_tokens[len(state.output_tokens) - count :]
+
     def sample(
         self,
         logits: Logits,

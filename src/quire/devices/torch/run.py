@@ -92,6 +92,9 @@ class TorchSampler:
     def extend(self, slot: int, tokens: list[int]) -> None:
         self._sampler.extend(slot, tokens)
 
+    def retract(self, slot: int, count: int) -> None:
+        self._sampler.retract(slot, count)
+
     def sample(
         self,
         logits: Logits,

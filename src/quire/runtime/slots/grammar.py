@@ -12,7 +12,7 @@ import numpy as np
 from quire.errors import EngineError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import TokenMask
-from quire.runtime.inputs import StepLayout
+from quire.runtime.inputs import Layout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.masks import MAX_SECONDS, NUM_THREADS, Constraint, MaskWork
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
@@ -72,7 +72,7 @@ class GrammarPart:
     def greedy(self) -> bool:
         return not self._constraints
 
-    def rows(self, step: StepLayout) -> list[int]:
+    def rows(self, step: Layout) -> list[int]:
         """Start the masks of all constrained sequences that lack one, even if this step does not sample them."""
         if not self._constraints:
             self._draws = NOTHING
@@ -103,6 +103,16 @@ class GrammarPart:
         for slot in dict.fromkeys(draws.slots):
             if slot not in output.errors:
                 self._advance(slot, output)
+
+    def count_allowed(self, slot: int, draft: list[int]) -> int:
+        """How many tokens of `draft` a slot's grammar allows next; all without a grammar.
+
+        Only between the `take` of this part and its next `rows`, when no thread has the matcher.
+        """
+        constraint = self._constraints.get(slot)
+        if constraint is None or constraint.work is not None or constraint.matcher is None:
+            return len(draft)
+        return constraint.matcher.count_allowed(draft)
 
     def _wait(self) -> None:
         """Wait a moment for masks that are not ready, and longer if nothing else can be sampled."""

@@ -42,7 +42,6 @@ _REFUSED = {
     "functions": _OLD,
     "function_call": _OLD,
     "audio": "this server answers in text",
-    "prediction": "predicted outputs are not implemented",
     "web_search_options": "this server does not search",
     "store": "answers are not stored",
     "chat_template": "set the template with --chat-template, not in a request",

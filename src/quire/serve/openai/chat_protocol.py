@@ -33,7 +33,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
     verbosity: str | None = None
     store: bool | None = None

@@ -5,10 +5,10 @@ Requests refuse unknown fields. In answers, UNSET fields are left out and None i
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -31,6 +31,24 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
+
+
+class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+    type: Literal["text"] = "text"
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's predicted output: text that the answer may follow."""
+
+    content: str | list[PredictedText]
+    type: Literal["content"] = "content"
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class DrawFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,10 +102,19 @@ class SamplingFields(DrawFields, kw_only=True, forbid_unknown_fields=True):
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
+    prediction: Prediction | None = None
+    speculative_decoding: bool = True
 
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """Tokens of predicted outputs. The rejected ones are computed, and are no part of completion_tokens."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class UsageInfo(msgspec.Struct):
@@ -97,3 +124,4 @@ class UsageInfo(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET

@@ -12,7 +12,7 @@ from quire.serve.openai.structured import constraint_of
 
 # Fields that bodies and SamplingParams share by name, except those whose meaning depends on the endpoint.
 _SHARED = set(SamplingParams.__struct_fields__) & set(SamplingFields.__struct_fields__)
-_SHARED -= {"max_tokens", "logit_bias", "structured_outputs"}
+_SHARED -= {"max_tokens", "logit_bias", "structured_outputs", "prediction"}
 
 REFUSED = {
     "use_beam_search": "this server samples",
@@ -26,6 +26,8 @@ def sampling_params(
     given: dict[str, Any] = {name: value for name in _SHARED if (value := getattr(body, name)) is not None}
     if body.logit_bias:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+    if body.prediction is not None:
+        given["prediction"] = body.prediction.text
     return front.default_params(
         max_tokens=max_tokens, logprobs=logprobs, structured_outputs=constraint_of(body), **given
     )

@@ -6,7 +6,12 @@ from typing import Any
 
 from msgspec import UNSET
 
-from quire.serve.openai.protocol import PromptTokensDetails, SamplingFields, UsageInfo
+from quire.serve.openai.protocol import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    SamplingFields,
+    UsageInfo,
+)
 from quire.serve.options import ServerConfig
 from quire.types import Usage
 
@@ -16,6 +21,7 @@ class UsageReport:
 
     def __init__(self, config: ServerConfig, body: SamplingFields) -> None:
         options = body.stream_options
+        self._predicted = body.prediction is not None
         self._details = config.enable_prompt_tokens_details
         self.in_end = config.enable_force_include_usage or bool(options and options.include_usage)
         self._in_chunks = bool(options and options.continuous_usage_stats)
@@ -23,7 +29,10 @@ class UsageReport:
     def of(self, usage: Usage) -> UsageInfo:
         cached = PromptTokensDetails(usage.num_cached) if self._details else None
         total = usage.num_prompt + usage.num_output
-        return UsageInfo(usage.num_prompt, usage.num_output, total, cached)
+        info = UsageInfo(usage.num_prompt, usage.num_output, total, cached)
+        if self._predicted:
+            info.completion_tokens_details = CompletionTokensDetails(usage.num_accepted, usage.num_rejected)
+        return info
 
     def in_chunk(self, usage: Usage) -> Any:
         """The usage field of a chunk before the end: the running counts, null, or nothing."""

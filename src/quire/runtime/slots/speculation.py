@@ -1,0 +1,195 @@
+"""Drafts for sequences that generate: tells a proposer what was computed, and asks it for as much as pays."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+
+from quire.config import SpeculativeOptions
+from quire.devices.protocol import IntArray
+from quire.runtime.inputs import Layout
+from quire.runtime.rows import StepRows
+from quire.spec_decode.controller import Controller
+from quire.spec_decode.lookup import PredictionProposer
+from quire.spec_decode.make import make_proposer
+from quire.spec_decode.odds import Odds, Tally
+from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
+from quire.types import NewSeq, StepOutput
+
+MOST_PREDICTED = 64
+"""Tokens of a prediction that one step verifies at most."""
+FADE_OF_ALL = 0.99
+DECODE_TOKENS = 2
+"""A step measures the cost of rows if each sequence computes at most so many tokens besides its draft."""
+
+Ask = tuple[SpecSequence, int]
+
+
+class SpeculationPart:
+    """Keeps the tokens of each sequence that may be drafted for. It reads no logits and samples nothing.
+
+    `proposer` None: only requests that predict their output get drafts. `limit` is the most tokens of a draft;
+    `count_allowed` says how much of a slot's draft its grammar allows.
+    """
+
+    greedy = True
+
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        limit: int,
+        controller: Controller,
+        block_table_SM: IntArray,
+        count_allowed: Callable[[int, list[int]], int],
+    ) -> None:
+        self.controller = controller
+        self._proposer, self._limit = proposer, limit
+        self._predictions = PredictionProposer()
+        self._table = block_table_SM
+        self._count_allowed = count_allowed
+        self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL)}
+        self._seqs: dict[int, SpecSequence] = {}
+        self._step: Layout | None = None
+        self._began = 0.0
+
+    def set(self, new: NewSeq) -> None:
+        request = new.request
+        predicts = bool(request.prediction)
+        if request.pooling is not None or not request.sampling.speculative_decoding:
+            return
+        if self._proposer is None and not predicts:
+            return
+        tally = self._tallies["predictions" if predicts else "drafts"]
+        seq = SpecSequence(new.slot, request, new.index, array("i", new.tokens), Odds(tally))
+        self._seqs[new.slot] = seq
+        if predicts:
+            self._predictions.start(seq)
+        if self._proposer is not None:
+            self._proposer.start(seq)
+
+    def clear(self, slot: int) -> None:
+        seq = self._seqs.pop(slot, None)
+        if seq is None:
+            return
+        self._predictions.stop(seq)
+        if self._proposer is not None:
+            self._proposer.stop(seq)
+
+    def rows(self, step: Layout) -> list[int]:
+        self._step = step
+        self._began = time.perf_counter()
+        return []
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+        """Take in what was drawn, and add drafts to `output`."""
+        step = self._step
+        if not self._seqs or step is None:
+            return
+        self._measure(step, time.perf_counter() - self._began)
+        computed, drawing = self._take_tokens(step, output)
+        view = StepView(self._table, rows.taps() if self._proposer is not None else ())
+        if computed and self._proposer is not None:
+            self._proposer.observe(computed, view)
+        num_seqs = len(output.tokens)
+        if drawing and not self.controller.asleep(num_seqs):
+            self._draft(drawing, num_seqs, view, output)
+
+    def _measure(self, step: Layout, seconds: float) -> None:
+        if all(seq.wants_logits and len(seq.tokens) <= DECODE_TOKENS for seq in step.seqs):
+            self.controller.steps.record(len(step.tokens), seconds)
+
+    def _take_tokens(self, step: Layout, output: StepOutput) -> tuple[list[Computed], list[SpecSequence]]:
+        """What was computed of sequences that speculate, and those that go on behind a token that was drawn."""
+        computed, drawing = [], []
+        for item, row in zip(step.seqs, step.cu_q, strict=False):
+            seq = self._seqs.get(item.slot)
+            if seq is None or item.slot in output.errors:
+                continue
+            new = output.tokens.get(item.slot, [])
+            accepted = max(0, len(new) - output.forced.get(item.slot, 0) - 1)
+            if item.draft and new:
+                seq.odds.record(len(item.draft), accepted)
+            seq.tokens.extend(new)
+            computed.append(Computed(seq, item.start, len(item.tokens) + accepted, row))
+            if new and item.slot not in output.ended and not _has_end(seq, new):
+                drawing.append(seq)
+        return computed, drawing
+
+    def _draft(self, drawing: list[SpecSequence], num_seqs: int, view: StepView, output: StepOutput) -> None:
+        predicted: list[Ask] = [
+            (seq, min(MOST_PREDICTED, seq.room)) for seq in drawing if seq.request.prediction and seq.room > 0
+        ]
+        drafts = dict(
+            zip((seq.slot for seq, _ in predicted), self._predictions.propose(predicted, view), strict=True)
+        )
+        asks: list[Ask] = []
+        if self._proposer is not None:
+            asks = [
+                (seq, min(self._limit, seq.room))
+                for seq in drawing
+                if seq.room > 0 and not (seq.slot in drafts and drafts[seq.slot].tokens)
+            ]
+        if self._proposer is not None and self._proposer.drafts_freely:
+            for (seq, _), draft in zip(asks, self._proposer.propose(asks, view), strict=True):
+                drafts[seq.slot] = draft
+            asks = []
+        self._plan(drawing, drafts, asks, num_seqs, view, output)
+
+    def _plan(
+        self,
+        drawing: list[SpecSequence],
+        drafts: dict[int, Draft],
+        asks: list[Ask],
+        num_seqs: int,
+        view: StepView,
+        output: StepOutput,
+    ) -> None:
+        """Cut drafts to what pays; have those made that cost time, as long as they pay."""
+        limits = {seq.slot: count for seq, count in asks}
+        chances = []
+        for seq in drawing:
+            draft = drafts.get(seq.slot)
+            if draft is not None and draft.tokens:
+                self._obey_grammar(seq, draft)
+                chances.append(draft.probabilities or seq.odds.cumulative(len(draft.tokens)))
+            else:
+                chances.append(seq.odds.cumulative(limits.get(seq.slot, 0)))
+        counts = self.controller.plan(chances, num_seqs)
+        wanted: list[Ask] = []
+        for seq, count in zip(drawing, counts, strict=True):
+            if count and seq.slot in limits:
+                wanted.append((seq, count))
+            elif count:
+                output.drafts[seq.slot] = drafts[seq.slot].tokens[:count]
+        if wanted and self._proposer is not None:
+            began = time.perf_counter()
+            for (seq, _), draft in zip(wanted, self._proposer.propose(wanted, view), strict=True):
+                self._obey_grammar(seq, draft)
+                if draft.tokens:
+                    output.drafts[seq.slot] = draft.tokens
+            self.controller.drafting.record(max(count for _, count in wanted), time.perf_counter() - began)
+
+    def _obey_grammar(self, seq: SpecSequence, draft: Draft) -> None:
+        """Cut off what the sequence's grammar does not allow."""
+        if seq.request.grammar is not None and draft.tokens:
+            count = self._count_allowed(seq.slot, draft.tokens)
+            del draft.tokens[count:]
+            if draft.probabilities is not None:
+                del draft.probabilities[count:]
+
+
+def _has_end(seq: SpecSequence, new: list[int]) -> bool:
+    """Whether a token of `new` may end the sequence."""
+    return not set(seq.request.eos_token_ids).isdisjoint(new)
+
+
+def speculation_part(
+    options: SpeculativeOptions | None,
+    block_table_SM: IntArray,
+    count_allowed: Callable[[int, list[int]], int],
+) -> SpeculationPart:
+    """The part that the engine's options ask for."""
+    proposer, limit = make_proposer(options)
+    controller = Controller(options is None or options.adaptive)
+    return SpeculationPart(proposer, limit, controller, block_table_SM, count_allowed)

@@ -1,0 +1,97 @@
+"""Decides how many tokens to draft: for each step and each sequence as many as make tokens come fastest, perhaps none.
+
+A further token of a draft pays if the chance that it is accepted is more than the share of a step that its row costs.
+So the likeliest tokens of all sequences are taken, best first, up to where tokens per second are most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from quire.spec_decode.costs import DraftCosts, StepCosts
+
+LONGEST_NAP = 128
+"""Most steps for which nothing is planned after it turned out that drafts do not pay."""
+PROBE_TOKENS = 2
+PROBE_SHARE = 8
+"""Of that many sequences one is drafted for to measure acceptance again."""
+REFRESH = 128
+"""After so many steps with drafts comes one without: it measures what a step costs that has none."""
+
+
+class Controller:
+    """Keeps what was measured and plans drafts by it. With `adaptive` false every draft has its full length."""
+
+    def __init__(self, adaptive: bool = True) -> None:
+        self.adaptive = adaptive
+        self.steps = StepCosts()
+        self.drafting = DraftCosts()
+        self._nap = 0
+        self._left = 0
+        self._busy = 0
+        self._num_seqs = 0
+
+    def asleep(self, num_seqs: int) -> bool:
+        """Whether drafts did not pay lately, so that this step plans none. Counts the steps."""
+        if not self.adaptive:
+            return False
+        if num_seqs * 2 <= self._num_seqs:
+            self._nap = self._left = 0  # another load: what held for more sequences may not hold now
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return False
+
+    def plan(self, chances: Sequence[list[float]], num_seqs: int) -> list[int]:
+        """How many tokens to draft for each sequence.
+
+        `chances`: the probability that the first 1, 2, ... tokens of each sequence's draft are all accepted, as many as
+        may be drafted. `num_seqs` sequences draw a token in the next step, these included.
+        """
+        if not self.adaptive:
+            return [len(chance) for chance in chances]
+        counts, pays = self._best(chances, num_seqs)
+        if pays:
+            self._nap, self._num_seqs = 0, num_seqs
+            self._busy += 1
+            return counts if self._busy % REFRESH else [0] * len(chances)
+        if any(chances):
+            self._nap = min(LONGEST_NAP, max(1, 2 * self._nap))
+            self._left, self._num_seqs = self._nap, num_seqs
+            if self._nap == LONGEST_NAP:
+                return self._probe(chances, num_seqs)
+        return [0] * len(chances)
+
+    def _best(self, chances: Sequence[list[float]], num_seqs: int) -> tuple[list[int], bool]:
+        tokens = [
+            (-probability, depth, number)
+            for number, chance in enumerate(chances)
+            for depth, probability in enumerate(chance)
+        ]
+        tokens.sort()
+        counts, depth, gain = [0] * len(chances), 0, 0.0
+        best, taken = num_seqs / self.steps.seconds(num_seqs), 0
+        stride = max(1, len(tokens) // 32)  # a coarse search is good enough where there are many
+        gains = list(accumulate(-token[0] for token in tokens))
+        depths = list(accumulate((token[1] + 1 for token in tokens), max))
+        for count in range(stride, len(tokens) + 1, stride):
+            gain, depth = gains[count - 1], depths[count - 1]
+            seconds = self.steps.seconds(num_seqs + count) + self.drafting.seconds(depth)
+            rate = (num_seqs + gain) / seconds
+            if rate > best:
+                best, taken = rate, count
+        for _, _, number in tokens[:taken]:
+            counts[number] += 1
+        return counts, taken > 0
+
+    def _probe(self, chances: Sequence[list[float]], num_seqs: int) -> list[int]:
+        """A few short drafts, if drafts that are always accepted would pay."""
+        best_case, pays = self._best([[1.0] * len(chance) for chance in chances], num_seqs)
+        counts = [0] * len(chances)
+        if not pays:
+            return counts
+        likely = sorted(range(len(chances)), key=lambda i: -sum(chances[i]))
+        for number in likely[: 1 + len(chances) // PROBE_SHARE]:
+            counts[number] = min(PROBE_TOKENS, best_case[number])
+        return counts

@@ -1,0 +1,79 @@
+"""What a step costs by its number of rows, and drafting by its number of passes; measured, with older times fading."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+NEW_SHARE = 0.2
+EXACT_UP_TO = 16
+
+
+class StepCosts:
+    """Seconds of a step by rows. A number of rows that was never seen is taken to cost what the nearest ones suggest.
+
+    Beyond all that was seen, the last slope goes on; with one point there is none, so that more rows get tried.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._seconds: list[float] = []
+
+    def record(self, rows: int, seconds: float) -> None:
+        rows = _bucket(rows)
+        at = bisect_left(self._rows, rows)
+        if at < len(self._rows) and self._rows[at] == rows:
+            old = self._seconds[at]
+            # One step that was held up by something else says little.
+            self._seconds[at] = old + NEW_SHARE * (min(seconds, 2.0 * old) - old)
+        else:
+            self._rows.insert(at, rows)
+            self._seconds.insert(at, seconds)
+
+    def seconds(self, rows: int) -> float:
+        known, times = self._rows, self._seconds
+        if not known:
+            return 1.0
+        at = bisect_left(known, rows)
+        if at < len(known) and known[at] == rows:
+            return times[at]
+        if at == 0:
+            return times[0]
+        if at == len(known):
+            if at == 1:
+                return times[0]
+            slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
+            return times[-1] + max(0.0, slope) * (rows - known[-1])
+        share = (rows - known[at - 1]) / (known[at] - known[at - 1])
+        return times[at - 1] + share * max(0.0, times[at] - times[at - 1])
+
+    def known(self, rows: int) -> bool:
+        """Whether as many rows, or more, were ever measured."""
+        return bool(self._rows) and self._rows[-1] >= _bucket(rows)
+
+
+class DraftCosts:
+    """Seconds of drafting: `first` for the first token of all sequences together, `next` for each one after it."""
+
+    def __init__(self) -> None:
+        self.first = 0.0
+        self.next = 0.0
+
+    def record(self, depth: int, seconds: float) -> None:
+        """Drafts of up to `depth` tokens took that long."""
+        if depth <= 0:
+            return
+        share = NEW_SHARE if self.first else 1.0
+        each = seconds / depth
+        self.first += share * (each - self.first)
+        self.next += share * (each - self.next)
+
+    def seconds(self, depth: int) -> float:
+        return 0.0 if depth <= 0 else self.first + (depth - 1) * self.next
+
+
+def _bucket(rows: int) -> int:
+    """Rows in steps of an eighth, so that steps of about one size are averaged."""
+    if rows <= EXACT_UP_TO:
+        return rows
+    unit = 1 << (rows.bit_length() - 4)
+    return rows // unit * unit

@@ -1,0 +1,74 @@
+"""Drafts copied from known text: the sequence itself (prompt lookup), or the output that a request predicts."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from quire import _native
+from quire.spec_decode.proposer import NO_DRAFT, Draft, SpecSequence, StepView, TokenProposer
+
+REALIGN_TOKENS = (2, 16)
+"""A draft from a prediction resumes where the last 2 to 16 tokens of the output are found in it."""
+
+
+def lookup(tokens: array[int], low: int, high: int, count: int) -> list[int]:
+    """The `count` tokens after the first earlier occurrence of the longest n-gram (low..high) that ends `tokens`.
+
+    Saxena 2023, "Prompt lookup decoding". Fewer where the sequence ends; none where no n-gram occurred before.
+    """
+    end, length = _native.find_last_tokens(tokens[:-1], tokens, low, high)
+    return tokens[end : end + count].tolist() if length else []
+
+
+class NgramProposer(TokenProposer):
+    """Prompt lookup in the sequence's own tokens, prompt and output."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self._low, self._high = low, high
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        return [Draft(lookup(seq.tokens, self._low, self._high, count)) for seq, count in asks]
+
+
+class PredictionProposer(TokenProposer):
+    """Drafts of requests that predict their output: the prediction from a cursor on.
+
+    While the output follows the prediction, the cursor moves along. After tokens that differ it is set behind the next
+    place where the output's last tokens occur in the prediction.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[int, array[int]] = {}  # by slot
+        self._cursors: dict[
+            int, tuple[int, int]
+        ] = {}  # by slot: place in the prediction, length of the sequence
+
+    def start(self, seq: SpecSequence) -> None:
+        self._texts[seq.slot] = text = array("i", seq.request.prediction)
+        self._cursors[seq.slot] = 0, seq.num_prompt
+        assert text
+
+    def stop(self, seq: SpecSequence) -> None:
+        self._texts.pop(seq.slot, None)
+        self._cursors.pop(seq.slot, None)
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        return [self._one(seq, count) for seq, count in asks]
+
+    def _one(self, seq: SpecSequence, count: int) -> Draft:
+        text, tokens = self._texts[seq.slot], seq.tokens
+        cursor, length = self._cursors[seq.slot]
+        new = tokens[length:]
+        if cursor >= 0 and text[cursor : cursor + len(new)] == new:
+            cursor += len(new)
+        else:
+            low, high = REALIGN_TOKENS
+            output = tokens[seq.num_prompt :]
+            found, matched = _native.find_last_tokens(text, output, low, high, max(0, cursor))
+            cursor = found if matched else -1 if cursor < 0 else cursor
+            if not matched:
+                self._cursors[seq.slot] = cursor, len(tokens)
+                return NO_DRAFT
+        self._cursors[seq.slot] = cursor, len(tokens)
+        return Draft(text[cursor : cursor + count].tolist())

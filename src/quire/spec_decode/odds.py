@@ -1,0 +1,58 @@
+"""How likely the tokens of a draft are to be accepted, measured by position with older results fading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+POSITIONS = 8
+"""Positions counted apart; later ones are taken to be like the last."""
+FADE = 0.9
+PRIOR_WEIGHT = 2.0
+START = 0.6
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of tokens whose predecessors in the draft were accepted: how many were tried, and how many accepted."""
+
+    fade: float
+    tried: list[float] = field(default_factory=lambda: [0.0] * POSITIONS)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * POSITIONS)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """A draft of `drafted` tokens of which the first `accepted` were."""
+        seen = min(drafted, accepted + 1)
+        for place in range(min(seen, POSITIONS)):
+            self.tried[place] = self.tried[place] * self.fade + 1.0
+            self.accepted[place] = self.accepted[place] * self.fade + (place < accepted)
+        for place in range(POSITIONS, seen):
+            self.tried[-1] = self.tried[-1] * self.fade + 1.0
+            self.accepted[-1] = self.accepted[-1] * self.fade + (place < accepted)
+
+    def share(self, place: int, prior: float) -> float:
+        return (self.accepted[place] + PRIOR_WEIGHT * prior) / (self.tried[place] + PRIOR_WEIGHT)
+
+
+class Odds:
+    """The acceptance of one sequence, with that of all sequences of the same proposer as what is assumed at first."""
+
+    __slots__ = ("_all", "_own")
+
+    def __init__(self, all_sequences: Tally) -> None:
+        self._all = all_sequences
+        self._own = Tally(FADE)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        self._own.record(drafted, accepted)
+        self._all.record(drafted, accepted)
+
+    def cumulative(self, count: int) -> list[float]:
+        """The probability that the first 1, 2, ..., `count` tokens of a draft are all accepted."""
+        found = []
+        product, before = 1.0, START
+        for place in range(count):
+            if place < POSITIONS:
+                before = self._own.share(place, self._all.share(place, before))
+            product *= before
+            found.append(product)
+        return found

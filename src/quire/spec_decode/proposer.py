@@ -1,0 +1,101 @@
+"""What a proposer is: it sees what the target computed and drew, and guesses how sequences go on."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quire.devices.protocol import FloatArray, IntArray
+from quire.spec_decode.odds import Odds
+from quire.types import Request
+
+
+@dataclass(slots=True, eq=False)
+class SpecSequence:
+    """A sequence that may be drafted for. `tokens` are all its known tokens: the prompt, then the output."""
+
+    slot: int
+    request: Request
+    index: int
+    tokens: array[int]
+    odds: Odds
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many tokens of a draft could still be of use: the target always adds one of its own."""
+        return self.request.max_tokens - (len(self.tokens) - self.num_prompt) - 1
+
+
+@dataclass(slots=True)
+class Draft:
+    """Guesses for the next tokens. `probabilities`: of each token together with all before it, where they are known."""
+
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[float] | None = None
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True, frozen=True)
+class Computed:
+    """The target computed `count` known tokens of `seq` from position `start`, in rows `row`, ... of the step.
+
+    What is left out are rejected drafts. `seq.tokens` has them all, and at least one more token if the step reached
+    the end of the sequence.
+    """
+
+    seq: SpecSequence
+    start: int
+    count: int
+    row: int
+
+
+@dataclass(slots=True, frozen=True)
+class StepView:
+    """What a proposer that runs a model needs of a step: block tables [S, M] and the target's tapped layers [T, D]."""
+
+    block_table_SM: IntArray
+    taps: tuple[FloatArray, ...] = ()
+
+
+class Proposer(Protocol):
+    """Drafts for running sequences. All calls are made by one thread, the one that computes steps.
+
+    In each step: `stop` for slots that were freed, `start` for new ones, `observe` once the target has drawn, and then
+    perhaps `propose`. Drafts need not be right, and a proposer may always return fewer tokens than it is asked for.
+    """
+
+    @property
+    def drafts_freely(self) -> bool:
+        """Whether drafting costs next to nothing, so that drafts are made first and cut afterwards."""
+
+    def start(self, seq: SpecSequence) -> None:
+        """A sequence takes a slot."""
+
+    def stop(self, seq: SpecSequence) -> None:
+        """A sequence leaves its slot: it ended, or was preempted."""
+
+    def observe(self, computed: Sequence[Computed], step: StepView) -> None:
+        """The target has computed tokens; `seq.tokens` include those just drawn."""
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        """Drafts of at most so many tokens for each sequence, which all have been observed to their end."""
+
+
+class TokenProposer:
+    """The part of the protocol that proposers which only look at tokens do not need."""
+
+    drafts_freely = True
+
+    def start(self, seq: SpecSequence) -> None: ...
+
+    def stop(self, seq: SpecSequence) -> None: ...
+
+    def observe(self, computed: Sequence[Computed], step: StepView) -> None: ...

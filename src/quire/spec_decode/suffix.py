@@ -1,0 +1,102 @@
+"""Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975): drafts are the most frequent continuations of recent text.
+
+One tree counts the token strings of the sequence itself, another those of recent outputs of the same cache salt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+from quire import _native
+from quire.config import SpeculativeOptions
+from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView, TokenProposer
+
+SHARED_BYTES = 256 << 20
+"""Memory of all shared trees together; the oldest outputs are forgotten first."""
+
+
+class SharedOutputs:
+    """Trees of recent outputs, one per salt, within a number of outputs and of bytes."""
+
+    def __init__(self, max_depth: int, max_outputs: int, max_bytes: int = SHARED_BYTES) -> None:
+        self._max_depth, self._max_outputs, self._max_bytes = max_depth, max_outputs, max_bytes
+        self._trees: dict[str, _native.SuffixTree] = {}
+        self._ended: deque[tuple[str, int]] = deque()  # outputs that grow no more, oldest first
+        self._ids = itertools.count()
+
+    def tree(self, salt: str) -> _native.SuffixTree:
+        if salt not in self._trees:
+            self._trees[salt] = _native.SuffixTree(self._max_depth)
+        return self._trees[salt]
+
+    def open(self) -> int:
+        return next(self._ids)
+
+    def close(self, salt: str, number: int) -> None:
+        """An output has ended: keep it, and forget old ones that are too many."""
+        self.tree(salt).close(number)
+        self._ended.append((salt, number))
+        while self._ended and (len(self._ended) > self._max_outputs or self.nbytes > self._max_bytes):
+            old_salt, old = self._ended.popleft()
+            self._trees[old_salt].remove(old)
+            if not self._trees[old_salt].num_sequences:
+                del self._trees[old_salt]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tree.nbytes for tree in self._trees.values())
+
+
+class SuffixProposer(TokenProposer):
+    """Drafts as long as their probability, counted in the trees, stays above a limit."""
+
+    def __init__(self, options: SpeculativeOptions) -> None:
+        self._depth = options.suffix_decoding_max_tree_depth
+        self._factor = options.suffix_decoding_max_spec_factor
+        self._offset = options.suffix_decoding_max_spec_offset
+        self._least = options.suffix_decoding_min_token_prob
+        outputs = options.suffix_decoding_max_cached_requests
+        self._shared = SharedOutputs(self._depth, outputs) if outputs else None
+        self._own: dict[int, tuple[_native.SuffixTree, int, int]] = {}  # by slot: tree, its length, shared id
+
+    def start(self, seq: SpecSequence) -> None:
+        number = -1 if self._shared is None else self._shared.open()
+        self._own[seq.slot] = _native.SuffixTree(self._depth), 0, number
+
+    def stop(self, seq: SpecSequence) -> None:
+        own = self._own.pop(seq.slot, None)
+        if own is not None and self._shared is not None and own[1] > seq.num_prompt:
+            self._shared.close(seq.request.salt, own[2])
+
+    def observe(self, computed: Sequence[Computed], step: StepView) -> None:
+        for each in computed:
+            self._grow(each.seq)
+
+    def _grow(self, seq: SpecSequence) -> None:
+        """Take in the tokens that are new. A prompt comes with the first token after it, as it may be long."""
+        tree, length, number = self._own[seq.slot]
+        if len(seq.tokens) == length or len(seq.tokens) <= seq.num_prompt:
+            return
+        tree.extend(0, seq.tokens[length:].tolist())
+        if self._shared is not None:
+            output = seq.tokens[max(length, seq.num_prompt) :].tolist()
+            self._shared.tree(seq.request.salt).extend(number, output)
+        self._own[seq.slot] = tree, len(seq.tokens), number
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        return [self._one(seq, count) for seq, count in asks]
+
+    def _one(self, seq: SpecSequence, count: int) -> Draft:
+        context = seq.tokens[-self._depth :]
+        best: tuple[list[int], list[float], float, int] = ([], [], 0.0, 0)
+        for tree in self._trees(seq):
+            found = tree.draft(context, count, self._factor, self._offset, self._least)
+            if found[2] > best[2]:
+                best = found
+        return Draft(best[0], best[1])
+
+    def _trees(self, seq: SpecSequence) -> list[_native.SuffixTree]:
+        own = self._own[seq.slot][0]
+        return [own] if self._shared is None else [own, self._shared.tree(seq.request.salt)]

@@ -1,0 +1,125 @@
+"""Each proposer in each schedule: tokens, log-probabilities and ends equal those without speculation, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire import SamplingParams
+from tests.exactness.requests import PARAMS, make_prompts
+from tests.exactness.test_schedule import load, results
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "two at a time": {"max_num_seqs": 2},
+    "small budget": {"max_num_batched_tokens": 19, "block_size": 5},
+    "preempted": {"num_gpu_blocks_override": 14, "max_model_len": 160},
+    "overlapped, preempted": {
+        "async_scheduling": True,
+        "num_gpu_blocks_override": 14,
+        "max_model_len": 160,
+    },
+}
+PROPOSERS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4, "num_speculative_tokens": 4},
+    "suffix": {"method": "suffix", "suffix_decoding_min_token_prob": 0.0},
+}
+# Several samples of one prompt, and text that repeats itself as random models do when greedy.
+MORE = [
+    SamplingParams(seed=20, n=3, max_tokens=20, temperature=0.9, logprobs=1),
+    SamplingParams(seed=21, max_tokens=90, temperature=0.0, ignore_eos=True),
+    SamplingParams(seed=22, max_tokens=60, temperature=0.2, frequency_penalty=-0.5, ignore_eos=True),
+]
+EACH = PARAMS + MORE
+PROMPTS = [*make_prompts(), [7, 8, 9], [5, 6] * 12, [40, 41, 42, 43] * 8]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Callable[..., str]) -> Callable[[str], list[Any]]:
+    """The results of each model without speculation."""
+    found: dict[str, list[Any]] = {}
+
+    def run(model: str) -> list[Any]:
+        if model not in found:
+            found[model] = results(load(tiny_model, model), PROMPTS, EACH)
+        return found[model]
+
+    return run
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "pinned"])
+def test_speculation_changes_nothing(
+    schedule: str,
+    proposer: str,
+    adaptive: bool,
+    tiny_model: Callable[..., str],
+    plain: Callable[[str], list[Any]],
+) -> None:
+    options = {**PROPOSERS[proposer], "adaptive": adaptive}
+    llm = load(tiny_model, "llama-f32", speculative_config=options, **SCHEDULES[schedule])
+    for _ in range(2):
+        assert results(llm, PROMPTS, EACH) == plain("llama-f32")
+    stats = llm.stats()
+    if not adaptive:
+        assert 0 < stats.spec_accepted_tokens < stats.spec_draft_tokens, (
+            "drafts were to be right now and then"
+        )
+        assert sum(stats.spec_accepted_per_pos) == stats.spec_accepted_tokens
+    if "preempted" in schedule:
+        assert stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("model", ["llama-int8-kv-int8", "gpt-oss-f32-sinks"])
+def test_other_models(model: str, tiny_model: Callable[..., str], plain: Callable[[str], list[Any]]) -> None:
+    options = {**PROPOSERS["ngram"], "adaptive": False}
+    llm = load(tiny_model, model, speculative_config=options)
+    assert results(llm, PROMPTS, EACH) == plain(model)
+    assert llm.stats().spec_accepted_tokens > 0
+
+
+CHANGES: list[Callable[[list[int]], list[int]]] = [
+    lambda tokens: tokens,
+    lambda tokens: tokens[: len(tokens) // 2] + tokens[len(tokens) // 2 + 3 :],
+    lambda tokens: [*tokens[:5], 1, 2, *tokens[5:]],
+    lambda tokens: [1],
+]
+
+
+def predicting(params: SamplingParams, prediction: list[int]) -> SamplingParams:
+    return msgspec.structs.replace(params, prediction=prediction)
+
+
+def test_predictions_change_nothing(
+    tiny_model: Callable[..., str], plain: Callable[[str], list[Any]]
+) -> None:
+    """Right predictions, predictions with a part cut out or put in, and rubbish."""
+    wanted = plain("llama-f32")
+    llm = load(tiny_model, "llama-f32")
+    outputs = [list(outputs[0].token_ids) for _, outputs in wanted]
+    for number, change in enumerate(
+        (
+            lambda t: t,
+            lambda t: t[: len(t) // 2] + t[len(t) // 2 + 3 :],
+            lambda t: [*t[:5], 1, 2, *t[5:]],
+            lambda t: [1],
+        )
+    ):
+        before = llm.stats()
+        each = [predicting(params, change(tokens)) for params, tokens in zip(EACH, outputs, strict=True)]
+        assert results(llm, PROMPTS, each) == wanted
+        stats = llm.stats()
+        if number == 0:
+            assert stats.num_steps - before.num_steps < 40
+            assert stats.spec_accepted_tokens > 300
+
+
+def test_requests_can_opt_out(tiny_model: Callable[..., str], plain: Callable[[str], list[Any]]) -> None:
+    llm = load(tiny_model, "llama-f32", speculative_config={**PROPOSERS["ngram"], "adaptive": False})
+    each = [msgspec.structs.replace(params, speculative_decoding=False, prediction=[1, 2]) for params in EACH]
+    assert results(llm, PROMPTS, each) == plain("llama-f32")
+    assert llm.stats().spec_drafts == 0
