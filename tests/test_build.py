@@ -181,11 +181,17 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     main(["plan", str(output), "--json"])
     assert json.loads(capsys.readouterr().out)["parameters"] == figures["parameters"]
     flip("weights.bin", 4096)(output)
-    for arguments in (["inspect", str(output)], ["inspect", str(model)], ["inspect"], ["build", str(model)]):
+    for arguments in (
+        ["inspect", str(output)],
+        ["inspect", str(tmp_path)],
+        ["inspect"],
+        ["build", str(model)],
+    ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 1
     errors = capsys.readouterr().err
     assert "were altered" in errors
-    assert "not an engine" in errors
+    assert "no config.json" in errors
+    assert "name a built engine, a model directory" in errors
     assert "-o DIR" in errors

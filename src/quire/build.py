@@ -41,7 +41,13 @@ def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest
             f"{output} holds something other than an engine: choose an empty or a new directory"
         )
     backend = make_backend(config.device)
-    model = load_model(source, backend, config.model.dtype, quantized_weights(config.model))
+    model = load_model(
+        source,
+        backend,
+        config.model.dtype,
+        quantized_weights(config.model),
+        architecture=config.model.architecture,
+    )
     if model.info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not built")
     _check(limits, model.spec.max_position)

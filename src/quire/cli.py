@@ -32,7 +32,7 @@ COMMANDS: dict[str, Entry] = {
     "build": Entry(
         "quire.commands.build", "Pack a checkpoint for this machine into a directory that starts at once."
     ),
-    "inspect": Entry("quire.commands.inspect", "Show and check a built directory."),
+    "inspect": Entry("quire.commands.inspect", "Show how Quire describes a model; check a built engine."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
     "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),

@@ -89,6 +89,9 @@ class ModelConfig:
         "auto",
         "quire (its own families), transformers (that library's code, slow), or auto: the first that works.",
     )
+    architecture: str | None = option(
+        None, "Load the model as this class or model_type (for example llama), whatever its config names."
+    )
     max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1, common=True)
     chat_template: str | None = option(
         None, "File with a Jinja chat template, or the template itself.", common=True

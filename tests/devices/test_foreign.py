@@ -34,13 +34,32 @@ CONFIGS = {
     "GPT2": {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "eos_token_id": None},
     "Helium": {**SHAPE, "head_dim": 8},
 }
+# Models that must be refused.
+REFUSED: dict[str, dict[str, Any]] = {
+    "DiffLlama": SHAPE,
+    "Roberta": {**SHAPE, "is_decoder": True, "pad_token_id": 1},
+    "Whisper": {
+        "vocab_size": 300,
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    },
+}
 PROMPTS = [[5, 6, 7, 8] * 6, [9, 10, 11], list(range(20, 37))]
 
 
 def save(name: str, directory: Path) -> Any:
     """A random model of `transformers`, saved; its weights are wide enough that greedy text is no loop of one token."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+    config = getattr(transformers, f"{name}Config")(**(CONFIGS | REFUSED)[name])
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -110,7 +129,29 @@ def test_other_states_are_refused(name: str, fields: dict[str, Any], said: str, 
         find_source(ModelConfig(model=str(tmp_path)))
 
 
+def test_what_is_right_for_a_prompt_and_wrong_after_it_is_refused(tmp_path: Path) -> None:
+    save("DiffLlama", tmp_path)
+    with pytest.raises(ModelError, match="gives other logits over a paged cache than by itself"):
+        foreign(tmp_path)
+
+
+def test_the_decoder_of_a_speech_model_is_refused(tmp_path: Path) -> None:
+    save("Whisper", tmp_path)
+    with pytest.raises(
+        ModelError, match="WhisperForCausalLM is the decoder of a model that reads input_features"
+    ):
+        find_source(ModelConfig(model=str(tmp_path)))
+
+
+def test_errors_of_the_library_are_model_errors(tmp_path: Path) -> None:
+    save("Roberta", tmp_path)
+    with pytest.raises(ModelError, match="transformers cannot run this model: TypeError"):
+        foreign(tmp_path)
+
+
 def test_what_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NobodysModel"], "model_type": "nobodys"}')
-    with pytest.raises(ModelError, match="transformers cannot make this model"):
+    with pytest.raises(
+        ModelError, match=r"NobodysModel is not supported.*transformers cannot run this model"
+    ):
         find_source(ModelConfig(model=str(tmp_path)))

@@ -17,7 +17,7 @@ import torch
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
-from quire.errors import ModelError
+from quire.errors import ModelError, UnknownArchitectureError
 from quire.model.load import inspect_model, load_model
 from tests.model.tiny_models import Session, make_model
 
@@ -202,3 +202,23 @@ def test_loading_a_directory_imports_no_torch_and_no_http_client(directory: Path
         "sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=None)
+
+
+def test_a_class_of_its_own_name_is_offered_as_the_one_it_equals(directory: Path) -> None:
+    edit_json(directory / "config.json", architectures=["OurTunedForCausalLM"])
+    with pytest.raises(
+        UnknownArchitectureError, match="look like those of llama: `--architecture llama` loads"
+    ):
+        load(directory)
+    for name in ("llama", "LlamaForCausalLM"):
+        loaded = load_model(directory, ReferenceBackend(), architecture=name)
+        assert loaded.spec.architecture == "LlamaForCausalLM"
+    with pytest.raises(ModelError, match=r"--architecture lama is not a class.* did you mean llama"):
+        load_model(directory, ReferenceBackend(), architecture="lama")
+
+
+def test_what_equals_no_family_is_offered_as_none(directory: Path) -> None:
+    edit_json(directory / "config.json", architectures=["OurTunedForCausalLM"], our_own_switch=True)
+    with pytest.raises(UnknownArchitectureError) as refused:
+        load(directory)
+    assert "--architecture" not in str(refused.value)

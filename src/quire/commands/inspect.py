@@ -1,4 +1,7 @@
-"""`quire inspect`: what an engine directory holds, for which machine, and whether its bytes are whole."""
+"""`quire inspect`: how Quire describes a model, and what a built engine holds.
+
+Of an engine it also says for which machine it was built, and whether its bytes are whole.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,45 @@ from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.model import engine_dir
+from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
+from quire.model.families import read_config
+from quire.model.load import ModelInfo, inspect_model
+from quire.model.spec import ArchSpec
 from quire.runtime.memory import GIB
+from quire.weights.hub import find_model
 from quire.weights.schemes import weights_name
+from quire.weights.source import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
     """Options of `quire inspect`."""
 
-    directory: str = option("", "An engine directory.")
+    model: str = option(
+        "", "A built engine, a model directory, a GGUF file, a Hugging Face id or a config.json."
+    )
+    architecture: str | None = option(None, "Read the config as this class or model_type.")
     json: bool = option(False, "Print JSON instead of a table.")
-    verify: bool = option(True, "Compare every byte of the weights with its checksum.")
+    verify: bool = option(True, "Compare every byte of an engine's weights with its checksum.")
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 def run(options: InspectOptions) -> None:
-    directory = Path(options.directory)
-    if not options.directory or not engine_dir.is_engine(directory):
+    if not options.model:
         raise ConfigError(
-            f"{options.directory or 'no directory'}: not an engine; make one with `quire build`"
+            "name a built engine, a model directory, a GGUF file, a Hugging Face id or a config.json"
+        )
+    if Path(options.model).name.endswith(".json"):
+        path = Path(options.model)
+        spec, _ = read_config(read_json(path), str(path), options.architecture)
+        return _show_model({"spec": describe(spec)}, options)
+    directory = find_model(options.model)
+    if not engine_dir.is_engine(directory):
+        return _show_model(
+            model_figures(inspect_model(directory, architecture=options.architecture)), options
         )
     manifest = engine_dir.read_manifest(directory)
     if options.verify:
@@ -46,7 +66,41 @@ def run(options: InspectOptions) -> None:
     if options.json:
         print(json.dumps(figures(manifest), indent=1))
     else:
-        show(options.directory, manifest)
+        show(options.model, manifest)
+
+
+def model_figures(info: ModelInfo) -> dict[str, Any]:
+    """What the headers of a model say, and its description."""
+    assert isinstance(info.spec, ArchSpec)
+    return {
+        "parameters": info.num_parameters,
+        "dtype": info.dtype,
+        "weight_bytes": info.weight_bytes,
+        "eos_token_ids": list(info.eos_token_ids),
+        "spec": describe(info.spec),
+    }
+
+
+def _show_model(found: dict[str, Any], options: InspectOptions) -> None:
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    spec = found.pop("spec")
+    table = Table("", "", title=options.model, title_justify="left", show_header=False)
+    for name, value in {**found, **spec}.items():
+        table.add_row(name.replace("_", " "), _text(value))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    """A value of a description, with nested fields one per line."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name.replace('_', ' ')}: {_text(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    if value is None:
+        return "none"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
@@ -84,4 +138,4 @@ def show(name: str, manifest: Manifest) -> None:
     Console().print(table)
 
 
-COMMAND = Command(run, InspectOptions, arguments=("directory",), engine=False)
+COMMAND = Command(run, InspectOptions, arguments=("model",), engine=False)

@@ -133,23 +133,28 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
 
     The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
     """
-    directory, quantized = model_directory(config), quantized_weights(config)
+    directory, quantized, unknown = model_directory(config), quantized_weights(config), ""
     try:
         if config.model_impl != "transformers":
-            info = load.inspect_model(directory, config.dtype, quantized)
+            named = config.architecture
+            info = load.inspect_model(directory, config.dtype, quantized, architecture=named)
             return info, lambda backend, real: (load.load_model if real else load.outline_model)(
-                directory, backend, config.dtype, quantized
+                directory, backend, config.dtype, quantized, architecture=named
             )
-    except UnknownArchitectureError:
+    except UnknownArchitectureError as error:
         if config.model_impl == "quire" or is_gguf(directory) or not registry.runs_foreign_models():
             raise
+        unknown = f"{error}. "
     if is_gguf(directory):
         raise ConfigError(
             f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
         )
     if quantized is not None:
         raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
-    info, foreign = inspect_foreign(directory, config.dtype)
+    try:
+        info, foreign = inspect_foreign(directory, config.dtype)
+    except ModelError as error:
+        raise ModelError(f"{unknown}{error}") from error
     return info, lambda backend, real: load_foreign(foreign, outline=not real)
 
 

@@ -17,11 +17,11 @@ from quire.devices.protocol import (
     Backend,
     Graph,
 )
-from quire.errors import ModelError
+from quire.errors import ModelError, UnknownArchitectureError
 from quire.model import engine_dir
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
-from quire.model.families import read_config
+from quire.model.families import DECODERS, MODEL_TYPES, read_config
 from quire.model.families.names import TensorNames
 from quire.model.pack import (
     WeightTypes,
@@ -36,7 +36,7 @@ from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.hub import find_model
 from quire.weights.schemes import Scheme
-from quire.weights.source import open_source, read_json
+from quire.weights.source import Source, open_source, read_json
 from quire.weights.tensor import FloatDtype
 
 UNLIMITED = engine_dir.Limits()
@@ -122,15 +122,17 @@ def inspect_model(
     quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
+    architecture: str | None = None,
 ) -> ModelInfo:
     """Check config and tensor headers without allocating. Raises ModelError whenever `load_model` would.
 
     (Except for a tied head that differs from the embedding, which only reading both can show.)
+    `architecture` takes the place of the config's own.
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         return _built(directory, engine_dir.read_manifest(directory), dtype, quantized)
-    return _open(directory, dtype, quantized)[0]
+    return _open(directory, dtype, quantized, architecture)[0]
 
 
 def load_model(
@@ -141,6 +143,7 @@ def load_model(
     revision: str | None = None,
     download_dir: str | None = None,
     verify: bool = True,
+    architecture: str | None = None,
 ) -> LoadedModel:
     """Load a directory, a GGUF file or a hub id.
 
@@ -160,7 +163,7 @@ def load_model(
         if verify:
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
         return LoadedModel(info, manifest.spec, weights, check)
-    info, spec, checkpoint, names = _open(directory, dtype, quantized)
+    info, spec, checkpoint, names = _open(directory, dtype, quantized, architecture)
     types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
 
@@ -172,18 +175,23 @@ def outline_model(
     quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
+    architecture: str | None = None,
 ) -> LoadedModel:
     """The model of `load_model` without the values of its weights; `backend` must be an outline."""
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         return load_model(directory, backend, dtype, quantized, verify=False)
-    info, spec, checkpoint, names = _open(directory, dtype, quantized)
+    info, spec, checkpoint, names = _open(directory, dtype, quantized, architecture)
     types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
 
 
 def outline_config(
-    path: Path, backend: Backend, dtype: str = "auto", quantized: Scheme | None = None
+    path: Path,
+    backend: Backend,
+    dtype: str = "auto",
+    quantized: Scheme | None = None,
+    architecture: str | None = None,
 ) -> LoadedModel:
     """The facts that a config.json alone gives.
 
@@ -191,7 +199,7 @@ def outline_config(
     packs, else float32.
     """
     config = read_json(path)
-    spec, names = read_config(config, str(path))
+    spec, names = read_config(config, str(path), architecture)
     named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
     if named is None and config.get("quantization_config") is not None:
         named = "bfloat16"
@@ -227,10 +235,18 @@ def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized
 
 
 def _open(
-    path: Path, dtype: str, quantized: Scheme | None
+    path: Path, dtype: str, quantized: Scheme | None, architecture: str | None
 ) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
     source = open_source(path)
-    spec, names = read_config(source.config, source.where)
+    try:
+        spec, names = read_config(source.config, source.where, architecture)
+    except UnknownArchitectureError as error:
+        alike = look_alike(source)
+        if alike is None:
+            raise
+        raise UnknownArchitectureError(
+            f"{error}. Its config and tensors look like those of {alike}: `--architecture {alike}` loads it as one"
+        ) from None
     checkpoint = source.tensors()
     names = names.fitted(checkpoint.names())
     wanted = check_tensors(spec, names, checkpoint, path)
@@ -241,6 +257,21 @@ def _open(
     info = _info(path, spec, names, kept, quantized, eos, source.generation)
     info = replace(info, pooling=head, limits=limits)
     return info, spec, checkpoint, names
+
+
+def look_alike(source: Source) -> str | None:
+    """The first decoder family that understands the whole config and finds all its tensors; None if there is none."""
+    for kind, architecture in MODEL_TYPES.items():
+        if architecture not in DECODERS:
+            continue
+        try:
+            checkpoint = source.tensors()
+            spec, names = read_config(source.config, architecture=architecture)
+            check_tensors(spec, names.fitted(checkpoint.names()), checkpoint, source.path)
+        except ModelError:
+            continue
+        return kind
+    return None
 
 
 def _info(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,12 +36,14 @@ from quire.devices.torch.backend import TorchBackend
 from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep
 from quire.devices.torch.ops import TorchOps
 from quire.devices.torch.run import TorchExecutable
-from quire.errors import ConfigError, ModelError
+from quire.errors import ConfigError, ModelError, QuireError
 
-# Two prompts of different lengths: if one sees the other's tokens or positions, its logits differ.
+# Two prompts of different lengths: if one sees the other's tokens or positions, its logits differ. Then they go on.
 CHECKED = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3, 5))
+CHECKED_STEPS = 4
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of logits, if the largest is about 10
 _names = itertools.count()
+T = TypeVar("T")
 
 
 class TransformersBackend(TorchBackend):
@@ -109,7 +112,7 @@ class TransformersModel:
         model = _made(partial(_from_pretrained, self.directory, **settings), self.directory)
         split = _SplitModel(model, paged)
         graph = Graph(split.hidden, split.head, self.vocab_size, self.hidden_size)
-        _check(self, model, paged, graph)
+        _made(partial(_check, self, model, paged, graph), self.directory)
         return graph
 
 
@@ -132,10 +135,13 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
         raise ModelError(
             f"{directory}: config.json names {named[0]}, and transformers makes {type(model).__name__} of it"
         )
+    for base in type(model).__mro__:
+        if (name := getattr(base, "main_input_name", "input_ids")) != "input_ids":
+            raise ModelError(
+                f"{directory}: {type(model).__name__} is the decoder of a model that reads {name}"
+            )
     seen = _probe(model, paged, directory)
-    tables = {
-        id(t.weight): t.weight.numel() for t in (model.get_input_embeddings(), model.get_output_embeddings())
-    }
+    tables = _made(partial(_table_sizes, model), directory)
     generation = directory / "generation_config.json"
     settings: dict[str, Any] = json.loads(generation.read_text()) if generation.exists() else {}
     eos = settings.get("eos_token_id", config.eos_token_id)
@@ -154,6 +160,12 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         generation=settings,
     )
+
+
+def _table_sizes(model: Any) -> dict[int, int]:
+    """Elements of the embedding and the head; a tied head counts once."""
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    return {id(table.weight): table.weight.numel() for table in tables}
 
 
 def _from_config(config: Any, **options: Any) -> Any:
@@ -178,12 +190,16 @@ def _config(directory: Path, dtype: str) -> tuple[Any, FloatDtype]:
     return config, kept
 
 
-def _made(make: Any, directory: Path) -> Any:
-    """The result of `make`; transformers' errors become ModelError."""
+def _made(make: Callable[[], T], directory: Path) -> T:
+    """The result of `make`, which runs transformers' code. That raises anything: all becomes ModelError."""
     try:
         return make()
-    except (ValueError, OSError, KeyError, AttributeError, ImportError) as error:
-        raise ModelError(f"{directory}: transformers cannot make this model: {error}") from error
+    except QuireError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{directory}: transformers cannot run this model: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +216,7 @@ def _probe(model: Any, paged: PagedAttention, directory: Path) -> dict[int, Laye
     config = model.config
     paged.seen = {}
     tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    try:
-        model(input_ids=tokens, position_ids=tokens, use_cache=False)
-    except (RuntimeError, TypeError, IndexError, NotImplementedError) as error:
-        raise ModelError(
-            f"{directory}: {type(model).__name__} cannot be run over a paged cache: {error}"
-        ) from error
+    _made(partial(model, input_ids=tokens, position_ids=tokens, use_cache=False), directory)
     seen, paged.seen = paged.seen, None
     if set(seen) != set(range(config.num_hidden_layers)):
         found = f"{len(seen)} of {config.num_hidden_layers} layers of {type(model).__name__}"
@@ -300,29 +311,38 @@ class _SplitModel:
 
 @torch.inference_mode()
 def _check(info: TransformersModel, model: Any, paged: PagedAttention, graph: Graph) -> None:
-    """Compare two prompts in one step over the cache with each by itself in transformers' own attention."""
-    prompts = [[token % info.vocab_size for token in prompt] for prompt in CHECKED]
-    lengths = np.array([len(p) for p in prompts], np.int32)
-    cache = TorchKVCache(info.kv_spec("float32"), len(CHECKED), 8, "cpu")
+    """Generate from two prompts over the cache, and compare with each text by itself in transformers' own attention."""
+    texts = [[token % info.vocab_size for token in prompt] for prompt in CHECKED]
+    cache = TorchKVCache(info.kv_spec("float32"), 2 * len(texts), 8, "cpu")
     executable = TorchExecutable(graph, cache, Limits(32, 2, 32), torch.get_num_threads())
-    found = executable.run(
-        ModelInput(
-            np.concatenate([np.array(p, np.int32) for p in prompts]),
-            np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            lengths,
-            np.arange(len(prompts), dtype=np.int32),
-            np.arange(len(prompts), dtype=np.int32)[:, None],
-            np.arange(sum(lengths), dtype=np.int32),
-        )
+    done = [0] * len(texts)
+    for _ in range(CHECKED_STEPS):
+        found = executable.run(_checked_input(texts, done)).numpy()
+        model.set_attn_implementation("eager")
+        alone = [model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float() for text in texts]
+        model.set_attn_implementation(paged.name)
+        wanted = torch.cat([rows[first:] for rows, first in zip(alone, done, strict=True)]).numpy()
+        off = float(np.abs(found - wanted).max()) / max(1.0, float(np.abs(wanted).max()) / 10)
+        if not off <= TOLERANCE[info.dtype]:
+            raise ModelError(
+                f"{info.directory}: {info.architecture} gives other logits over a paged cache than by itself (by "
+                f"{off:.3g}): its layers see more than their attention shows"
+            )
+        done = [len(text) for text in texts]
+        for text, rows in zip(texts, alone, strict=True):
+            text.append(int(rows[-1].argmax()))
+
+
+def _checked_input(texts: list[list[int]], done: list[int]) -> ModelInput:
+    """A step of the tokens that are not `done`, with the logits of all of them."""
+    lengths = [len(text) for text in texts]
+    counts = np.subtract(lengths, done)
+    return ModelInput(
+        np.concatenate([np.array(text[first:], np.int32) for text, first in zip(texts, done, strict=True)]),
+        np.concatenate([np.arange(*pair, dtype=np.int32) for pair in zip(done, lengths, strict=True)]),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        np.array(lengths, np.int32),
+        np.arange(len(texts), dtype=np.int32),
+        np.arange(2 * len(texts), dtype=np.int32).reshape(len(texts), 2),
+        np.arange(int(counts.sum()), dtype=np.int32),
     )
-    model.set_attn_implementation("eager")
-    alone = [model(input_ids=torch.tensor([p]), use_cache=False).logits[0].float() for p in prompts]
-    model.set_attn_implementation(paged.name)
-    wanted = torch.cat(alone).numpy()
-    off = float(np.abs(found.numpy() - wanted).max()) / max(1.0, float(np.abs(wanted).max()) / 10)
-    if not off <= TOLERANCE[info.dtype]:
-        raise ModelError(
-            f"{info.directory}: {info.architecture} gives other logits over a paged cache than by itself (by "
-            f"{off:.3g}): its layers see more than their attention shows"
-        )

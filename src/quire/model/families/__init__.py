@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -83,9 +84,14 @@ def load_family(architecture: str) -> Family:
     return families[architecture]
 
 
-def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[ArchSpec, TensorNames]:
-    """The spec and tensor names of a config. Raises ModelError for anything not understood in full."""
-    architecture = _architecture(values, where)
+def read_config(
+    values: Mapping[str, Any], where: str = "config.json", architecture: str | None = None
+) -> tuple[ArchSpec, TensorNames]:
+    """The spec and tensor names of a config. Raises ModelError for anything not understood in full.
+
+    `architecture` (a class or a model_type) takes the place of the config's own.
+    """
+    architecture = _architecture(values, where) if architecture is None else _named(architecture)
     family = load_family(architecture)
     named = {**values, "architectures": [architecture]}
     config = ConfigReader(named, where, family.defaults, family.spellings)
@@ -100,6 +106,16 @@ def read_config(values: Mapping[str, Any], where: str = "config.json") -> tuple[
     return spec, replace(names, **(family.quantized.get(quantization.method, {}) if quantization else {}))
 
 
+def _named(architecture: str) -> str:
+    """The class for a class or model_type that a user names."""
+    name = MODEL_TYPES.get(architecture, architecture)
+    if name not in SUPPORTED:
+        near = difflib.get_close_matches(name, [*SUPPORTED, *MODEL_TYPES], 1)
+        also = f"; did you mean {near[0]}?" if near else ""
+        raise ModelError(f"--architecture {architecture} is not a class or model_type that Quire knows{also}")
+    return name
+
+
 def _architecture(values: Mapping[str, Any], where: str) -> str:
     """The name in `architectures`, or what `model_type` stands for if that is absent."""
     names, kind = values.get("architectures"), values.get("model_type")
@@ -111,6 +127,6 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
         raise ModelError(f"{where}: architectures must be a list of one architecture, got {names!r}")
     if names[0] not in SUPPORTED:
         raise UnknownArchitectureError(
-            f"{where}: architecture {names[0]} is not supported; supported are {', '.join(SUPPORTED)}"
+            f"{where}: architecture {names[0]} is not supported: Quire has no family for it (docs/models.md lists all)"
         )
     return str(names[0])
