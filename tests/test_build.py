@@ -134,7 +134,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
         (edit(format=99), "format 99, this version of Quire reads 8"),
         (edit(engine={}), "altered"),
         (edit(checksum=3), "not an engine's manifest"),
-        (lambda engine: (engine / "weights.bin").unlink(), "cannot be mapped"),
+        (lambda engine: (engine / "weights.bin").unlink(), "cannot be read"),
         (lambda engine: (engine / "engine.json").write_bytes(b"\xff\x00"), "not an engine's manifest"),
     ],
 )

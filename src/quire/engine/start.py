@@ -19,6 +19,7 @@ from quire.devices.protocol import Arithmetic, Backend, FloatDtype, KVDtype, KVS
 from quire.engine.core import EngineCore
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.files import read_json
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.model import load
@@ -39,7 +40,7 @@ from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
 from quire.weights.schemes import Scheme, scheme, weights_name
-from quire.weights.source import open_tokenizer, read_json
+from quire.weights.source import open_tokenizer
 
 logger = logging.getLogger(__name__)
 

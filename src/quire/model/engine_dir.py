@@ -7,7 +7,6 @@ used in place. Readers refuse another format, another instruction set, and any c
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -20,6 +19,7 @@ import xxhash
 
 from quire.devices.protocol import Backend, Matrix
 from quire.errors import ModelError
+from quire.files import map_file, read_bytes
 from quire.model.decoder import DecoderWeights
 from quire.model.spec import ArchSpec
 from quire.weights.schemes import Scheme
@@ -131,9 +131,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Raises ModelError if the file is not a manifest, has another format, or was altered."""
     path = directory / MANIFEST
     try:
-        if path.stat().st_size > MAX_MANIFEST:
-            raise ModelError(f"{path}: larger than any manifest; {_REBUILD}")
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(read_bytes(path, MAX_MANIFEST), type=_File)
         if file.format != FORMAT:
             raise ModelError(
                 f"{path}: format {file.format}, this version of Quire reads {FORMAT}; {_REBUILD}"
@@ -141,7 +139,7 @@ def read_manifest(directory: Path) -> Manifest:
         if _checksum(bytes(file.engine)) != file.checksum:
             raise ModelError(f"{path}: the file was altered after it was built; {_REBUILD}")
         return msgspec.json.decode(file.engine, type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{path}: not an engine's manifest ({error}); {_REBUILD}") from error
 
 
@@ -208,15 +206,14 @@ def map_weights(directory: Path, right: int) -> Array:
     """weights.bin, which must have the size `right`, as read-only bytes that stay mapped while anything views them."""
     path = directory / WEIGHTS
     try:
-        size = path.stat().st_size
-        if size != right:
-            raise ModelError(
-                f"{path} has {size} bytes and the manifest says {right}: cut off or altered; {_REBUILD}"
-            )
-        with path.open("rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be mapped: {error}; {_REBUILD}") from error
+        data, size = map_file(path)
+    except ModelError as error:
+        raise ModelError(f"{error}; {_REBUILD}") from error
+    if size != right:
+        raise ModelError(
+            f"{path} has {size} bytes and the manifest says {right}: cut off or altered; {_REBUILD}"
+        )
+    return np.frombuffer(data, np.uint8)
 
 
 def _checksum(data: Any) -> str:

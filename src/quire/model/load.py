@@ -18,6 +18,7 @@ from quire.devices.protocol import (
     Graph,
 )
 from quire.errors import ModelError, UnknownArchitectureError
+from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
@@ -36,7 +37,7 @@ from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.hub import find_model
 from quire.weights.schemes import Scheme
-from quire.weights.source import Source, open_source, read_json
+from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
 UNLIMITED = engine_dir.Limits()

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from quire.devices.host import activate, normalize
 from quire.devices.protocol import Activation, Norm
 from quire.errors import ModelError
+from quire.files import read_json
 from quire.model.families import ENCODERS
 from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
 from quire.types import Pooling
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.source import read_json
 
 Vector = NDArray[np.float64]
 Scores = Literal["softmax", "sigmoid", "identity"]

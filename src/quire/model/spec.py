@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing, Temperature
+from quire.errors import ModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 # The place of norms around attention and MLP (f), in order of appearance in decoder.py.
@@ -18,6 +21,25 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope",
 Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"]
 # Norms of queries and keys: one weight shared by all heads, one per head, or statistics over all heads together.
 QKNorm = Literal["head", "own_head", "all_heads"]
+
+
+MAX_POSITION = (1 << 31) - 1
+MAX_LAYERS = 1024
+MAX_TABLE = 1 << 22  # rows of a table of positions
+MAX_LATENT = 1 << 16
+MAX_NUMBER = 1e30  # float32 holds its square root's reciprocal, and products with what a model computes
+# The largest sizes that are read, by field.
+MOST = {
+    "vocab_size": 1 << 23,
+    "hidden_size": 1 << 20,
+    "num_layers": MAX_LAYERS,
+    "num_heads": 1 << 14,
+    "num_kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "intermediate_size": 1 << 20,
+    "max_position": MAX_POSITION,
+}
+BY_LAYER = ("windows", "layer_ropes", "chunks", "temperatures", "qk_norm_layers", "sink_layers")
 
 
 class RopeSpec(msgspec.Struct, frozen=True):
@@ -64,6 +86,15 @@ class LatentSpec(msgspec.Struct, frozen=True):
     q_scale: float = 1.0
     kv_scale: float = 1.0
     bias: bool = False
+
+    def check(self, where: str) -> None:
+        """Raise ModelError, naming `where` and the field, for sizes that no model has."""
+        for name in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size <= MAX_LATENT:
+                raise ModelError(f"{where}: {name} must be from 1 to {MAX_LATENT}, got {size}")
+        if self.rope_dim % 2:
+            raise ModelError(f"{where}: rope_dim must be even, got {self.rope_dim}")
 
 
 class MoESpec(msgspec.Struct, frozen=True):
@@ -184,6 +215,59 @@ class ArchSpec(msgspec.Struct, frozen=True):
     qk_norm_layers: tuple[bool, ...] | None = None
     sink_layers: tuple[bool, ...] | None = None
 
+    def check(self, where: str) -> None:
+        """Raise ModelError, naming `where` and the field, for a model that no machine could hold or compute.
+
+        The bounds keep all that is derived from sizes small until a checkpoint's tensors confirm them.
+        """
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ModelError(f"{where}: {name} must be from 1 to {most}, got {getattr(self, name)}")
+        for name, product, most in (
+            ("num_attention_heads x head_dim", self.num_heads * self.head_dim, 1 << 22),
+            ("num_hidden_layers x their width", self.num_layers * self._width(), 1 << 25),
+            ("num_experts x their width", self._num_experts() * self._expert_width(), 1 << 24),
+            ("num_hidden_layers x num_experts", self.num_layers * self._num_experts(), 1 << 17),
+        ):
+            if product > most:
+                raise ModelError(f"{where}: {name} is {product}; the most that is read is {most}")
+        if self.latent is None and self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{where}: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
+            )
+        self._check_layers(where)
+        if self.position_offset is not None and self.max_position > MAX_TABLE:
+            raise ModelError(
+                f"{where}: a table of {self.max_position} positions; at most {MAX_TABLE} are read"
+            )
+        if self.latent is not None:
+            self.latent.check(where)
+        for name, value in _numbers(self):
+            if not math.isfinite(value) or abs(value) > MAX_NUMBER:
+                raise ModelError(f"{where}: {name} must be a number of at most {MAX_NUMBER}, got {value}")
+
+    def _check_layers(self, where: str) -> None:
+        given = {name: getattr(self, name) for name in BY_LAYER} | {
+            "moe.layers": self.moe and self.moe.layers
+        }
+        for name, values in given.items():
+            if values is not None and len(values) != self.num_layers:
+                raise ModelError(f"{where}: {name} has {len(values)} entries for {self.num_layers} layers")
+        for name in ("windows", "chunks"):
+            if not all(size is None or 1 <= size <= MAX_POSITION for size in getattr(self, name) or ()):
+                raise ModelError(f"{where}: {name} must be at least 1 token and at most {MAX_POSITION}")
+
+    def _expert_width(self) -> int:
+        return (
+            max(self.moe.intermediate_size, self.moe.shared_intermediate_size) if self.moe is not None else 1
+        )
+
+    def _width(self) -> int:
+        return max(self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim)
+
+    def _num_experts(self) -> int:
+        return self.moe.routing.num_experts if self.moe is not None else 1
+
     @property
     def parallel(self) -> bool:
         return self.placement in ("parallel", "parallel_two")
@@ -211,3 +295,15 @@ class ArchSpec(msgspec.Struct, frozen=True):
             width = self.latent.kv_rank + self.latent.rope_dim
             return KVSpec(self.num_layers, 1, width, dtype, value_dim=self.latent.kv_rank)
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
+
+
+def _numbers(spec: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """The name and value of each float in a spec and in the specs inside it."""
+    if isinstance(spec, float):
+        yield path, spec
+    elif isinstance(spec, msgspec.Struct):
+        for field in spec.__struct_fields__:
+            yield from _numbers(getattr(spec, field), f"{path}.{field}" if path else field)
+    elif isinstance(spec, tuple):
+        for i, value in enumerate(spec):
+            yield from _numbers(value, f"{path}[{i}]")

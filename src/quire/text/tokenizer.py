@@ -17,17 +17,18 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from quire.errors import ModelError, RequestError
+from quire.files import read_bytes, read_json, read_text
+from quire.text.panics import panics_as
 from quire.text.pieces import Pieces, VisiblePieces
 from quire.text.vocab import (
+    MAX_FILE,
     from_merges,
     from_ranks,
     from_sentencepiece,
-    read_bytes,
-    read_json_object,
-    read_text,
 )
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SAMPLE = "Aa 1 \u00e9\u0301\ufb01\u3042\n"  # what normalizers change
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 
 
@@ -147,7 +148,8 @@ class Tokenizer:
         for text in texts:
             check_text(text)
         theirs = add_special_tokens and not self._own_ends
-        rows = [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=theirs)]
+        with panics_as(_cannot_encode):
+            rows = [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=theirs)]
         if add_special_tokens and (self._prefix or self._suffix):
             rows = [self._prefix + row + self._suffix for row in rows]
         return rows
@@ -156,7 +158,8 @@ class Tokenizer:
         """Token ids of two texts together, special tokens added, and the segment (0 or 1) of each."""
         check_text(first)
         check_text(second)
-        encoded = self.backend.encode(first, second)
+        with panics_as(_cannot_encode):
+            encoded = self.backend.encode(first, second)
         return encoded.ids, encoded.type_ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -205,6 +208,10 @@ class Tokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         found: str | None = self.backend.id_to_token(token_id)
         return found
+
+
+def _cannot_encode(message: str) -> RequestError:
+    return RequestError(f"the model's tokenizer cannot encode this text: {message:.500}", "prompt")
 
 
 def check_text(text: object, param: str = "prompt") -> None:
@@ -262,7 +269,7 @@ def _add_special(backend: tokenizers.Tokenizer, options: TokenizerOptions) -> No
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _token_text(value: object, where: str) -> str | None:
@@ -270,7 +277,7 @@ def _token_text(value: object, where: str) -> str | None:
         value = value.get("content")
     if value is None or isinstance(value, str):
         return value or None
-    raise ModelError(f"{where} must be a string, got {value!r}")
+    raise ModelError(f"tokenizer_config.json: {where} must be a string, got {value!r:.80}")
 
 
 def _ids(value: object, where: str) -> tuple[int, ...]:
@@ -289,8 +296,17 @@ def _flag(config: dict[str, Any], name: str) -> bool | None:
 
 def _declared(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for key, spec in (config.get("added_tokens_decoder") or {}).items():
-        if not key.isdecimal() or not isinstance(spec, dict) or not isinstance(spec.get("content"), str):
+    declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, dict):
+        raise ModelError(
+            f"tokenizer_config.json: added_tokens_decoder must map ids to tokens, got {declared!r:.80}"
+        )
+    for key, spec in declared.items():
+        if (
+            not re.fullmatch("[0-9]{1,9}", key)
+            or not isinstance(spec, dict)
+            or not isinstance(spec.get("content"), str)
+        ):
             raise ModelError(
                 f"tokenizer_config.json: added_tokens_decoder[{key!r}] must be a token with its content"
             )
@@ -320,7 +336,11 @@ def _read_options(directory: Path, config: dict[str, Any]) -> TokenizerOptions:
             options.named[role] = token
     more = config.get("additional_special_tokens", names.get("additional_special_tokens")) or []
     extra = config.get("extra_special_tokens") or []
-    for value in [*more, *(extra.values() if isinstance(extra, dict) else extra)]:
+    extra = list(extra.values()) if isinstance(extra, dict) else extra
+    for name, values in (("additional_special_tokens", more), ("extra_special_tokens", extra)):
+        if not isinstance(values, list):
+            raise ModelError(f"tokenizer_config.json: {name} must be a list of tokens, got {values!r:.80}")
+    for value in [*more, *extra]:
         token = _token_text(value, "additional_special_tokens")
         if token is not None:
             options.additional.append(token)
@@ -331,9 +351,9 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
     """The chat template: chat_template.jinja and additional_chat_templates/, else the config's."""
     found: dict[str, str] = {}
     if (directory / "chat_template.jinja").exists():
-        found["default"] = read_text(directory / "chat_template.jinja")
+        found["default"] = read_text(directory / "chat_template.jinja", MAX_FILE)
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = read_text(path)
+        found[path.stem] = read_text(path, MAX_FILE)
     if found:
         return found["default"] if set(found) == {"default"} else found
     template = config.get("chat_template")
@@ -356,10 +376,7 @@ def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOpt
     if full.exists():
         # Its post-processor already says what is added; transformers 5 ignores the config's flags here too.
         options.add_bos = options.add_eos = None
-        try:
-            return tokenizers.Tokenizer.from_file(str(full))
-        except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"{full} cannot be read ({error}); download it again") from error
+        return _read_full(full)
     if (directory / "tokenizer.model").exists():
         return _from_model_file(directory / "tokenizer.model", config, options)
     kind = config.get("tokenizer_class") or _optional(directory / "config.json").get("model_type")
@@ -372,6 +389,22 @@ def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOpt
     )
 
 
+def _read_full(path: Path) -> tokenizers.Tokenizer:
+    """tokenizer.json. A text is encoded too, since the library finds some faults only then."""
+    data = read_bytes(path, MAX_FILE)
+
+    def wrong(error: object) -> ModelError:
+        return ModelError(f"{path} cannot be read ({error!s:.500}); download it again")
+
+    with panics_as(wrong):
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(data)
+            backend.encode(SAMPLE)
+        except Exception as error:  # the library raises bare Exception
+            raise wrong(error) from error
+    return backend
+
+
 def _quick_to_read(text: str) -> str:
     """The same tokenizer.json with merges as strings, where they can be: the library reads those a quarter sooner."""
     content = json.loads(text)
@@ -382,7 +415,7 @@ def _quick_to_read(text: str) -> str:
 
 
 def _from_model_file(path: Path, config: dict[str, Any], options: TokenizerOptions) -> tokenizers.Tokenizer:
-    if _TIKTOKEN_LINE.match(read_bytes(path)):
+    if _TIKTOKEN_LINE.match(read_bytes(path, MAX_FILE)):
         options.named.setdefault("bos_token", "<|begin_of_text|>")
         options.named.setdefault("eos_token", "<|end_of_text|>")
         backend = from_ranks(path)

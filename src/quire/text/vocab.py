@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from quire.errors import ModelError
+from quire.files import read_bytes, read_json, read_text
 from quire.text.pieces import byte_characters
 
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE = 256 << 20  # bytes of a vocabulary
 MAX_PIECES = 4_000_000
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -40,37 +40,6 @@ _GPT2_NAMES = {
 _QWEN2_NAMES = {"Qwen2Tokenizer", "Qwen2TokenizerFast", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}
 
 LLAMA3_RANKS = 128_000
-
-
-def read_bytes(path: Path) -> bytes:
-    """The file's bytes. Raises ModelError where it cannot be read or is larger than any vocabulary."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ModelError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: not a tokenizer file")
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def read_text(path: Path) -> str:
-    """The file as UTF-8 text. Raises ModelError."""
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8: {error}") from error
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The file as a JSON object. Raises ModelError."""
-    try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
-    return value
 
 
 def byte_level(
@@ -113,12 +82,12 @@ def from_merges(vocab_path: Path, merges_path: Path, kind: str | None) -> Tokeni
     `kind` is the tokenizer_class or model_type that says how text is split before merging: GPT-2's or Qwen2's
     way. Raises ModelError for broken files or another kind: a wrong split would give wrong tokens in silence.
     """
-    vocab = read_json_object(vocab_path)
+    vocab = read_json(vocab_path, most=MAX_FILE)
     if not vocab or not all(type(i) is int and 0 <= i < MAX_PIECES for i in vocab.values()):
         raise ModelError(f"{vocab_path} must map tokens to ids")
     merges: list[tuple[str, str]] = []
     # Not splitlines(): merges hold characters such as U+0085 that Python takes for line ends.
-    for number, line in enumerate(read_text(merges_path).replace("\r\n", "\n").split("\n")):
+    for number, line in enumerate(read_text(merges_path, MAX_FILE).replace("\r\n", "\n").split("\n")):
         if not line or (number == 0 and line.startswith("#version")):
             continue
         left, _, right = line.partition(" ")
@@ -139,7 +108,7 @@ def from_merges(vocab_path: Path, merges_path: Path, kind: str | None) -> Tokeni
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+    for number, line in enumerate(read_bytes(path, MAX_FILE).splitlines(), 1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
@@ -321,7 +290,7 @@ def from_sentencepiece(path: Path, *, legacy: bool) -> tuple[Tokenizer, Sentence
     `legacy` puts the leading space before every stretch of text between special tokens, not only the first.
     """
     try:
-        model = parse_sentencepiece(read_bytes(path))
+        model = parse_sentencepiece(read_bytes(path, MAX_FILE))
     except ModelError as error:
         raise ModelError(f"{path} is not a readable sentencepiece model: {error}") from error
     try:

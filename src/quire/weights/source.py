@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
+from quire.files import read_json
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.gguf import is_gguf, read_gguf
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from quire.weights.readers import find_quantization
-
-MAX_JSON = 16 << 20  # bytes of a config file
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +54,3 @@ def open_source(path: Path) -> Source:
 def open_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model directory or a GGUF file. Raises ModelError."""
     return read_tokenizer(GGUFFile(path)) if is_gguf(path) else Tokenizer.load(path)
-
-
-def read_json(path: Path, of: type = dict) -> Any:
-    """A JSON object (or another type, `of`) from a file. Raises ModelError, naming the file."""
-    try:
-        size = path.stat().st_size
-        value = json.loads(path.read_text("utf-8")) if size <= MAX_JSON else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, of):
-        raise ModelError(
-            f"{path}: not a JSON {'object' if of is dict else of.__name__} of at most {MAX_JSON} bytes"
-        )
-    return value

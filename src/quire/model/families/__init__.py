@@ -103,6 +103,7 @@ def read_config(
     spec = family.read(config)
     names = family.names(spec, config) if callable(family.names) else family.names
     config.finish()
+    spec.check(where)
     return spec, replace(names, **(family.quantized.get(quantization.method, {}) if quantization else {}))
 
 
@@ -124,7 +125,9 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
     if names is None:
         names = [MODEL_TYPES.get(kind, f"model_type {kind!r}")] if isinstance(kind, str) else []
     if not isinstance(names, list) or len(names) != 1:
-        raise ModelError(f"{where}: architectures must be a list of one architecture, got {names!r}")
+        raise ModelError(f"{where}: architectures must be a list of one architecture, got {names!r:.80}")
+    if not isinstance(names[0], str):
+        raise ModelError(f"{where}: architectures must hold a name, got {names[0]!r:.80}")
     if names[0] not in SUPPORTED:
         raise UnknownArchitectureError(
             f"{where}: architecture {names[0]} is not supported: Quire has no family for it (docs/models.md lists all)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +30,9 @@ HARMLESS_BY_TOPIC = {
     "other tasks": "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout "
     "finetuning_task id2label label2id num_labels problem_type prefix task_specific_params",
 }
+# Numbers beyond these are no settings of a model, and float32 could not hold what follows from them.
+LEAST, MOST = 1e-30, 1e30
+MAX_INTEGER = (1 << 31) - 1
 HARMLESS = frozenset(key for keys in HARMLESS_BY_TOPIC.values() for key in keys.split())
 
 # Keys that change the result unless they hold one of these values. An unread null never does.
@@ -96,7 +98,7 @@ class ConfigReader:
         """Count the keys, separated by spaces, as read: the model's code does not use them."""
         self._unread.difference_update(keys.split())
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31) -> int:
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER) -> int:
         """An integer in low..high. Null is refused, as is an absent key without a default."""
         value = self.optional_integer(key, default, low=low, high=high)
         if value is None:
@@ -104,7 +106,7 @@ class ConfigReader:
         return value
 
     def optional_integer(
-        self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER
     ) -> int | None:
         """An integer in low..high, or null."""
         value = self._value(key, default)
@@ -116,31 +118,31 @@ class ConfigReader:
 
     def count(self, key: str, default: int | None = None) -> int:
         """An integer >= 0. Null is refused."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise (
-                self._missing(key, "an integer >= 0")
-                if value is None
-                else self.wrong(key, value, "an integer >= 0")
-            )
-        return value
+        return self.integer(key, default, low=0)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number >= 0. Null is refused."""
+        """A number from LEAST to MOST, or 0. Null is refused."""
         value = self.optional_number(key, default)
         if value is None:
             raise self._missing(key, "a number")
         return value
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number from LEAST to MOST. Null is refused."""
+        value = self.number(key, default)
+        if value == 0:
+            raise self.wrong(key, value, "greater than 0")
+        return value
+
     def optional_number(self, key: str, default: float | None = None) -> float | None:
-        """A finite number >= 0, or null."""
+        """A number from LEAST to MOST, or 0, or null."""
         value = self._value(key, default)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(key, value, "a number")
-        if not math.isfinite(value) or value < 0:
-            raise self.wrong(key, value, "finite and not negative")
+        if value != 0 and not LEAST <= value <= MOST:
+            raise self.wrong(key, value, f"finite: 0, or from {LEAST} to {MOST}")
         return float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:

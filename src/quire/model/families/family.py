@@ -12,7 +12,7 @@ from quire.devices.protocol import Activation, Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import PARTIAL, context_length, read_rope, rotary_dim
-from quire.model.spec import ArchSpec, MoESpec
+from quire.model.spec import MAX_LAYERS, ArchSpec, MoESpec
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -107,7 +107,7 @@ def architecture_of(config: ConfigReader) -> str:
 
 
 def num_layers(config: ConfigReader) -> int:
-    return config.integer("num_hidden_layers", high=4096)
+    return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
 def head_size(config: ConfigReader) -> int:
@@ -118,7 +118,7 @@ def head_size(config: ConfigReader) -> int:
 
 def read_activation(config: ConfigReader, key: str = "hidden_act", default: str = "silu") -> Activation:
     name = config.get(key) if config.given(key) else config.get(key) or default
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise config.wrong(key, name, f"one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 

@@ -48,7 +48,7 @@ def read_gemma2(config: ConfigReader) -> ArchSpec:
         config,
         placement="sandwich",
         windows=windows_of(config, layer_kinds(config, alternate(num_layers(config), 2))),
-        attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
+        attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
         attention_cap=cap(config, "attn_logit_softcapping"),
         logit_cap=cap(config, "final_logit_softcapping"),
     )
@@ -78,7 +78,7 @@ def read_gemma3(config: ConfigReader) -> ArchSpec:
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
         windows=windows_of(config, kinds),
-        attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
+        attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
         logit_cap=cap(config, "final_logit_softcapping"),
     )
 

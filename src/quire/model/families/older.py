@@ -49,10 +49,14 @@ def read_gpt_neo(config: ConfigReader) -> ArchSpec:
     config.skip("attention_layers resid_dropout embed_dropout")
     layers, window = num_layers(config), config.integer("window_size")
     kinds: list[str] = []
-    for entry in config.get("attention_types") or [[["global", "local"], layers // 2]]:
-        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], list):
-            raise config.wrong("attention_types", entry, "pairs of a list of kinds and how often it repeats")
-        kinds += entry[0] * int(entry[1])
+    entries = config.get("attention_types") or [[["global", "local"], layers // 2]]
+    for entry in entries if isinstance(entries, list) else [entries]:
+        match entry:
+            case [list(names), int(count)] if 0 <= count <= layers and len(names) <= layers:
+                kinds += names * count
+            case _:
+                must = "pairs of a list of kinds and how often it repeats"
+                raise config.wrong("attention_types", entry, must)
     if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
         raise config.wrong("attention_types", kinds, f"global or local for each of {layers} layers")
     inner = config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size")

@@ -13,6 +13,7 @@ from quire.model.spec import RopeKind, RopeSpec
 
 KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 ALIASES = {"su": "longrope", "mrope": "default"}
+MAX_FACTOR = 1e6
 PARTIAL = "partial_rotary_factor"
 
 
@@ -24,7 +25,7 @@ def rotary_dim(config: ConfigReader, head_dim: int, factor: float = 1.0) -> int:
     if named is not None and config.given(PARTIAL) is not None and given != named:
         raise ModelError(f"{config.where}: {config.given(PARTIAL)} and {PARTIAL} of the rope differ")
     share = named if named is not None else given if given is not None else factor
-    size = int(head_dim * share)
+    size = int(head_dim * min(share, 2))
     if not 2 <= size <= head_dim or size % 2:
         raise config.wrong(PARTIAL, share, f"such that an even part of head_dim ({head_dim}) is rotated")
     return size
@@ -131,8 +132,8 @@ def _by_layer_kind(inner: ConfigReader) -> bool:
 
 
 def _factor(reader: ConfigReader, value: float) -> float:
-    if value <= 0:
-        raise reader.wrong("factor", value, "greater than 0")
+    if not 1 / MAX_FACTOR <= value <= MAX_FACTOR:
+        raise reader.wrong("factor", value, f"from {1 / MAX_FACTOR} to {MAX_FACTOR}")
     return value
 
 
@@ -157,9 +158,11 @@ def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_po
         if (
             not isinstance(values, list)
             or len(values) != spec.rotary_dim // 2
-            or not all(isinstance(v, (int, float)) and v > 0 for v in values)
+            or not all(isinstance(v, (int, float)) and 1 / MAX_FACTOR <= v <= MAX_FACTOR for v in values)
         ):
-            raise reader.wrong(key, values, f"{spec.rotary_dim // 2} numbers above 0")
+            raise reader.wrong(
+                key, values, f"{spec.rotary_dim // 2} numbers from {1 / MAX_FACTOR} to {MAX_FACTOR}"
+            )
         factors[key] = tuple(float(v) for v in values)
     factor = reader.optional_number("factor")
     return RopeSpec(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError, RequestError
+from quire.files import read_text
 from quire.text.template.frames import Answer
 from quire.text.template.messages import objects, parse_messages, plain, with_text_arguments
 from quire.text.template.process import TemplateProcess, refusal
 from quire.text.tokenizer import Tokenizer
-from quire.text.vocab import read_text
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 # Limits of templates that come with a request.
@@ -144,7 +144,7 @@ def _read_chosen(chosen: str) -> str:
         return chosen
     if not Path(chosen).is_file():
         raise ModelError(f"--chat-template {chosen!r} is neither a file nor a Jinja template")
-    return read_text(Path(chosen))
+    return read_text(Path(chosen), 4 * MAX_TEMPLATE_CHARACTERS)
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> str:

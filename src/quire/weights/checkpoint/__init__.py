@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelError
+from quire.files import read_json
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
@@ -85,15 +85,14 @@ def _open_shards(index: Path, opener: Callable[[Path], Checkpoint]) -> ShardedCh
 
 def _weight_map(index: Path) -> dict[str, str]:
     """{tensor: file name}; files lie beside the index."""
-    try:
-        size = index.stat().st_size
-        content = json.loads(index.read_text("utf-8")) if size <= MAX_INDEX else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{index}: cannot be read as JSON: {error}") from error
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    weight_map = read_json(index, most=MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: has no weight_map")
     for file in weight_map.values():
-        if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\\" in file:
-            raise ModelError(f"{index}: weight_map must name files beside it, got {file!r}")
+        if not isinstance(file, str) or not _is_file_name(file):
+            raise ModelError(f"{index}: weight_map must name files beside it, got {file!r:.300}")
     return weight_map
+
+
+def _is_file_name(name: str) -> bool:
+    return name.isprintable() and name not in ("", ".", "..") and not {"/", "\\"} & {*name}

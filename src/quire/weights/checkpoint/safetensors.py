@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
+from quire.files import map_file
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.tensor import Array
 
@@ -59,16 +60,7 @@ class SafetensorsFile(Unquantized):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < 8:
-                    raise ModelError(
-                        f"{path}: {size} bytes are too few for a safetensors file; fetch it again"
-                    )
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+        self._map, size = map_file(path, least=8)
         self._entries = read_header(path, self._map, size)
 
     def names(self) -> Iterable[str]:

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
+from quire.files import map_file, open_regular
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.tensor import Array
 
@@ -117,10 +118,9 @@ class TorchFile(Unquantized):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            with path.open("rb") as file:
-                _check_zip(path, file.read(8))
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            with zipfile.ZipFile(path) as archive:
+            self._map, _ = map_file(path)
+            _check_zip(path, self._map[:8])
+            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 self._records = _records(path, archive, self._map)
         except ModelError:
             raise

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelError
+from quire.files import map_file
 from quire.weights.gguf.kinds import KINDS, Kind
 from quire.weights.tensor import Array
 
@@ -72,14 +73,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < 24:
-                    raise ModelError(f"{path}: {size} bytes are too few for a GGUF file; fetch it again")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+        self._map, size = map_file(path, least=24)
         cursor = _Cursor(path, self._map, size)
         num_tensors, num_pairs = _read_preamble(cursor)
         self._values = _read_pairs(cursor, num_pairs)

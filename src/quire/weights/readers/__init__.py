@@ -6,7 +6,6 @@ refused: its packed bytes must never be taken for weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
+from quire.files import read_json
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.readers.mxfp4 import MXFP4Checkpoint
 
@@ -28,7 +28,6 @@ METHODS = {
     "quant_config.json": "awq",
     "quantization_config.json": "auto-round",
 }
-MAX_JSON = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def find_quantization(config: Mapping[str, Any], where: str, directory: Path | N
     paths = [] if directory is None else [directory / name for name in METHODS]
     for path in paths:
         if path.exists():
-            return _described(_read(path), str(path), METHODS[path.name])
+            return _described(read_json(path), str(path), METHODS[path.name])
     return None
 
 
@@ -69,10 +68,3 @@ def _described(settings: Any, where: str, method: str | None) -> Quantization:
         raise ModelError(f"{where}: not a JSON object; quantized checkpoints are not supported without it")
     named = settings.get("quant_method", method)
     return Quantization(named if isinstance(named, str) else f"quant_method {named!r}", settings, where)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8")) if path.stat().st_size <= MAX_JSON else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
