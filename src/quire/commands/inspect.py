@@ -18,6 +18,7 @@ from rich.table import Table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError
+from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
@@ -27,7 +28,6 @@ from quire.model.spec import ArchSpec
 from quire.runtime.memory import GIB
 from quire.weights.hub import find_model
 from quire.weights.schemes import weights_name
-from quire.weights.source import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
