@@ -16,15 +16,15 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.engine.start import ASSETS, SHIPPED_MODEL, plan_engine
 from quire.errors import ConfigError, ModelError, RequestError
-from quire.model.engine_dir import Limits, read_manifest
+from quire.model.engine_dir import EngineLimits, read_manifest
 from quire.text.tokenizer import Tokenizer
 from tests.tiny import CONFIG, write_checkpoint
 
 PROMPTS = ["Once upon a time", "The little dog said", "One day"]
 
 
-def build(model: Path, output: Path, limits: Limits | None = None, **options: Any) -> Path:
-    build_engine(EngineConfig.from_options(model=str(model), **options), output, limits or Limits())
+def build(model: Path, output: Path, limits: EngineLimits | None = None, **options: Any) -> Path:
+    build_engine(EngineConfig.from_options(model=str(model), **options), output, limits or EngineLimits())
     return output
 
 
@@ -79,7 +79,7 @@ def test_the_tokenizer_is_the_same(engine: Path) -> None:
 
 
 def test_limits_hold(tmp_path: Path) -> None:
-    limits = Limits(max_batch_size=3, max_input_len=8, max_seq_len=40)
+    limits = EngineLimits(max_batch_size=3, max_input_len=8, max_seq_len=40)
     engine = build(write_checkpoint(tmp_path / "model"), tmp_path / "engine", limits)
     llm = LLM(str(engine))
     assert llm.generate([[5] * 8] * 7, SamplingParams(max_tokens=32), use_tqdm=False)
@@ -94,9 +94,12 @@ def test_limits_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limits", "said"),
-    [(Limits(max_seq_len=4096), "more than the 1024"), (Limits(max_seq_len=9, max_input_len=9), "no room")],
+    [
+        (EngineLimits(max_seq_len=4096), "more than the 1024"),
+        (EngineLimits(max_seq_len=9, max_input_len=9), "no room"),
+    ],
 )
-def test_limits_that_cannot_be_are_refused(limits: Limits, said: str, tmp_path: Path) -> None:
+def test_limits_that_cannot_be_are_refused(limits: EngineLimits, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         build(ASSETS / SHIPPED_MODEL, tmp_path / "engine", limits)
     assert not (tmp_path / "engine").exists()
@@ -165,7 +168,7 @@ def test_what_is_in_the_way_stays(engine: Path, tmp_path: Path) -> None:
 
 
 def test_an_engine_is_replaced_whole(copy: Path) -> None:
-    build(ASSETS / SHIPPED_MODEL, copy, Limits(max_seq_len=64))
+    build(ASSETS / SHIPPED_MODEL, copy, EngineLimits(max_seq_len=64))
     assert read_manifest(copy).limits.max_seq_len == 64
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
 

@@ -14,7 +14,7 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.engine.start import ASSETS, SHIPPED_MODEL, plan_engine
 from quire.errors import ConfigError, ModelError
-from quire.model.engine_dir import Limits, read_manifest
+from quire.model.engine_dir import EngineLimits, read_manifest
 from quire.weights.schemes import scheme, weights_name
 
 MODEL = str(ASSETS / SHIPPED_MODEL)
@@ -62,7 +62,7 @@ def test_the_backends_agree(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", KINDS[:6], ids=lambda o: " ".join(map(str, o.values())))
 def test_a_built_engine_writes_what_loading_does(options: dict[str, Any], tmp_path: Path) -> None:
     engine = tmp_path / "engine"
-    build_engine(EngineConfig.from_options(model=MODEL, **options), engine, Limits())
+    build_engine(EngineConfig.from_options(model=MODEL, **options), engine, EngineLimits())
     params = SamplingParams(temperature=0.7, seed=5, max_tokens=24, logprobs=3)
     ours, theirs = (
         llm.generate("The dog", params, use_tqdm=False)[0].outputs[0]
@@ -85,7 +85,7 @@ def _scheme_of(options: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_built_engine_cannot_be_quantized_otherwise(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
-    build_engine(EngineConfig.from_options(model=MODEL, quantization="int8"), engine, Limits())
+    build_engine(EngineConfig.from_options(model=MODEL, quantization="int8"), engine, EngineLimits())
     LLM(str(engine), quantization="int8")
     with pytest.raises(ModelError, match="built with other weights"):
         LLM(str(engine), quantization="int4")

@@ -404,6 +404,6 @@ def write_checkpoint(
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
     make = _dense_tensors if family in DENSE else _tensors
     tensors = make(family, full, np.random.default_rng(seed), kind)
-    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path / "model.safetensors")
+    save_file({k: np.require(v, requirements="C") for k, v in tensors.items()}, path / "model.safetensors")
     write_tokenizer(path)
     return path

@@ -1,11 +1,11 @@
 // Causal paged attention of a ragged step. Knows block tables; knows no plan and no model.
 //
-// Positions are taken in tiles of 64 and segments of 1024, both aligned to absolute position 0. Softmax is online over
-// the tiles of a segment (Milakov and Gimelshein 2018); segments are then merged in order (as in flash-decoding),
-// always, so that a long sequence may be split over threads. Hence a row's bits depend on neither the batch, the chunk
-// it came in, the block size nor the number of threads.
+// Positions are processed in tiles of 64 and segments of 1024, both aligned to absolute position 0. Softmax is online
+// over the tiles of a segment (Milakov and Gimelshein 2018); segments are then merged in order (as in flash-decoding),
+// always, so that threads may share a long sequence. Hence a row's bits do not depend on the batch, its chunk, the
+// block size or the number of threads.
 //
-// A job is a group of query rows and a kv head. Rows of sequences that begin with the same blocks meet those together.
+// A job is a group of query rows and a kv head. Rows of sequences that begin with the same blocks read those together.
 #pragma once
 
 #include <type_traits>
@@ -18,13 +18,13 @@
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kRowsAhead = 8;   // query rows that come into L1 before they are packed
-constexpr int kSplitTasks = 8;  // per thread: segments in flight where there are few jobs
-constexpr double kSmallStep = 30e3;  // multiply-adds under which waking threads costs more than it saves
+constexpr int kRowsAhead = 8;   // query rows to prefetch into L1 before packing
+constexpr int kSplitTasks = 8;  // per thread: segments in flight if there are few jobs
+constexpr double kSmallStep = 30e3;  // multiply-adds below which waking threads costs more than it saves
 
-// Query rows after some segments.
+// The state of query rows after some segments.
 struct Partial {
-  RowState* rows;  // sum[0] alone counts once a segment is complete
+  RowState* rows;  // only sum[0] counts once a segment is complete
   float* values;   // [kJobRows][padded]
 };
 
@@ -34,7 +34,7 @@ struct AttentionSizes {
   AttentionSizes(int head_dim, int value_dim, int threads)
       : padded(round_up(size_t(value_dim), kLanes)),
         tiles(LayerKV::copied_words(size_t(head_dim), padded)),
-        scores(kJobRows * kTile + round_up(kJobRows, kLanes)),  // and what each row keeps
+        scores(kJobRows * kTile + round_up(kJobRows, kLanes)),  // and the factor that keeps each row's past
         queries(kJobRows * size_t(max_of(head_dim, query_words<int8_t>(head_dim)))),
         partial(round_up(kJobRows * (sizeof(RowState) + padded * 4), 64)),
         thread(2 * partial + round_up((tiles + scores + 2 * queries) * 4, 64)),
@@ -46,7 +46,7 @@ inline size_t attention_workspace(const AttentionLimits& l) {
   return round_up(AttentionJobs::bytes(l), 64) + size_t(l.threads) * sizes.thread + sizes.split;
 }
 
-// `T` is the type that keys and values are held as.
+// `T` is the type of keys and values in the cache.
 template <class T>
 class Attention {
  public:
@@ -65,7 +65,7 @@ class Attention {
   static int first_segment(const AttentionJob& j) { return j.low / kSegment; }
   static int segments(const AttentionJob& j) { return (j.high - 1) / kSegment + 1 - first_segment(j); }
 
-  // All segments of a job, in order. Meanwhile the first keys of the job that follows come into cache.
+  // All segments of a job, in order. Meanwhile prefetches the first keys of the next job.
   __attribute__((noinline)) void run(const AttentionJob& j, const AttentionJob& following, int thread) const {
     const Walk then = walk_of(following, a_.order[following.first], following.low, following.high);
     Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
@@ -77,7 +77,7 @@ class Attention {
     finish(j, whole);
   }
 
-  // Segment number `s` of a job into slot `slot`.
+  // Computes segment `s` of a job into slot `slot`.
   void run_segment(const AttentionJob& j, int s, int slot, int thread) const {
     load_queries(j, thread);
     segment(j, first_segment(j) + s, split_partial(slot), thread, nullptr);
@@ -103,9 +103,9 @@ class Attention {
   float* part_queries(int thread) const { return thread_scores(thread) + sizes_.scores; }
   float* joint_queries(int thread) const { return part_queries(thread) + sizes_.queries; }
 
-  // Rows of q times scale: those of each part by themselves, and those of several parts together.
+  // Rows of q times scale: each part's own rows, and rows that several parts share.
   __attribute__((noinline)) void load_queries(const AttentionJob& j, int thread) const {
-    using Tiles = RowTiles<Copied<T>>;  // in place there is one tile
+    using Tiles = RowTiles<Copied<T>>;  // only one tile if read in place
     const Tiles joint(j.rows);
     const size_t words = size_t(query_words_);
     for (int h = 0; h < j.heads; ++h)
@@ -117,7 +117,7 @@ class Attention {
       });
   }
 
-  // A part's rows as rows `at`.. of tiles, packed [words][rows] by tile. `scratch` has room for a tile.
+  // A part's rows as rows `at`.. of tiles, packed [words][rows] per tile. `scratch` has room for a tile.
   void pack_queries(const RowPart& p, int kv_head, const RowTiles<Copied<T>>& tiles, int at, float* packed,
                     float* scratch) const {
     const int H = a_.kv.head_dim, words = query_words_;
@@ -155,13 +155,13 @@ class Attention {
     std::memset(out.values, 0, size_t(j.heads * j.rows) * sizes_.padded * 4);
   }
 
-  // `count` rows of each of the job's heads, from row `at` on.
+  // `count` rows of each head of the job, from row `at` on.
   HeadRows rows_of(const AttentionJob& j, Partial out, const float* queries, int at, int count) const {
     return {queries + size_t(at) * size_t(query_words_), out.rows + at, out.values + size_t(at) * sizes_.padded,
             count, j.rows};
   }
 
-  // `then` is what the thread meets after it, or null.
+  // `then` is the thread's next work, or null.
   __attribute__((noinline)) void segment(const AttentionJob& j, int index, Partial out, int thread, const Walk* then) const {
     start(j, out);
     const int begin = index * kSegment, end = begin + kSegment;
@@ -185,11 +185,11 @@ class Attention {
     for (int i = 0; i < j.heads * j.rows; ++i) out.rows[i].sum[0] = reduce_add(load(out.rows[i].sum));
   }
 
-  // Adds the positions of a walk to rows, as far as they are seen. `then` is what the thread meets after it, or null.
+  // Adds the visible positions of a walk to rows. `then` is the thread's next work, or null.
   void walk(const Walk& w, const HeadRows& rows, int thread, const Walk* then) const {
     if (w.low >= w.high) return;
     if (then && then->low >= then->high) then = nullptr;
-    // Many rows: widen, or pair, what is held in two bytes once per tile instead of once per few rows.
+    // Many rows: convert two-byte elements (widen, or pair) once per tile instead of once per few rows.
     const bool few = rows.count <= kDirectRows || !std::is_same_v<T, uint16_t>;
     walk_as(w, rows, few && kv_.whole_vectors(), thread, then);
   }
@@ -198,7 +198,7 @@ class Attention {
     return {a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, low, high};
   }
 
-  // Tiles where they lie in the cache, all heads of a tile before the next, as their blocks lie side by side; or copied
+  // Reads tiles in place, all heads of a tile before the next, because their blocks are neighbours; or copies them
   // first, head by head.
   void walk_as(const Walk& w, const HeadRows& rows, bool in_place, int thread, const Walk* then) const {
     if (!in_place) return walk_copies(w, rows, thread, then);
@@ -212,7 +212,7 @@ class Attention {
     }
   }
 
-  // What is met after a tile of a walk; that tile itself where nothing is known.
+  // The tile after a tile of a walk; the tile itself if the next is unknown.
   TileKV<T> after_tile(const Walk& w, int tile, const Walk* then) const {
     if (tile + 1 < w.tiles()) return kv_.direct<T>(w, w.range(tile + 1));
     return then ? kv_.direct<T>(*then, then->range(0)) : kv_.direct<T>(w, w.range(tile));
@@ -227,7 +227,7 @@ class Attention {
         const HeadRows own{rows.q + at * size_t(query_words_), rows.states + at, rows.values + at * sizes_.padded,
                            rows.count, 0};
         auto copies = kv_.copied<T>(w.table, w.head + head, range, thread_tiles(thread));
-        // While one head's are met, the next one's come into L1, or those of the next tile.
+        // While one head is processed, prefetch the next head, or the next tile.
         const Walk other{w.table, w.head + head + 1, 1, w.low, w.high};
         const TileKV<T> next = head + 1 < w.heads ? kv_.direct<T>(other, range) : after_tile(w, tile, then);
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
@@ -241,7 +241,7 @@ class Attention {
       }
   }
 
-  // `next` where they are visible, else what is in L1 already.
+  // `next` if it is visible, else data that is in L1 already.
   template <class U>
   static Ahead ahead(const T* const (&next)[kTileVectors], const U* const (&own)[kTileVectors], size_t stride) {
     Ahead result;
@@ -250,7 +250,7 @@ class Attention {
     return result;
   }
 
-  // `U` is T, or what it was copied to.
+  // `U` is T, or the type of its copy.
   template <class U>
   void attend(const HeadRows& rows, int at, const TileKV<U>& kv, int thread) const {
     const RowTiles<U> split(rows.count);
@@ -272,7 +272,7 @@ class Attention {
   __attribute__((noinline)) void merge(const AttentionJob& j, Partial whole, Partial part) const {
     for (int i = 0; i < j.heads * j.rows; ++i) {
       RowState &w = whole.rows[i], &p = part.rows[i];
-      if (p.best == -__builtin_inff()) continue;  // the row sees nothing there
+      if (p.best == -__builtin_inff()) continue;  // the row sees nothing in this segment
       const float best = max_of(w.best, p.best);
       const V keep = exp(set1(w.best - best)), add = exp(set1(p.best - best));
       w.best = best;
@@ -290,7 +290,7 @@ class Attention {
       });
   }
 
-  // Row `at` of a job, which is row i of a part, into the output.
+  // Writes row `at` of a job, which is row i of a part, to the output.
   void finish_row(const RowPart& p, int i, int kv_head, Partial whole, int at) const {
     const int W = a_.kv.value_dim, token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
     const RowState& row = whole.rows[at];
@@ -309,13 +309,13 @@ class Attention {
   const AttentionArgs& a_;
   AttentionSizes sizes_;
   LayerKV kv_;
-  int query_words_;  // of a query row, as packed
+  int query_words_;  // of a packed query row
   AttentionJobs jobs_;
   char* thread_memory_;
   char* split_memory_;
 };
 
-// Few jobs over long contexts: waves of segments side by side, merged in order after each wave.
+// For few jobs over long contexts: waves of parallel segments, merged in order after each wave.
 template <class T>
 inline void attention_split(const Attention<T>& attention, int jobs, int segments, ThreadPool& pool) {
   const int wave = max_of(1, kSplitTasks * pool.threads() / jobs);
@@ -354,7 +354,7 @@ void attention(const AttentionArgs& a, ThreadPool& pool) {
   if (jobs < kSplitJobs * threads)
     for (int i = 0; i < jobs; ++i) segments = max_of(segments, Attention<T>::segments(attention.jobs()[i]));
   if (segments > 1) return attention_split(attention, jobs, segments, pool);
-  pool.parallel_shares(jobs, run);  // so that the next job is a thread's own, mostly
+  pool.parallel_shares(jobs, run);  // so that the next job is usually the thread's own
 }
 
 }  // namespace quire::QUIRE_ISA

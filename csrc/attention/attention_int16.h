@@ -1,6 +1,5 @@
-// Rows of 16-bit integers times bytes of keys and values with exact sums, by what the instruction set has: integers are
-// multiplied as two bytes each, four at a time, or as they are, two at a time. Knows registers and how a row is packed;
-// knows no scale.
+// Rows of 16-bit integers times bytes of keys and values, with exact sums. By instruction set, an integer is multiplied
+// as two bytes, four at a time, or as it is, two at a time. Knows registers and the packing of a row; knows no scale.
 #pragma once
 
 #include "simd/simd_dots.h"
@@ -8,8 +7,8 @@
 namespace quire::QUIRE_ISA {
 
 #if defined(QUIRE_WORD_DOTS)
-// Packed are words, of each four integers the first and third, then the second and fourth, behind `kHeader` elements of
-// 4 bytes: where a sum begins, and a scale.
+// Packed words: of each four integers, the first and third, then the second and fourth. They follow `kHeader` elements
+// of 4 bytes: the start value of a sum, and a scale.
 struct Int16 {
   struct Left {
     uint32_t even, odd;
@@ -20,15 +19,15 @@ struct Int16 {
   };
   static constexpr int kHeader = 2;
 
-  // The greatest magnitude of an integer: sums of as many products with a byte of 127 fit into 32 bits.
+  // The largest magnitude of an integer: the sum of that many products with a byte of 127 fits into 32 bits.
   static int most(int count) { return min_of(127 * 256, 0x7fffffff / (127 * count)); }
-  // Packs 16 integers, those from `first` on of 4 * steps; returns what `put_begin` takes the total of beside theirs.
+  // Packs 16 integers, from `first` on, of 4 * steps; returns their part of the total that `put_begin` takes.
   static I put_signed(uint32_t* to, int, int first, I q) {
     store_word_pairs(to + first / 2, q);
     return q;
   }
   static void put_unsigned(uint32_t* to, int, int first, I q) { store_word_pairs(to + first / 2, q); }
-  // Where sums of products with keys begin, whose bytes are 128 more than their values.
+  // The start value of sums with keys, whose bytes are 128 above their values.
   static void put_begin(uint32_t* header, int32_t, int32_t total) { header[0] = uint32_t(total) * -128u; }
 
   static Sum zero() { return {iset1(0)}; }
@@ -47,8 +46,8 @@ struct Int16 {
   }
 };
 #else
-// Packed are the high bytes of all, then the low bytes, behind `kHeader` elements of 4 bytes: where sums of high and of
-// low bytes begin, and a scale.
+// Packed are the high bytes of all integers, then the low bytes. They follow `kHeader` elements of 4 bytes: the start
+// values of the sums of high and of low bytes, and a scale.
 struct Int16 {
   struct Left {
     uint32_t high, low;
@@ -59,10 +58,10 @@ struct Int16 {
   };
   static constexpr int kHeader = 3;
 
-  static int most(int) { return 127 * 256; }  // its high byte is one
+  static int most(int) { return 127 * 256; }  // the high byte must fit
   static I put_signed(uint32_t* to, int steps, int first, I q) {
     const int count = min_of(kLanes, steps * 4 - first);
-    const I high = shift_right(q + iset1(0x8080), 8) + iset1(-128);  // nearest, the rest is a signed byte
+    const I high = shift_right(q + iset1(0x8080), 8) + iset1(-128);  // rounded, so that the rest is a signed byte
     auto* bytes = reinterpret_cast<int8_t*>(to);
     store_int8_first(bytes + first, high, count);
     store_int8_first(bytes + steps * 4 + first, q, count);

@@ -1,9 +1,9 @@
-// Attention over int8 keys and values: queries, and softmax weights times the values' scales, are rounded to 16 bits, a
-// row at a time and a tile of positions at a time, and multiplied with exact sums. Knows bytes and scales; knows no
-// softmax and no block table.
+// Attention over int8 keys and values. Queries, and softmax weights times the values' scales, are rounded to 16 bits,
+// one row and one tile of positions at a time, and multiplied with exact sums. Knows bytes and scales; knows no softmax
+// and no block table.
 //
-// 16 bits keep more of a query than bfloat16 does, and the products of four bytes are one instruction where float32
-// takes twelve. Integers have no order of summation: only the scaling of a tile's sums has one.
+// 16 bits keep more of a query than bfloat16, and four products of bytes take one instruction where float32 needs
+// twelve. Integer sums have no order; only the scaling of a tile's sums has one.
 #pragma once
 
 #include "attention/attention_int16.h"
@@ -11,8 +11,8 @@
 
 namespace quire::QUIRE_ISA {
 
-// Keys are held as bytes 128 more than their values, four elements of a head side by side, values as signed bytes, four
-// positions side by side (kv_cache.h).
+// Keys are stored as bytes 128 above their values, in groups of four elements of a head; values as signed bytes, in
+// groups of four positions (kv_cache.h).
 template <>
 struct Steps<int8_t> : SingleSteps {
   using Left = Int16::Left;
@@ -38,8 +38,8 @@ struct ValueSteps : Steps<int8_t> {
   static inline Sum add(Sum sum, Left w, I values) { return Int16::add_values(sum, w, values); }
 };
 
-// Brings runs first..last-1 of a head into L2: its keys are runs 0..kTileVectors-1, its values those after them.
-// L1, which is filled a few heads ahead, is too small for what memory could send while weights are made.
+// Prefetches runs first..last-1 of a head into L2: runs 0..kTileVectors-1 are its keys, the next ones its values.
+// L1, which is filled a few heads ahead, is too small to keep memory busy while weights are computed.
 QUIRE_INLINE void fetch_runs(const TileKV<int8_t>& kv, int head, int head_dim, int first, int last) {
   constexpr int kIntoL2 = 2;
   for (int run = first; run < last; ++run) {
@@ -53,14 +53,14 @@ QUIRE_INLINE void fetch_runs(const TileKV<int8_t>& kv, int head, int head_dim, i
   }
 }
 
-// What weights are multiples of.
+// The unit of quantized weights.
 struct PowerOfTwo {
   float value, inverse;
 };
 
-// By the bits of the greatest: it becomes 16,384 to 32,768. Not a number where that is not finite.
+// From the bits of the largest magnitude, which becomes 16,384 to 32,768. NaN if it is not finite.
 inline PowerOfTwo unit_of(int32_t greatest) {
-  const int32_t exponent = greatest >> 23, least = 15;  // of a smaller one the inverse is no number
+  const int32_t exponent = greatest >> 23, least = 15;  // below this the inverse would overflow
   const int32_t bits[2] = {(exponent - 14) << 23, (254 - exponent + 14) << 23};
   PowerOfTwo unit;
   std::memcpy(&unit, bits, sizeof(unit));
@@ -98,7 +98,7 @@ struct TileLoops<int8_t> {
           KeySteps::Sum sum[R][N];
           for_sums<R, N>([&](int r, int n) { sum[r][n] = Int16::begin(words + r, R); });
           multiply<R, N, KeySteps>(left_at, 0, steps, keys_at, sum);
-          // Behind the elements that came into L1 meanwhile are their scales; those of the head's values come next.
+          // The scales of keys follow the prefetched elements; those of the head's values come next.
           for (int n = 0; n < N; ++n) {
             __builtin_prefetch(after.at[first + n] + size_t(steps) * after.stride);
             __builtin_prefetch(of_head(kv, kv.value_scales[first + n], head));
@@ -110,13 +110,13 @@ struct TileLoops<int8_t> {
         });
   }
 
-  // Weights [kTile] of a row become, in their place, integers [kTile], and what sums of their products are to be
-  // multiplied by. `scales` are those of a head's values, null where no position is visible.
+  // Turns a row's weights [kTile] into integers [kTile] in place, and gives the factor for sums of their products.
+  // `scales` belong to a head's values; null where no position is visible.
   static void round_weights(float* row, const float* const (&scales)[kTileVectors]) {
     V w[kTileVectors];
     I top = iset1(0);
     for (int v = 0; v < kTileVectors; ++v) {
-      // Where a weight is 0 the scale may be anything: nothing need have been stored there.
+      // If a weight is 0, the scale may be garbage: that position may never have been stored.
       const V p = load(row + v * kLanes), none = set1(0.0f);
       w[v] = scales[v] ? select(less(none, p), p * load(scales[v]), none) : none;
       top = max(top, magnitude_bits(w[v]));
@@ -128,7 +128,7 @@ struct TileLoops<int8_t> {
     row[kTile / 2] = unit.value;
   }
 
-  // As TileLoops<T>::add_values; weights are rounded.
+  // As TileLoops<T>::add_values, with rounded weights.
   template <int R>
   static __attribute__((noinline)) void add_values(const float* weights, const TileKV<int8_t>& kv, int head, int first,
                                                    int last, int v, int vectors, const Ahead& after, float* out,

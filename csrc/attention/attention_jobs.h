@@ -1,5 +1,5 @@
-// Who attends together: the query rows of a step as jobs for threads. Knows block tables by what they share; knows no
-// cache and no thread.
+// Groups the query rows of a step into jobs for threads. Knows which blocks sequences share; knows no cache and no
+// thread.
 #pragma once
 
 #include "attention/attention_tile.h"
@@ -9,26 +9,26 @@ namespace quire::QUIRE_ISA {
 
 constexpr int kJobRows = 224;
 constexpr int kSegment = 1024;  // positions
-constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads take segments instead
+constexpr int kSplitJobs = 4;  // per thread: with fewer jobs than this, threads share segments instead
 
-// Up to kJobRows query rows of a kv head: some of one sequence, or all of several that begin with the same blocks.
-// Row i of a sequence is its token i / (heads per kv head).
+// Up to kJobRows query rows of a kv head: some of one sequence, or all of several sequences with the same first blocks.
+// Row i of a sequence belongs to its token i / (heads per kv head).
 struct RowGroup {
   int first, members;   // places in AttentionArgs::order
-  int row, rows;        // the first row of an only member, and how many in all
-  int shared;           // positions before this lie in the same blocks for all of several members
+  int row, rows;        // the first row, if there is one member; the number of all rows
+  int shared;           // positions before this are in the same blocks for all members
   int low = 0, high = 0;  // positions low..high-1 are seen by some row
   int begin = 0, count = 0;  // the groups of the same sequences: begin..begin+count-1
-  int heads = 0;        // kv heads of a job: with those of one head up to kJobRows rows
+  int heads = 0;        // kv heads of a job; together with the rows of one head up to kJobRows rows
   int first_job = 0;    // of the groups of the same sequences
 };
 
-// The rows of a group and of kv heads head..head+heads-1, one head's after the other's.
+// The rows of a group for kv heads head..head+heads-1, head by head.
 struct AttentionJob : RowGroup {
   int head;
 };
 
-// Consecutive rows of the sequence at `place`; `at` rows of the group are before them.
+// Consecutive rows of the sequence at `place`; the group has `at` rows before them.
 struct RowPart {
   int place, seq, row, rows, at;
 };
@@ -40,8 +40,8 @@ class AttentionJobs {
     return (size_t(l.max_seqs) + rows / kJobRows + 1) * sizeof(RowGroup);
   }
 
-  // Groups are kept in `memory`, of bytes(). Jobs take sequences that share blocks, and heads, whose blocks lie side by
-  // side, but not so many that threads go without jobs, or without segments where jobs are few.
+  // Groups are stored in `memory`, of bytes(). A job combines sequences that share blocks, and heads, whose blocks are
+  // neighbours, but not so many that threads run out of jobs, or of segments if there are few jobs.
   AttentionJobs(const AttentionArgs& args, int threads, void* memory)
       : a_(args), groups_(static_cast<RowGroup*>(memory)), per_head_(args.num_heads / args.kv.num_kv_heads) {
     for (int i = 0; i < a_.num_seqs; ++i) cost_ += double(rows_at(i)) * positions_at(i);
@@ -66,7 +66,7 @@ class AttentionJobs {
 
   int count() const { return jobs_; }
 
-  // The same sequences' groups one after the other before the next heads: keys and values of a head stay in L2.
+  // All groups of the same sequences before the next heads: a head's keys and values stay in L2.
   AttentionJob operator[](int index) const {
     int low = 0, high = groups_count_;  // groups_[low].first_job <= index < groups_[high].first_job
     while (high - low > 1) (groups_[(low + high) / 2].first_job <= index ? low : high) = (low + high) / 2;
@@ -77,7 +77,7 @@ class AttentionJobs {
     return job;
   }
 
-  // Positions that rows of one head meet, about.
+  // Approximate number of positions that the rows of one head process.
   double cost() const { return cost_; }
 
   // Calls f(part) for each sequence of a group.
@@ -91,7 +91,7 @@ class AttentionJobs {
   RowPart first_part(const RowGroup& g) const {
     return {g.first, a_.order[g.first], g.row, g.members == 1 ? g.rows : rows_at(g.first), 0};
   }
-  // `part` becomes the one after it; false where it is the last.
+  // Advances `part`; false if it was the last.
   bool next_part(const RowGroup& g, RowPart& part) const {
     const int place = part.place + 1;
     if (place == g.first + g.members) return false;
@@ -99,7 +99,7 @@ class AttentionJobs {
     return true;
   }
 
-  int token(const RowPart& p, int row) const { return (p.row + row) / per_head_; }  // of the step's of the sequence
+  int token(const RowPart& p, int row) const { return (p.row + row) / per_head_; }  // among the sequence's in the step
   int head(const RowPart& p, int row, int kv_head) const { return kv_head * per_head_ + (p.row + row) % per_head_; }
   int position(const RowPart& p, int row) const { return a_.kv_len[p.seq] - tokens_of(p.seq) + token(p, row); }
   int first_seen(int position) const {
@@ -113,7 +113,7 @@ class AttentionJobs {
   int tokens_of(int seq) const { return a_.cu_q[seq + 1] - a_.cu_q[seq]; }
   int rows_at(int place) const { return tokens_of(a_.order[place]) * per_head_; }
 
-  // What the sequence at `place` sees in all.
+  // All positions that the sequence at `place` sees.
   int positions_at(int place) const {
     const int seq = a_.order[place], length = a_.kv_len[seq];
     return length - first_seen(length - tokens_of(seq));
@@ -126,7 +126,7 @@ class AttentionJobs {
     return a_.shared[place] >= kTile && 2 * a_.shared[place] >= max_of(a_.shared[place - 1], after);
   }
 
-  // A group, or that of one sequence with many rows in equal groups. The last rows see most: they come first.
+  // Makes a group, or splits one sequence with many rows into equal groups. The last rows see most, so they come first.
   void add(RowGroup g) {
     const int rows = g.rows;
     g.begin = groups_count_, g.first_job = jobs_;

@@ -1,5 +1,5 @@
-// Keys and values of a tile, where they lie in the cache or copied for many rows. Knows the KV layout and block tables;
-// knows no query.
+// Keys and values of a tile, read in place from the cache or copied for many rows. Knows the KV layout and block
+// tables; knows no query.
 #pragma once
 
 #include <type_traits>
@@ -33,12 +33,12 @@ struct Walk {
   }
 };
 
-// What elements T are copied to: pairs where they are multiplied so, bytes as they are, else floats.
+// The type of copied elements: pairs if they are multiplied as pairs, bytes unchanged, else floats.
 template <class T>
 using Copied =
     std::conditional_t<std::is_same_v<T, int8_t>, int8_t, std::conditional_t<Steps<T>::kColumns == 2, uint32_t, float>>;
 
-// Of int8 keys and values: a scale for each position, 0 where not visible.
+// For int8 keys and values: one scale per position, 0 where not visible.
 struct TileScales {
   alignas(64) float keys[kTile];
   alignas(64) float values[kTile];
@@ -48,17 +48,17 @@ class LayerKV {
  public:
   LayerKV(const KVView& kv, int layer) : kv_(kv), layer_(layer) {}
 
-  // Words that copies of a tile take.
+  // Words for the copies of a tile.
   static size_t copied_words(size_t head_dim, size_t padded) {
     return kTile * (round_up(head_dim, kLanes) + padded);
   }
 
-  // Whether vectors of keys and of values are whole where they lie.
+  // Whether vectors of keys and values are whole in the cache.
   bool whole_vectors() const {
     return kv_.block_size % kLanes == 0 && kv_.head_dim % kLanes == 0 && !kv_.shared_values;
   }
 
-  // Pointers into the cache; right where vectors are whole.
+  // Pointers into the cache; valid if vectors are whole there.
   template <class T>
   TileKV<T> direct(const Walk& w, TileRange range) const {
     constexpr size_t together = Steps<T>::kTogether;
@@ -79,9 +79,9 @@ class LayerKV {
     return tile;
   }
 
-  // Pointers to copies: keys [kTileVectors][steps][16], values [padded / 16][steps][16], of 4 bytes each, so that what
-  // a loop over one or two vectors reads is in one piece. Places outside the range stay as they were; in a pair with
-  // one inside they are 0.
+  // Pointers to copies: keys [kTileVectors][steps][16], values [padded / 16][steps][16], of 4 bytes each, so that a
+  // loop over one or two vectors reads contiguous memory. Places outside the range are not written; a pair with one
+  // element inside has 0 for the other.
   template <class T>
   TileKV<Copied<T>> copied(const int32_t* table, int head, TileRange range, float* memory) const {
     using C = Copied<T>;
@@ -109,7 +109,7 @@ class LayerKV {
   }
 
  private:
-  // Behind the int8 elements of a block.
+  // Behind a block's int8 elements.
   const float* scales_of(const char* tile) const {
     return reinterpret_cast<const float*>(tile + kv_.tile_elements());
   }
@@ -124,7 +124,7 @@ class LayerKV {
     return reinterpret_cast<const T*>(tile) + size_t(offset) * size_t(kv_.head_dim);
   }
 
-  // Calls f(place in the tile, block, offset in it, length) for each run of the range that lies in one block.
+  // Calls f(place in the tile, block, offset in it, length) for each run of the range within one block.
   template <class F>
   void for_runs(const int32_t* table, TileRange range, F&& f) const {
     const int size = kv_.block_size;
@@ -138,7 +138,7 @@ class LayerKV {
   static float widen(float x) { return x; }
   static float widen(uint16_t x) { return bf16_to_float(x); }
 
-  // Bytes as they are: elements that are not there may be anything, for what they are multiplied with is 0.
+  // Copies bytes unchanged: missing elements may be garbage, because their factors are 0.
   template <class T>
   void copy(const int32_t* table, int head, TileRange range, int8_t* to_keys, int8_t* to_values) const {
     const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
@@ -188,7 +188,7 @@ class LayerKV {
     const size_t H = size_t(kv_.head_dim), steps = size_t(query_words<uint32_t>(kv_.head_dim));
     const size_t size = size_t(kv_.block_size);
     auto* halves = reinterpret_cast<uint16_t*>(to_keys);
-    // Element h of a copied key is that many elements after its first one's.
+    // Element h of a copied key is this many elements after its first one.
     auto key_to = [&](int place) {
       return halves + (size_t(place / kLanes) * steps * kLanes + size_t(place % kLanes)) * 2;
     };

@@ -1,9 +1,9 @@
-// How query rows meet the keys and values of a tile: their elements, and the loops that multiply them. Knows registers
-// and pointers; knows no softmax and no block table.
+// The loops that multiply query rows with the keys and values of a tile. Knows registers and pointers; knows no softmax
+// and no block table.
 //
-// Order, which is the same however rows and tiles are grouped: a score is one chain of multiply-adds over head_dim; an
-// output element one chain over positions. Where bfloat16 is multiplied in pairs, chains are of pairs: of elements 2 h
-// and 2 h + 1, of positions 2 i and 2 i + 1, of which one that is not seen counts as 0. Sums of int8 are exact
+// The order is the same however rows and tiles are grouped: a score is one chain of multiply-adds over head_dim; an
+// output element is one chain over positions. If bfloat16 is multiplied in pairs, chains run over pairs: of elements 2
+// h and 2 h + 1, or positions 2 i and 2 i + 1, of which one that is not visible counts as 0. Sums of int8 are exact
 // (attention_int8.h).
 #pragma once
 
@@ -22,11 +22,11 @@ inline V load_kv(const uint16_t* p) { return load_bf16(p); }
 
 constexpr uint32_t kBothHalves = 0xffffffff, kFirstHalves = 0x55555555, kSecondHalves = 0xaaaaaaaa;
 
-// How keys and values that are held as T are multiplied: `kColumns` elements of a head, or positions, a step, of which
-// `kTogether` lie side by side in the cache, with queries and weights as Left. Rows are worked on in tiles of at most
-// kMicroRows, which meet four vectors of positions or values at a time, with more than kFourRows rows two: as many sums
-// as there are registers. At least kAheadBytes of keys, or values, are met while others come from memory: as many as
-// were fastest.
+// How keys and values of type T are multiplied. A step covers `kColumns` elements of a head, or positions; `kTogether`
+// of them are neighbours in the cache, and queries and weights have type Left. Rows are processed in tiles of at most
+// kMicroRows against four vectors of positions or values at a time, or two vectors if there are more than kFourRows
+// rows: as many sums as there are registers. At least kAheadBytes of keys, or values, are processed while the next ones
+// are prefetched; the value that was fastest.
 struct SingleSteps {
   using Left = float;
   using Sum = V;
@@ -46,15 +46,15 @@ struct SingleSteps {
   static inline void store_left(float* to, int i, V v) { store(to + i, v); }
 };
 
-// Query rows that meet bfloat16 where it lies in the cache; more meet a copy.
+// Query rows that read bfloat16 directly from the cache; more rows read a copy.
 constexpr int kDirectRows = SingleSteps::kMicroRows < 8 ? SingleSteps::kMicroRows : 8;
 
 template <class T>
 struct Steps : SingleSteps {};
 
 #if defined(QUIRE_BF16_DOT)
-// bfloat16, with queries and weights rounded to it: in the cache, where the second element of a pair is half a step
-// after the first, or copied as pairs.
+// bfloat16, with queries and weights rounded to it: in the cache, the second element of a pair is half a step after the
+// first; copies hold pairs.
 struct PairedSteps : SingleSteps {
   using Left = uint32_t;
   static constexpr int kColumns = 2;
@@ -83,11 +83,11 @@ constexpr int micro_vectors(int rows) {
   return rows <= Steps<T>::kFourRows ? 4 : 2;
 }
 
-// Elements of a head that a step of values meets.
+// Elements of a head per step of values.
 template <class T>
 constexpr size_t kValueStep = kLanes * Steps<T>::kColumns;
 
-// Steps of a query that meets keys held as T, and its words of 4 bytes, packed.
+// Steps of a query against keys of type T, and its number of packed 4-byte words.
 template <class T>
 constexpr int query_steps(int head_dim) {
   return (head_dim + Steps<T>::kColumns - 1) / Steps<T>::kColumns;
@@ -97,19 +97,19 @@ constexpr int query_words(int head_dim) {
   return Steps<T>::kHeaderWords + Steps<T>::kStepWords * query_steps<T>(head_dim);
 }
 
-// Vectors that a loop meets, N at each of `steps` steps: vector v of the first step is at from[v], those of the next
-// `stride` elements on. Meanwhile what lies at later[v], and `later_stride` bytes on each, comes into L1.
+// The vectors of a loop, N per step for `steps` steps: vector v of the first step is at from[v]; each further step is
+// `stride` elements on. Meanwhile the data at later[v], with `later_stride` bytes per step, is prefetched into L1.
 template <int N, class T>
 struct Vectors {
   const T* from[N];
   const char* later[N];
   size_t stride, later_stride;
   int steps;
-  uint32_t halves = kBothHalves;  // of pairs, those which count
+  uint32_t halves = kBothHalves;  // which elements of pairs count
 };
 
-// sum[r][v] += over steps begin..end-1 left [R][.] at (r, i) * vector v of step i, as Dot multiplies. vectors_at(i) are
-// those of step i and after. (The prefetch stands here: gcc takes a function of nothing else for one without effect.)
+// sum[r][v] += over steps begin..end-1 left [R][.] at (r, i) * vector v of step i, multiplied by Dot. vectors_at(i) are
+// the vectors from step i on. (The prefetch is inline here because gcc drops a function that only prefetches.)
 template <int R, int N, class Dot, class LeftAt, class VectorsAt>
 inline __attribute__((always_inline)) void multiply(LeftAt left, int begin, int end, VectorsAt vectors_at,
                                                     typename Dot::Sum (&sum)[R][N]) {
@@ -133,7 +133,7 @@ inline __attribute__((always_inline)) void multiply(LeftAt left, int begin, int 
   }
 }
 
-// Calls f(r, v), both constants of the loops around it once those are unrolled.
+// Calls f(r, v); both are constants once the surrounding loops are unrolled.
 template <int R, int N, class F>
 inline __attribute__((always_inline)) void for_sums(F&& f) {
 #pragma GCC unroll 16
@@ -142,36 +142,35 @@ inline __attribute__((always_inline)) void for_sums(F&& f) {
     for (int v = 0; v < N; ++v) f(r, v);
 }
 
-// What is met after some keys or values, and comes into L1 while they are met: of run v step i at[v] + i * stride.
+// Data to prefetch into L1 during some keys or values: step i of run v is at at[v] + i * stride.
 struct Ahead {
   const char* at[kTileVectors];
   size_t stride;  // bytes
 };
 
-// Keys and values of a tile, of one head or of some whose blocks lie side by side: the next head's are `head_stride`
-// elements on. Positions 16 v .. 16 v + 15 are a run; where none of them is visible, its pointers are null. Of run v
-// step h of the keys is at keys[v] + h * key_stride, vector w of step i of the values at
-// values[v] + i * row_stride + w * value_stride.
+// Keys and values of a tile, for one head or for several with neighbouring blocks: the next head's are `head_stride`
+// elements on. Positions 16 v .. 16 v + 15 form run v; its pointers are null if none is visible. Step h of the keys is
+// at keys[v] + h * key_stride; vector w of step i of the values is at values[v] + i * row_stride + w * value_stride.
 template <class T>
 struct TileKV {
   const T *keys[kTileVectors], *values[kTileVectors];
   size_t key_stride, row_stride, value_stride, head_stride;
   int heads = 1;
-  const float *key_scales[kTileVectors], *value_scales[kTileVectors];  // of int8: by position
-  Ahead after_keys, after_values;  // what is met after the last head's keys, and after its values
-  const TileKV* next = nullptr;    // the tile that is met after this one, if known
+  const float *key_scales[kTileVectors], *value_scales[kTileVectors];  // for int8: by position
+  Ahead after_keys, after_values;  // the data after the last head's keys, and after its values
+  const TileKV* next = nullptr;    // the next tile, if known
 };
 
 inline const char* bytes(const void* p) { return static_cast<const char*>(p); }
 
-// Pointer `p` of the first head for head `head`.
+// Pointer `p` of the first head, moved to head `head`.
 template <class T, class P>
 inline const P* of_head(const TileKV<T>& kv, const P* p, int head) {
   return reinterpret_cast<const P*>(reinterpret_cast<const T*>(p) + size_t(head) * kv.head_stride);
 }
 
-// What is met some heads after the keys, or the values, of a head: a later head's, `stride` elements apart, or those of
-// a head of what comes after the last one.
+// The data some heads after the keys, or values, of a head: a later head's, `stride` elements apart, or that of a head
+// after the last one.
 template <class T>
 inline Ahead after_head(const TileKV<T>& kv, const T* const (&own)[kTileVectors], size_t stride, int head_dim, int head,
                         const Ahead& last) {
@@ -195,7 +194,7 @@ inline __attribute__((always_inline)) void with_count(int n, F&& f) {
   f(std::integral_constant<int, Most>{});
 }
 
-// Calls f with how many vectors of keys from v on, at most Most, are visible, the first of them, and what gives them.
+// Calls f with the number (at most Most) of visible vectors of keys from v on, the first of them, and their source.
 template <class T, int Most, class F>
 inline __attribute__((always_inline)) void for_keys(int steps, const TileKV<T>& kv, int head, int v, const Ahead& after,
                                                     F&& f) {
@@ -212,7 +211,7 @@ inline __attribute__((always_inline)) void for_keys(int steps, const TileKV<T>& 
   });
 }
 
-// N vectors of values from v on, of `step` and those after it in its run.
+// N vectors of values from v on, at `step` and later steps of its run.
 template <int N, class T>
 inline __attribute__((always_inline)) Vectors<N, T> values_of(const TileKV<T>& kv, int head, int v, int vectors,
                                                               const Ahead& after, int step) {
@@ -227,18 +226,18 @@ inline __attribute__((always_inline)) Vectors<N, T> values_of(const TileKV<T>& k
   return values;
 }
 
-// The loops of a tile of rows over keys and values held as T. (A struct, for int8 has loops of its own.)
+// The loops of a tile of rows over keys and values of type T. (A struct, because int8 has its own loops.)
 template <class T>
 struct TileLoops {
   using Left = typename Steps<T>::Left;
 
-  // A query times `scale` as it is packed.
+  // Multiplies a query by `scale` while packing it.
   static void pack_query(const float* x, int head_dim, float scale, float* to) {
     for (int h = 0; h < head_dim; h += kLanes)
       Steps<T>::store_left(to, h, load_first(x + h, min_of(kLanes, head_dim - h)) * set1(scale));
   }
 
-  // Scores [R][kTile] of a head and the tile's vectors from v on, micro_vectors(R) of them. q is packed [steps][R].
+  // Scores [R][kTile] of a head against micro_vectors(R) vectors of the tile from v on. q is packed [steps][R].
   template <int R>
   static __attribute__((noinline)) void score(const float* q, int steps, const TileKV<T>& kv, int head, int v,
                                               const Ahead& after, float* scores) {
@@ -253,8 +252,8 @@ struct TileLoops {
     });
   }
 
-  // Adds a head's values of positions first..last times the rows' weights [R][kTile] to out [R][padded] times keep,
-  // vectors from v on: micro_vectors(R), or what is left of `vectors`.
+  // out [R][padded] = out * keep + weights [R][kTile] times a head's values at positions first..last, for
+  // micro_vectors(R) vectors from v on, or the rest of `vectors`.
   template <int R>
   static __attribute__((noinline)) void add_values(const float* weights, const TileKV<T>& kv, int head, int first,
                                                    int last, int v, int vectors, const Ahead& after, float* out,
@@ -267,7 +266,7 @@ struct TileLoops {
       auto values_at = [&](int step) {
         auto values = values_of<N>(kv, head, v, vectors, after, step);
         if constexpr (columns == 2) {
-          // A pair at the edge, of which one position is not seen, is a run by itself.
+          // A pair at the edge with one invisible position is a run of its own.
           const bool second = 2 * step < first, only_first = 2 * step == last;
           if (second) values.halves = kSecondHalves;
           if (only_first) values.halves = kFirstHalves;

@@ -1,7 +1,7 @@
 // One tile of attention: scores, softmax and weighted values of a few query rows against 64 positions. Knows rows;
 // knows no block table and no sequence.
 //
-// Order, beside that of attention_steps.h: the sum of weights runs in 16 lanes (position mod 16), each lane adding the
+// Order, in addition to attention_steps.h: the sum of weights runs in 16 lanes (position mod 16); each lane adds the
 // tile's four weights as (0 + 16) + (32 + 48).
 #pragma once
 
@@ -12,19 +12,18 @@
 
 namespace quire::QUIRE_ISA {
 
-// What a query row has gathered: greatest score, sum of weights by lane, weighted values. Not yet divided.
-// `slope` and `position` are the row's own: what a score gains by distance, and where its query stands; it sees
-// positions first..last.
+// A query row's state: largest score, sum of weights by lane, weighted values; not yet divided. `slope` (added per
+// distance) and `position` are the row's own; it sees positions first..last.
 struct RowState {
   float best, slope;
   int position, first, last;
   alignas(64) float sum[kLanes];
 
-  // What is taken off scores. Where all are -inf, so is the greatest: whatever the shift, every weight is 0.
+  // The shift subtracted from scores. If all are -inf, so is the largest: whatever the shift, every weight is 0.
   float shift() const { return best == -__builtin_inff() ? 0.0f : best; }
 };
 
-// What all rows of a tile share: sizes (`padded` is the value's, rounded up to 16), its first position, soft-cap.
+// Shared by all rows of a tile: sizes (`padded` is the value's, rounded up to 16), its first position, soft-cap.
 struct TileShape {
   int head_dim, padded, at;
   float cap;  // 0: none
@@ -39,8 +38,8 @@ inline V shape_scores(V s, float cap, float slope, int offset) {
   return s;
 }
 
-// Scores of positions first..last become what softmax is taken of, others -inf. The row's greatest score is brought up
-// to date; returns the difference from what it was, of which exp is what the row keeps of its past.
+// Prepares scores for softmax: those of positions first..last are shaped, others become -inf. Updates the row's largest
+// score and returns its change; exp of that is the factor that keeps the row's past.
 inline float shape_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
   const V none = set1(-__builtin_inff());
   const bool plain = tile.cap == 0 && row.slope == 0 && first == 0 && last == kTile - 1;
@@ -68,7 +67,7 @@ struct HeadScales {
   }
 };
 
-// Scores [count][kTile] times the scales of a head's keys, where those have any.
+// Multiplies scores [count][kTile] by the scales of a head's keys, if it has any.
 template <class T>
 inline void scale_scores(float* scores, int count, const TileKV<T>& kv, int head) {
   if constexpr (std::is_same_v<T, int8_t>) {
@@ -81,7 +80,7 @@ inline void scale_scores(float* scores, int count, const TileKV<T>& kv, int head
   }
 }
 
-// Shaped scores become weights.
+// Turns shaped scores into weights.
 template <class T>
 inline void weigh_row(float* scores, float keep, RowState& row) {
   const V shift = set1(row.shift());
@@ -91,8 +90,8 @@ inline void weigh_row(float* scores, float keep, RowState& row) {
   store(row.sum, load(row.sum) * set1(keep) + ((s[0] + s[1]) + (s[2] + s[3])));
 }
 
-// Query rows of some heads that meet the same positions: `count` of each, `stride` rows from one head's first to the
-// next's. q is packed by tiles of a head's rows; values [..][padded].
+// Query rows of several heads against the same positions: `count` rows per head, the next head's `stride` rows on. q is
+// packed in tiles of a head's rows; values are [..][padded].
 struct HeadRows {
   const float* q;
   RowState* states;
@@ -102,20 +101,20 @@ struct HeadRows {
   int at(int head, int row) const { return head * stride + row; }
 };
 
-// A head's rows are worked on in such tiles.
+// The tiles in which a head's rows are processed.
 template <class T>
 struct RowTiles : EqualTiles {
   explicit RowTiles(int count_) : EqualTiles(count_, Steps<T>::kMicroRows) {}
 };
 
-// Rows begin..begin+rows-1 of a head, some of which see positions low..high of a tile; none where high < low.
+// Rows begin..begin+rows-1 of a head; some see positions low..high of a tile, none if high < low.
 struct RowTile {
   int begin, rows, low, high;
 };
 
-// Adds a tile of positions to all rows. Row r of a head sees positions first[r]..last[r] of it; those of all rows lie
-// in one range without holes. `tiles` are the rows of each head, `scores` is scratch, kTile + 1 a row. A head's rows
-// meet one or two vectors of keys, or of values, before the next: those stay in L1.
+// Adds a tile of positions to all rows. Row r of a head sees its positions first[r]..last[r]; together they form one
+// range without holes. `tiles` are the rows of each head, `scores` is scratch of kTile + 1 per row. A head's rows are
+// multiplied with one or two vectors of keys, or values, before the next, so that those stay in L1.
 template <class T>
 void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& kv, const RowTile* tiles,
                  int tile_count, const int* first, const int* last, float* scores) {
@@ -124,7 +123,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
   const int value_vectors = shape.padded / kLanes, steps = query_steps<T>(shape.head_dim);
   const size_t words = size_t(query_words<T>(shape.head_dim));
   float* keep = scores + all * kTile;
-  // Tiles that meet vectors from v on: smaller ones than the first may take more of them at once.
+  // Tiles for vectors from v on: smaller tiles than the first may take more vectors at once.
   auto for_tiles = [&](int v, auto&& f) {
     for (const RowTile* t = tiles; t < tiles + tile_count; ++t)
       if (t->low <= t->high)
@@ -132,7 +131,8 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
           if (v % micro_vectors<T>(n) == 0) f(n, *t);
         });
   };
-  // Of the next tile's runs a quarter comes with a head's scores, a half with its weights, the rest with its values.
+  // A quarter of the next tile's runs is prefetched with a head's scores, half with its weights, the rest with its
+  // values.
   constexpr int kRuns = 2 * kTileVectors, kWithScores = kRuns / 4, kWithWeights = kRuns * 3 / 4;
   auto fetch_next = [&](int head, int first_run, int last_run) __attribute__((always_inline)) {  // else gcc drops it
     if constexpr (std::is_same_v<T, int8_t>)
@@ -151,7 +151,7 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     scale_scores(own, rows.count, kv, head);
     fetch_next(head, 0, kWithScores);
   }
-  // In passes, so that rows overlap: a row's weights wait for its greatest score.
+  // In passes, so that rows overlap: a row's weights depend on its largest score.
   auto for_rows = [&](auto&& f) {
     for (int head = 0; head < kv.heads; ++head)
       for (int t = 0; t < tile_count; ++t)

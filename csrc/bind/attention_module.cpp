@@ -1,4 +1,4 @@
-// Python bindings of attention alone, for tests and benchmarks: plain numpy arrays in, the cache laid out here.
+// Python bindings of attention alone, for tests and benchmarks: takes plain numpy arrays and lays out the cache.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -49,7 +49,7 @@ class AttentionCache {
 
   const KVView& view() const { return store_.view(); }
 
-  // Kept from call to call, so that a benchmark does not time its first touch.
+  // Kept between calls, so that a benchmark does not time its first touch.
   void* workspace(size_t bytes) {
     if (workspace_.size() < bytes) workspace_ = HugeBuffer(bytes);
     return workspace_.data();

@@ -15,7 +15,7 @@ using namespace nb::literals;
 
 NB_MODULE(_native, m) {
   using namespace quire;
-  nb::set_leak_warnings(false);  // what a program still holds when it ends is no fault of its user's
+  nb::set_leak_warnings(false);  // objects alive at exit are not an error
   m.def("available_isas", &available_isas, "Instruction sets that this CPU can run, best first.");
   m.def("resolve_isa", &resolve_isa, "isa"_a, "The set that 'auto' means, or the given one if it can run.");
   nb::class_<ThreadPool>(m, "ThreadPool", "Threads that run kernels; one pool per backend.")

@@ -36,7 +36,7 @@ using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, n
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
-// (array, type of its elements): bfloat16 arrives as uint16 bits, which numpy has a name for.
+// (array, type of its elements): bfloat16 is passed as uint16 bits, because numpy has no name for it.
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
 using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
@@ -86,7 +86,7 @@ SourceRows source_rows(const Source& source) {
     throw std::invalid_argument("weights are float32, float16 or bfloat16, not " + type);
   if (array.itemsize() != bytes) throw std::invalid_argument("the array's elements are not " + type);
   if (array.size() == 0) throw std::invalid_argument("a weight needs at least one row and one column");
-  // The stride of an axis of length 1 means nothing and may be anything.
+  // The stride of an axis of length 1 is arbitrary.
   const int64_t stride = array.shape(0) > 1 ? array.stride(0) : 0;
   if (array.shape(1) > 1 && array.stride(1) != 1) throw std::invalid_argument("rows of a weight must be contiguous");
   const ElementType element = type == "float32"   ? ElementType::float32
@@ -179,7 +179,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize(const PackedMatrix& m, Thr
   return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {rows, cols}, owner);
 }
 
-// The memory of a packed weight, as it is; `owner` keeps it alive.
+// A view of a packed weight's memory; `owner` keeps it alive.
 Bytes bytes(nb::handle owner) {
   const MatrixView& view = nb::cast<const PackedMatrix&>(owner).view();
   if (!view.data) throw std::invalid_argument("an outline has no values");

@@ -1,14 +1,14 @@
 // Paged KV storage of all layers in one allocation. Knows the layout; knows no sequence and no block table.
 //
-// [block][layer], so that memory is touched as blocks are used; in each first keys, then values:
-//   K [kv_head][head_dim][block_size]   transposed: lanes of a vector are positions, scores need no horizontal sums
+// [block][layer], so that memory is touched as blocks are used; in each, keys come first, then values:
+//   K [kv_head][head_dim][block_size]   transposed: vector lanes are positions, so scores need no horizontal sums
 //   V [kv_head][block_size][head_dim]
 // Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements.
-// With int8 four elements that are multiplied together lie side by side, as dot products of bytes take them, and behind
-// a tile's elements is a scale (float) for each position: of one key, or value, of one head.
-//   K [kv_head][head_dim / 4][block_size][4]   bytes 128 more than the value; head_dim rounded up to a multiple of 4
-//   V [kv_head][block_size / 4][head_dim][4]   the four of positions 4 i to 4 i + 3; block_size is a multiple of 4
-// Where values are shared (latent attention) there is no V: a value is the first value_dim elements of its key.
+// In int8, four elements that a dot product of bytes multiplies together are neighbours. A tile's elements are followed
+// by one float scale per position: that of its key, or of its value, in this head.
+//   K [kv_head][head_dim / 4][block_size][4]   bytes are value + 128; head_dim is rounded up to a multiple of 4
+//   V [kv_head][block_size / 4][head_dim][4]   groups of positions 4 i to 4 i + 3; block_size is a multiple of 4
+// With shared values (latent attention) there is no V: a value is the first value_dim elements of its key.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct KVView {
   QUIRE_INLINE size_t tile_bytes() const {
     return tile_elements() * element_bytes() + (type == KVType::i8 ? size_t(block_size) * 4 : 0);
   }
-  QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys, or values, of a layer
+  QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys or values of a layer
   QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
   QUIRE_INLINE size_t block_bytes() const { return size_t(num_layers) * layer_bytes(); }
 
@@ -49,8 +49,8 @@ struct KVView {
 
 class KVStore {
  public:
-  // `value_dim` 0: values of head_dim beside the keys; else values are the first value_dim elements of the keys.
-  // Throws std::invalid_argument where a size is not positive, std::bad_alloc where the address space is short.
+  // With value_dim 0, values have head_dim elements; otherwise they are the first value_dim elements of the keys.
+  // Throws std::invalid_argument if a size is not positive, std::bad_alloc if address space is short.
   KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, KVType type, int num_blocks, int block_size);
 
   const KVView& view() const { return view_; }

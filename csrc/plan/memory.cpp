@@ -27,7 +27,7 @@ HugeBuffer::HugeBuffer(size_t bytes) {
   data_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(mapping_) + align - 1) / align * align);
   size_ = bytes;
 #ifdef MADV_HUGEPAGE
-  if (align == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+  if (align == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // only advice: a refusal costs speed
 #endif
 }
 

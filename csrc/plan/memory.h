@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-// For small functions shared by per-ISA code: never emitted, so never the copy of the wrong instruction set.
+// For small functions shared by per-ISA code: never emitted, so that no copy of the wrong instruction set is linked.
 #define QUIRE_INLINE [[gnu::always_inline]] inline
 #define QUIRE_INLINE_LAMBDA __attribute__((always_inline))
 
@@ -12,7 +12,7 @@ namespace quire {
 class HugeBuffer {
  public:
   HugeBuffer() = default;
-  // Reserves `bytes`; physical memory comes on first touch. Throws std::bad_alloc.
+  // Reserves `bytes`; physical memory is allocated on first touch. Throws std::bad_alloc.
   explicit HugeBuffer(size_t bytes);
   ~HugeBuffer();
   HugeBuffer(HugeBuffer&& other) noexcept;

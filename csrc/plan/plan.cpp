@@ -1,4 +1,4 @@
-// Recording a plan and laying out its arena. Knows shapes and lifetimes; plan_run.cpp executes.
+// Records a plan and lays out its arena. Knows shapes and lifetimes; plan_run.cpp executes.
 #include "plan/plan.h"
 
 #include <algorithm>
@@ -152,7 +152,7 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
   require(layer >= 0 && layer < num_layers_, "store_kv: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
   require(in.width == (num_heads + 2 * num_kv_heads_) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
-  // The keys of 16 tokens, and a head's of them again.
+  // The keys of 16 tokens, and again those of one head.
   require(size_t(num_kv_heads_ + 1) * size_t(head_dim_) * 16 * 4 <= ThreadPool::kScratchBytes,
           "store_kv: the keys are too large");
   if (angles >= 0) {
@@ -281,7 +281,7 @@ int Plan::begin_head(int hidden) {
   require(hidden_ < 0, "begin_head was called before");
   hidden_ = hidden;
   head_begin_ = ops_.size();
-  // Shares the memory of hidden: data() adds the first row of the call.
+  // Shares the memory of hidden: data() adds the first row of the current call.
   head_input_ = add_buffer(in.width, RowKind::head_rows);
   buffers_[size_t(head_input_)].root = hidden;
   return head_input_;
@@ -320,22 +320,22 @@ size_t Plan::buffer_floats(const Buffer& buffer) const {
   return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
 }
 
-// Ops whose results nothing stored depends on become ops of tails, for what they read of all tokens its tails are
-// taken.
+// Moves ops to the tails if no stored value depends on their result; inputs that cover all tokens are reduced to the
+// rows of the tails first.
 void Plan::keep_tails() {
-  std::vector<bool> whole(buffers_.size());  // needed of all tokens
+  std::vector<bool> whole(buffers_.size());  // needed for all tokens
   for (const int tap : taps_) whole[size_t(tap)] = true;
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
         kind == OpKind::store_latent || kind == OpKind::receive ||
-        kind == OpKind::temper)  // these read the step's own arrays
+        kind == OpKind::temper)  // these read the arrays of the whole step
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
     for (const int* used : op->inputs())
       if (*used >= 0) whole[size_t(*used)] = true;
   }
-  std::vector<int> tails(buffers_.size(), -1);  // of each buffer, where they were taken
+  std::vector<int> tails(buffers_.size(), -1);  // by buffer: its rows of the tails, once taken
   std::vector<Op> ops;
   for (Op& op : ops_) {
     RowKind& rows = buffers_[size_t(op.out)].rows;
@@ -356,18 +356,18 @@ void Plan::keep_tails() {
   ops_ = std::move(ops);
 }
 
-// A norm that one product alone reads is done where that packs its rows: one pass and one wait less.
+// Fuses a norm into the only product that reads it, where that packs its rows: saves a pass and a barrier.
 void Plan::fuse_norms() {
   std::vector<int> readers(buffers_.size());
   for (Op& op : ops_)
     for (const int* used : op.inputs())
       if (*used >= 0) ++readers[size_t(*used)];
   for (const int tap : taps_) ++readers[size_t(tap)];
-  std::vector<int> norms(buffers_.size(), -1);  // of each buffer, the norm that makes it
+  std::vector<int> norms(buffers_.size(), -1);  // by buffer: the norm that makes it
   std::vector<bool> fused(ops_.size());
   for (size_t i = 0; i < ops_.size(); ++i) {
     Op& op = ops_[i];
-    // The rows of a tile have to fit in scratch memory beside what they are rounded to.
+    // The rows of a tile must fit in scratch memory beside their rounded form.
     const bool fits = size_t(width(op.out)) * 16 * 4 <= ThreadPool::kScratchBytes / 2;
     if (op.kind == OpKind::norm && op.out != hidden_ && readers[size_t(op.out)] == 1 && fits)
       norms[size_t(op.out)] = int(i);
@@ -400,8 +400,8 @@ void Plan::find_lives() {
   for (const int buffer : kept) buffers_[size_t(buffer)].last_op = int(ops_.size());
 }
 
-// What nobody reads later is changed in place, where it is a residual that is added to, or what tails are taken from:
-// one buffer less, and its lines are warm.
+// Changes a buffer in place if nothing reads it later: a residual that is added to, or the source of tails. Saves a
+// buffer, and its cache lines are warm.
 void Plan::share_buffers() {
   for (size_t i = 0; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
@@ -416,7 +416,7 @@ void Plan::share_buffers() {
   if (logits_ >= 0) buffers_[size_t(head_input_)].root = buffers_[size_t(hidden_)].root;
 }
 
-// Greedy by size (largest first): each buffer at the lowest offset that is free during its life.
+// Greedy by size, largest first: each buffer goes to the lowest offset that is free during its life.
 void Plan::place_buffers() {
   std::vector<int> order;
   for (int i = 0; i < int(buffers_.size()); ++i)

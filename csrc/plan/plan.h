@@ -1,4 +1,4 @@
-// A forward pass recorded once as a flat list of kernel calls over one arena, and run without Python.
+// A forward pass, recorded once as a flat list of kernel calls over one arena, and run without Python.
 // Knows ops, buffers and their lifetimes; knows no model and no scheduler.
 #pragma once
 
@@ -23,7 +23,7 @@ struct StepLimits {
   int max_tokens, max_seqs, max_logit_rows;
 };
 
-// The arrays of ModelInput (ops/protocol.py) with their lengths.
+// The arrays of ModelInput (devices/protocol.py) with their lengths.
 struct StepInput {
   const int32_t* tokens;
   const int32_t* positions;
@@ -33,8 +33,8 @@ struct StepInput {
   const int32_t* block_table;
   const int32_t* logit_rows;
   int num_tokens, num_seqs, num_slots, blocks_per_slot, num_logit_rows;
-  bool greedy;  // of logits only `best` is read
-  const float* hidden;  // [num_tokens, hidden_width]: what `receive` takes; or null
+  bool greedy;  // only `best` of the logits is read
+  const float* hidden;  // [num_tokens, hidden_width]: the input of `receive`, or null
   int hidden_width;
 };
 
@@ -46,22 +46,22 @@ struct NormParams {
   std::vector<float> weight;
   std::vector<float> bias;  // empty: none
   float eps = 0;
-  bool own_head = false;    // of queries or keys: a weight for each head
-  bool after_rope = false;  // of queries or keys: after they are rotated
+  bool own_head = false;    // for queries or keys: one weight per head
+  bool after_rope = false;  // for queries or keys: the norm follows the rotation
 
   bool present() const { return !weight.empty(); }
 };
 
-// What scores go through, and which positions a query sees (AttentionArgs).
+// The changes to scores, and the positions that a query sees (AttentionArgs).
 struct AttentionParams {
   float scale = 1;
   int window = 0, chunk = 0;  // 0: none
   int ahead = 0;
   float cap = 0;
-  std::vector<float> slopes, sinks;  // one a head, or empty
+  std::vector<float> slopes, sinks;  // one per head, or empty
 };
 
-// How tokens choose experts from their scores (Routing in ops/protocol.py).
+// How tokens choose experts from their scores (Routing in devices/protocol.py).
 struct RoutingParams {
   int num_experts = 0, top_k = 0;
   bool sigmoid = false, softmax_after = false, renormalize = false;
@@ -76,7 +76,7 @@ struct RoutingParams {
   int chosen() const { return top_k + (shared ? 1 : 0); }
 };
 
-// gate and up [2 I, D] or one matrix [I, D], and down [D, I]; biases in packed order, or empty.
+// gate and up [2 I, D], or one matrix [I, D], and down [D, I]; biases in packed order, or empty.
 struct ExpertWeights {
   std::shared_ptr<PackedMatrix> up, down;
   std::vector<float> up_bias, down_bias;
@@ -87,7 +87,7 @@ struct ExpertWeights {
 // stage before a model's last has no head: ops of hidden, tap of its result, finish(-1), bind.
 class Plan {
  public:
-  // value_dim 0: as KVStore.
+  // value_dim as in KVStore.
   Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
        int value_dim, StepLimits limits);
 
@@ -97,7 +97,7 @@ class Plan {
   int norm(int x, NormParams params);
   int add(int x, int other, float scale);
   int scale(int x, float scale, float cap);
-  // Each element of `factors` multiplies as many neighbours in x as there are to one of its own.
+  // Each element of `factors` multiplies a run of neighbours in x, all runs being equally long.
   int multiply(int x, int factors);
   int clamp(int x, float limit);
   // Row of position p times 1 + beta * log(1 + floor((p + offset) / length)).
@@ -114,20 +114,20 @@ class Plan {
   // Head n of x times weights[n]: [T, N K] -> [T, N O].
   int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
   int route(int scores, RoutingParams params);
-  // With `weigh_inputs` a route's weight multiplies what its expert gets instead of what it gives. An expert without
-  // weights gives what it gets.
+  // With `weigh_inputs` a route's weight multiplies its expert's input instead of its output. An expert without
+  // weights returns its input.
   int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation, bool weigh_inputs);
   int select_rows(int x);
   // The hidden states that come with a step: [T, width].
   int receive(int width);
   // Keeps x [T, D] of all tokens until the next run.
   void tap(int x);
-  // Ends the ops of hidden with its result; returns the head's input.
+  // Ends the ops of hidden with their result; returns the head's input.
   int begin_head(int hidden);
   // Ends recording and lays out the arena; nothing is allocated yet.
   void finish(int logits);
   size_t workspace_bytes() const { return total_bytes_; }
-  // Allocates and ties the plan to a cache.
+  // Allocates memory and binds the plan to a cache.
   void bind(std::shared_ptr<KVStore> kv);
 
   // Runs a step; logits of the first min(L, max_logit_rows) rows. Throws std::invalid_argument before any write.
@@ -140,14 +140,14 @@ class Plan {
   const StepLimits& limits() const { return limits_; }
   float* logits() const;
   float* hidden() const;
-  // A buffer that was given to `tap`.
+  // A buffer passed to `tap`.
   float* tapped(int buffer) const;
-  // Of each row of logits the first of the largest, or -1 (BestArgs); null where no product makes the logits. After a
-  // greedy step a row has that logit alone where it is not -1.
+  // By row of logits: the lowest index of the largest, or -1 if unknown (BestArgs); null if no product makes them.
+  // After a greedy step, a row whose entry is not -1 has only that logit.
   const int32_t* best() const { return best_.empty() ? nullptr : best_.data(); }
   int logits_width() const { return width(logits_); }
   int hidden_width() const { return width(hidden_); }
-  // Overwrites all working memory with NaN (tests: nothing may be read before it is written).
+  // Overwrites all working memory with NaN (for tests: nothing may be read before it is written).
   void poison();
 
  private:
@@ -235,14 +235,14 @@ class Plan {
   std::mutex running_;
   HugeBuffer arena_, workspace_;
   std::vector<int32_t> token_block_, token_offset_, table_rows_, best_;
-  std::vector<float> maxima_;  // of the logits' rows
-  std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: where its tokens' (token, place) pairs begin
+  std::vector<float> maxima_;  // of the rows of logits
+  std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: the start of its tokens' (token, place) pairs
   Tails tails_;
   SharedPrefixes prefixes_, tail_prefixes_;
   StepInput step_{}, tail_step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;
   bool greedy_ = false;
-  int unscreened_ = 0;  // products of the head that are not to try its screen
+  int unscreened_ = 0;  // products of the head that will skip its screen
 };
 
 }  // namespace quire

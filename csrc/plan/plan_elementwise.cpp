@@ -1,4 +1,4 @@
-// Ops of a plan that change each element of a row by itself, recorded and run. Knows ops and buffers.
+// Ops of a plan that change each element of a row by itself: recording and running. Knows ops and buffers.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>

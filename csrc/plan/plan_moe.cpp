@@ -1,5 +1,5 @@
-// Products of a plan that have a weight for each head or expert: routing, tokens grouped by expert, latent attention's
-// heads. Knows ops and buffers; every product is the linear kernel's, in whatever layout the weight has.
+// Products of a plan with one weight per head or expert: routing, tokens grouped by expert, heads of latent attention.
+// Knows ops and buffers; the linear kernel makes every product, in the weight's layout.
 //
 // Exactness: a token's routes depend on its scores alone; its experts' results are added in ascending order of expert.
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Indices of the `count` greatest values, greatest first; of equals the lower index.
+// Indices of the `count` largest values, largest first; the lower index first among equals.
 void greatest(const float* values, int n, int count, std::vector<int>& chosen) {
   chosen.clear();
   for (int rank = 0; rank < count; ++rank) {
@@ -36,7 +36,7 @@ void softmax(float* x, int n) {
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// One token: what experts it goes to, with what weights. Working memory is kept between tokens.
+// One token's experts and their weights. Working memory is kept between tokens.
 class Router {
  public:
   explicit Router(const RoutingParams& params)
@@ -76,8 +76,8 @@ class Router {
   }
 
  private:
-  // SparseMixer (Liu et al. 2023, arXiv:2310.00811): one expert after the other, each by the greatest score left; its
-  // weight is its share among those left that are within the threshold of it.
+  // SparseMixer (Liu et al. 2023, arXiv:2310.00811): experts one by one, each by the largest remaining score; its
+  // weight is its share of the remaining scores that are within the threshold.
   void mix(const float* scores, float* out) {
     const int E = p_.num_experts;
     for (int rank = 0; rank < p_.top_k; ++rank) {
@@ -95,7 +95,7 @@ class Router {
     }
   }
 
-  // Only experts of the best groups stay in the race; a group is as good as its best expert, or its two best together.
+  // Only experts of the best groups can be chosen; a group is as good as its best expert, or its two best together.
   void keep_groups() {
     const int size = p_.num_experts / p_.num_groups;
     group_scores_.resize(size_t(p_.num_groups));
@@ -155,7 +155,7 @@ void Plan::execute_head_linear(const Op& op) {
                data(op.out) + n * size_t(first.rows), y_stride, workspace_.data());
 }
 
-// One expert's tokens gathered, their inner activations, and what comes out.
+// One expert's tokens: their inputs gathered, their inner activations, and their results.
 size_t Plan::expert_floats(const Op& op) const {
   int inner = 0;
   for (const ExpertWeights& e : op.experts) inner = std::max(inner, inner_width(e));

@@ -1,4 +1,4 @@
-// Running a plan: checks a step, then calls the kernels in order. Knows ops and buffers; plan.cpp laid them out.
+// Runs a plan: checks a step, then calls the kernels in order. Knows ops and buffers; plan.cpp laid them out.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -30,7 +30,7 @@ HeadNorm head_norm(const NormParams& norm, int head_dim) {
   return n;
 }
 
-// A screen that left too many candidates will probably do so again: so many products go without it.
+// A screen that leaves too many candidates will probably do so again: this many products skip it.
 constexpr int kScreenRest = 64;
 
 void check_range(const int32_t* values, int count, int bound, const char* what) {
@@ -106,7 +106,7 @@ void Plan::run(const StepInput& input) {
   head_start_ = 0;
   head_rows_ = std::min(num_logit_rows_, limits_.max_logit_rows);
   execute(0, ops_.size());
-  step_ = tail_step_ = {};  // the caller's arrays are gone after this call
+  step_ = tail_step_ = {};  // the caller's arrays are invalid after this call
 }
 
 void Plan::head(int start, int stop) {
@@ -208,7 +208,7 @@ void Plan::execute_op(const Op& op) {
   }
 }
 
-// In place where the two share memory: rows only move up.
+// Works in place if both share memory: rows only move up.
 void Plan::execute_tails(const Op& op) {
   const size_t width = size_t(buffers_[size_t(op.out)].width);
   const float* in = data(op.in);

@@ -1,4 +1,4 @@
-// Sequences sorted by their block tables: any order that compares block by block puts equal beginnings side by side.
+// Sorts sequences by their block tables: any order that compares block by block makes equal prefixes neighbours.
 #include "plan/shared_prefix.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace quire {
 void SharedPrefixes::find(int num_seqs, const int32_t* kv_len, const int32_t* slots, const int32_t* block_table,
                           size_t stride, int block_size) {
   auto table = [&](int32_t b) { return block_table + size_t(slots[b]) * stride; };
-  auto blocks = [&](int32_t b) { return kv_len[b] / block_size; };  // those that are full
+  auto blocks = [&](int32_t b) { return kv_len[b] / block_size; };  // full blocks
   order_.resize(size_t(num_seqs));
   shared_.assign(size_t(num_seqs), 0);
   std::iota(order_.begin(), order_.end(), 0);

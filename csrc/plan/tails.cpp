@@ -1,4 +1,4 @@
-// Rows of the tails are counted from 0 on, sequence by sequence.
+// Rows of the tails are numbered from 0, sequence by sequence.
 #include "plan/tails.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The tails of a step: of each sequence the tokens from its first logit row on. What is neither stored nor read by a
-// token that is not of a tail need not be computed for it: from a decoder's last keys and values on, most of a prompt.
+// The tails of a step: each sequence's tokens from its first logit row on. A value that is neither stored nor read by a
+// token outside the tails need not be computed outside them: after a decoder's last keys and values, most of a prompt.
 // Knows a step's shape; knows no op.
 #pragma once
 
@@ -13,8 +13,8 @@ struct StepInput;
 
 class Tails {
  public:
-  // Of a step whose cu_q and logit_rows are valid the tails, as a step of their own: sequences that have none are left
-  // out; tokens and positions are not set. It is good until the next call.
+  // The tails of a step with valid cu_q and logit_rows, as a step of its own: sequences without a tail are left out;
+  // tokens and positions are not set. Valid until the next call.
   StepInput find(const StepInput& in);
 
   // Calls f(first row of the tail, its token, rows) for each tail, in ascending order.

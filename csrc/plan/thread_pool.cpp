@@ -1,4 +1,4 @@
-// The pool's claim, spin and sleep protocol. Knows nothing about what it runs.
+// The pool's protocol to claim, spin and sleep. Knows nothing about the tasks.
 #include "plan/thread_pool.h"
 
 #include <unistd.h>
@@ -13,10 +13,10 @@ namespace quire {
 
 namespace {
 
-// Some 15 us of pauses on x86 (a pause is 40-140 cycles), longer than the serial gaps between ops. A thread that has to
-// wait longer, for a step's end or for a thread that lost its core, yields its own to whoever wants it.
+// About 15 us of pauses on x86 (40-140 cycles each), longer than the serial gaps between ops. A thread that must wait
+// longer, for the end of a step or for a thread that lost its core, yields its own core.
 constexpr int kSpinsBeforeYield = 1000;
-// Then a millisecond or two: the next step comes sooner than a sleeping thread would wake.
+// Then a millisecond or two: the next step arrives sooner than a sleeping thread would wake.
 constexpr int kYieldsBeforeSleep = 2000;
 
 // Waits a moment, for the `spin`th time.
@@ -33,7 +33,7 @@ constexpr uint64_t ticket(uint32_t epoch, uint32_t next) { return (uint64_t{epoc
 
 }  // namespace
 
-// Tasks next..end-1 of a thread's share, for whoever claims them.
+// Tasks next..end-1 of a thread's share, open to any thread.
 struct alignas(64) Share {
   std::atomic<int> next{0};
   int end = 0;
@@ -51,13 +51,13 @@ struct ThreadPool::State {
   std::atomic<int> num_tasks{0};
   std::atomic<Task> fn{nullptr};
   std::atomic<void*> ctx{nullptr};
-  alignas(64) std::mutex callers;  // not beside what workers spin on
+  alignas(64) std::mutex callers;  // away from the cache lines that workers spin on
   std::vector<std::thread> workers;
   std::vector<Share> shares;
   HugeBuffer scratch;
   pid_t owner = 0;
 
-  // Runs tasks of job `job` until none is left unclaimed.
+  // Runs tasks of job `job` until all are claimed.
   void work(uint32_t job, int thread) {
     for (;;) {
       uint64_t seen = claim.load(std::memory_order_acquire);
@@ -78,7 +78,7 @@ struct ThreadPool::State {
     }
   }
 
-  // A task that nobody has claimed, of the thread's own share or the next one that has any; -1: none is left.
+  // An unclaimed task of the thread's own share, or of the next share that has one; -1 if all are claimed.
   int claim_share(int thread) {
     for (size_t i = 0; i < shares.size(); ++i) {
       Share& share = shares[(size_t(thread) + i) % shares.size()];
@@ -161,8 +161,8 @@ void ThreadPool::run_alone(int num_tasks, Task fn, void* ctx) {
     return;
   }
   const uint32_t job = s.epoch.load(std::memory_order_relaxed) + 1;
-  // The last job's tasks are all claimed (low half >= its count), so nobody claims while the fields change: first the
-  // new job's number with no task left, then the fields, then its tasks.
+  // The last job's tasks are all claimed (low half >= its count), so no thread claims while the fields change: first
+  // set the new job's number without tasks, then the fields, then its tasks.
   s.claim.store(ticket(job, INT32_MAX), std::memory_order_seq_cst);
   s.num_tasks.store(num_tasks, std::memory_order_relaxed);
   s.fn.store(fn, std::memory_order_relaxed);

@@ -1,8 +1,8 @@
-// A persistent pool of threads with a low-latency fork and join. Knows nothing about what it runs.
+// A persistent pool of threads with a low-latency fork and join. Knows nothing about the tasks.
 //
-// Tasks are claimed one by one, so a thread that the system has descheduled holds up nobody: the others do its share.
+// Tasks are claimed one by one, so a thread that the system has descheduled delays no other: the others do its share.
 // Workers spin for some microseconds after a job (the next op of a plan comes soon), yield for a millisecond or two
-// (the next step comes soon), then sleep: idle burns no CPU.
+// (the next step comes soon), then sleep: an idle pool uses no CPU.
 #pragma once
 
 #include <atomic>
@@ -15,10 +15,10 @@ namespace quire {
 
 class ThreadPool {
  public:
-  // Bytes of private working memory that each thread has (64-byte aligned, lazily touched, never cleared).
+  // Bytes of private working memory per thread (64-byte aligned, lazily touched, never cleared).
   static constexpr size_t kScratchBytes = size_t{2} << 20;
 
-  // `threads` counts the caller of run(): threads - 1 workers are started.
+  // `threads` includes the caller of run(): threads - 1 workers are started.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -30,14 +30,14 @@ class ThreadPool {
   void* scratch(int thread) const;
 
   // Calls f(task, thread) once for every 0 <= task < num_tasks and returns when all are done. f must not throw and
-  // must not call the pool. One caller at a time gets in; others wait. One task, or one thread, runs in place.
+  // must not call the pool. One caller runs at a time; others wait. A single task, or thread, runs in place.
   template <class F>
   void parallel_for(int num_tasks, F&& f) {
     run(num_tasks, call<std::remove_reference_t<F>>, address(f));
   }
 
-  // The same, but each thread begins with its own share of neighbouring tasks, the same one every time, so that what
-  // they read stays in its cache; then it helps the others.
+  // The same, but each thread starts with its own range of neighbouring tasks, always the same one, so that their data
+  // stays in its cache; then it helps the others.
   template <class F>
   void parallel_shares(int num_tasks, F&& f) {
     run_shares(num_tasks, call<std::remove_reference_t<F>>, address(f));

@@ -24,7 +24,7 @@ double weight_unit(int vocab_size) {
   return std::ldexp(1.0, std::min(kWeightBits, 53 - bits));
 }
 
-// The least float x with (x - max) * inv_t >= low, by bisection: the left side never falls as x grows.
+// The smallest float x with (x - max) * inv_t >= low, by bisection: the left side never decreases as x grows.
 float least_kept(float max, float inv_t, float low) {
   auto from_key = [](int64_t key) {
     const int32_t bits = key >= 0 ? int32_t(key) : int32_t(INT32_MIN - key);
@@ -176,7 +176,7 @@ Cut Sampler::truncate(const float* x, float max, const SlotParams& p, Scratch& s
   return top.value >= likely.value ? top : likely;
 }
 
-// Whether the better tokens weigh less than their share of the kept ones. Most often a rough sum can tell.
+// Whether the better tokens weigh less than their share of the kept ones. A rough sum usually decides.
 bool Sampler::is_nucleus(const WeighArgs& args, double share) const {
   if (args.kept.last_id >= vocab_size_) {
     const RoughWeights w = kernels_.weigh_roughly(args);
@@ -187,9 +187,9 @@ bool Sampler::is_nucleus(const WeighArgs& args, double share) const {
   return w.better < share * w.kept;
 }
 
-// The nucleus is a prefix of the tokens, best first: one is in it if those before it weigh less than its share. So the
-// draw comes first, from all that min_p and top_k left. If its token is in the nucleus it wins there too; if not, the
-// nucleus is among the tokens better than it, and those race again. Few rounds do, and nothing is sorted.
+// The nucleus is a prefix of the tokens, best first: a token is in it if those before it weigh less than its share. So
+// sample first, from all that min_p and top_k left. If that token is in the nucleus, it wins there too; if not, the
+// nucleus consists of better tokens, and those race again. A few rounds suffice, and nothing is sorted.
 int Sampler::draw(const float* x, float max, int argmax, const Slot& slot, Scratch& scratch) const {
   const SlotParams& p = slot.params;
   const Cut kept = truncate(x, max, p, scratch);
@@ -285,7 +285,7 @@ std::vector<RowResult> Sampler::sample(const SampleRows& r) {
       const RowMax max = best >= 0 ? RowMax{x[best], best, true} : kernels_.row_max(x, vocab_size_);
       RowResult& result = results[size_t(i)];
       result = sample_row(x, max, mask, *slots[size_t(task)], scratch_[size_t(thread)]);
-      if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // the rows after it saw another token
+      if (!r.drafts || result.token < 0 || result.token != r.drafts[i]) break;  // later rows had another token
     }
   });
   return results;

@@ -1,7 +1,7 @@
-// Sampling by slot: penalties, masks, truncation, draws and log-probabilities of many rows at once. Knows no Python.
+// Sampling by slot: penalties, masks, truncation, choice and log-probabilities of many rows at once. Knows no Python.
 //
-// devices/reference/logits.py and sampler.py define what is computed; this repeats them bit for bit. A row's result
-// depends on that row and its slot alone.
+// devices/reference/logits.py and sampler.py define the results; this code repeats them bit for bit. A row's result
+// depends only on that row and its slot.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct SlotParams {
   double temperature = 1.0;
   int top_k = 0;  // 0: all
   double top_p = 1.0;
-  float low_scaled = -3.402823466e38f;  // least scaled logit that min_p keeps
+  float low_scaled = -3.402823466e38f;  // smallest scaled logit that min_p keeps
   float repetition_penalty = 1.0f, frequency_penalty = 0.0f, presence_penalty = 0.0f;
   int64_t min_tokens = 0;
   bool wants_logprobs = false;
@@ -41,7 +41,7 @@ struct SlotParams {
 struct Logprobs {
   int32_t token = -1;
   double logprob = 0;
-  int rank = 0;  // 0: the row was unsound
+  int rank = 0;  // 0: the row had NaN or +inf
   std::vector<int32_t> top_ids;
   std::vector<double> top;
 };
@@ -72,15 +72,15 @@ class Sampler {
 
   int vocab_size() const { return vocab_size_; }
 
-  // Throws std::invalid_argument where a token id is outside the vocabulary.
+  // Throws std::invalid_argument if a token id is outside the vocabulary.
   void set(int slot, SlotParams params);
   void clear(int slot) { slots_.erase(slot); }
-  // Appends tokens that were not drawn. Throws std::invalid_argument as `set` does, or for an unknown slot.
+  // Appends tokens that were not sampled. Throws std::invalid_argument as `set` does, or for an unknown slot.
   void extend(int slot, const std::vector<int32_t>& tokens);
   // Takes the last `count` tokens of a slot's output back. Throws std::invalid_argument where it has fewer.
   void retract(int slot, size_t count);
 
-  // Draws and appends. Rows of one slot are adjacent. Throws std::invalid_argument, before anything is drawn, where a
+  // Samples and appends. Rows of one slot are adjacent. Throws std::invalid_argument, before sampling anything, if a
   // slot is unknown or a position is not the slot's next.
   std::vector<RowResult> sample(const SampleRows& rows);
   std::vector<Logprobs> logprobs(const float* x, size_t stride, int rows, const int32_t* targets, int num_top);
@@ -93,7 +93,7 @@ class Sampler {
   };
   struct Slot {
     SlotParams params;
-    std::vector<Counted> counted;  // distinct tokens of prompt and output, where a penalty needs them
+    std::vector<Counted> counted;  // distinct tokens of prompt and output, if a penalty needs them
     std::unordered_map<int32_t, size_t> index;
 
     void count(int32_t token, bool in_output);

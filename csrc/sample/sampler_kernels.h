@@ -1,4 +1,4 @@
-// Row primitives of sampling (sampler_table.h) on V, with the few steps that V lacks per instruction set.
+// Row primitives of sampling (sampler_table.h) on V, with the few steps for which V has no operation.
 #pragma once
 
 #include "sample/sampler_noise.h"
@@ -7,7 +7,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// Vectors whose long chains of dependent steps are interleaved, so that the core finds independent work close by.
+// Number of vectors whose long dependency chains are interleaved, to keep the core busy.
 #if defined(QUIRE_AVX512)
 constexpr int kChains = 8;
 #else
@@ -59,7 +59,7 @@ inline void exp_portable(V (&t)[N]) {
 
 constexpr int kLogitsAhead = 1024;  // a row of a large vocabulary is not in the nearest cache
 
-// The greatest of n values, and whether none is NaN or +inf. `Fetch`: those after them come into cache meanwhile.
+// The largest of n values, and whether none is NaN or +inf. `Fetch` prefetches the values after them.
 struct BlockMax {
   float value;
   bool sound;
@@ -97,7 +97,7 @@ inline RowMax row_max(const float* x, int n) {
   return best;
 }
 
-// Lanes are summed in float for 256 values, then in double lane by lane, then across.
+// Lanes are summed in float over 256 values, then in double, lane by lane, then across lanes.
 inline double exp_sum(const float* x, int n, float row_max) {
   const V top = set1(row_max);
   double lanes[kLanes] = {};
@@ -128,7 +128,7 @@ inline double exp_sum(const float* x, int n, float row_max) {
 
 constexpr float kNoWeight = -25.0f;  // e^-25 * 2^34 rounds to 0
 
-// Whole numbers up to 2^34, so that any order of adding them is exact.
+// Whole numbers up to 2^34, so that any order of addition is exact.
 template <int N>
 inline void add_whole(const V (&w)[N], double* lanes) {
 #if defined(QUIRE_AVX512)
@@ -173,7 +173,7 @@ inline double ties(const WeighArgs& a, Cut cut) {
   return double(count) * double(weights[0]);
 }
 
-// Sums over the tokens above each cut's value; the few that equal it are added afterwards.
+// Sums over the tokens above each cut's value; the few equal to it are added afterwards.
 inline Weights weigh(const WeighArgs& a) {
   const V top = set1(a.max), inv = set1(a.inv_t), zero = set1(0.0f), unit = set1(float(a.unit));
   const V low = set1(a.kept.value), high = set1(a.better.value);
@@ -282,8 +282,8 @@ inline int collect(const float* x, int n, Cut cut, int limit, int* ids) {
 constexpr int kDrawBlock = 128;  // tokens
 
 #if defined(QUIRE_AVX512)
-// Philox on 8 counters, in lanes of 64 bits: words 0..3 of the counters from c0 on. The upper halves of the second and
-// fourth word carry rubbish that the multiplication does not look at and the end masks off. Four at once.
+// Philox on 8 counters in 64-bit lanes: words 0..3 of the counters from c0 on. The upper halves of the second and
+// fourth word hold garbage that the multiplication ignores and the end masks off. Four at once.
 inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t token, uint32_t* words) {
   constexpr int N = kDrawBlock / 32;
   const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
@@ -346,7 +346,7 @@ inline void philox_words(const PhiloxKeys& keys, uint64_t position, uint32_t tok
 }
 #endif
 
-// 1 - u is above miss(word), and at most a little: 31 bits of the noise's first word.
+// 1 - u is slightly above miss(word): 31 bits of the noise's first word.
 inline V miss(const uint32_t* words) {
 #if defined(QUIRE_AVX512)
   const __m512i w = _mm512_srli_epi32(_mm512_xor_si512(_mm512_loadu_si512(words), _mm512_set1_epi32(-1)), 1);
@@ -379,14 +379,14 @@ struct Race {
 
 constexpr float kMostNoise = -37.0f;  // the noise is at most 53 ln 2 = 36.74
 
-// Above e^t by 0.1% to 6.2%, for t from -80 to 1: the chord of 2^f over [-1/2, 1/2], and a margin for float arithmetic.
+// Above e^t by 0.1% to 6.2%, for t from -80 to 1: the chord of 2^f over [-1/2, 1/2], plus a margin for rounding.
 inline V above_exp(V t) {
   const V y = max(t, set1(-80.0f)) * set1(1.44269504f), n = round_even(y);
   return scale(fma(y - n, set1(0.7079f), set1(1.0618f)), n);
 }
 
-// A token beats the best score s only if -ln u < e^(z - s), and 1 - u < -ln u: one comparison with half the noise's
-// bits rules out nearly all, without a logarithm and with a bound of the exponential.
+// A token beats the best score s only if -ln u < e^(z - s), and 1 - u < -ln u: one comparison with half of the noise's
+// bits rules out nearly all tokens, without a logarithm and with a bound on the exponential.
 inline int draw(const DrawArgs& d) {
   constexpr int kFew = 1024;
   Race race(d);

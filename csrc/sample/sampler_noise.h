@@ -1,7 +1,7 @@
-// The noise of sampling and the portable exp and log beneath it. Knows no row and no slot.
+// The noise of sampling, and its portable exp and log. Knows no row and no slot.
 //
-// One IEEE operation at a time (contraction is off), in the order of devices/reference/logits.py and sampler.py, so the
-// bits are those of the numpy oracle in every instruction set.
+// One IEEE operation at a time (contraction is off), in the order of devices/reference/logits.py and sampler.py, so
+// that every instruction set gives the bits of the numpy oracle.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace quire {
 
-// The best values: all above `value` and `ties` of those equal to it.
+// The best values: all above `value`, and `ties` of those equal to it.
 struct Selected {
   float value;
   int64_t ties;
@@ -60,7 +60,7 @@ inline Selected select_largest(const SamplerKernels& kernels, const float* x, si
   return {sorted[last], ties};
 }
 
-// Id of occurrence number `nth` (from 1) of `value`.
+// The id of occurrence number `nth` (from 1) of `value`.
 inline int id_of_nth(const float* x, int n, float value, int64_t nth) {
   int64_t seen = 0;
   for (int start = 0; start < n; start += 1024) {

@@ -8,8 +8,8 @@
 
 namespace quire {
 
-// The best tokens, best first and lower ids first among equals, up to one: those larger than `value`, and those equal
-// to it with an id of at most `last_id`.
+// The best tokens, best first and lower ids first among equals, up to a limit: those larger than `value`, and those
+// equal to it with an id of at most `last_id`.
 struct Cut {
   float value;
   int last_id;
@@ -31,14 +31,14 @@ struct WeighArgs {
   int n;
   float max, inv_t;
   double unit;
-  Cut kept, better;  // `better` keeps some of what `kept` keeps
+  Cut kept, better;  // `better` keeps a part of `kept`
 };
 
 struct Weights {
   double kept, better;
 };
 
-// The weights of the kept tokens, of those above a value and of those not below it, each at most kRough of itself off.
+// The weights of the kept tokens, of those above a value and of those not below it, within a relative error of kRough.
 struct RoughWeights {
   double kept, above, not_below;
 };
@@ -59,12 +59,12 @@ struct SamplerKernels {
   double (*exp_sum)(const float* x, int n, float max);
   // Sums of the whole numbers round(e^((x - max) * inv_t) * unit), exact while below 2^53.
   Weights (*weigh)(const WeighArgs&);
-  // About the same in a fraction of the time: as if every token with the values of the cuts were kept, and were better.
+  // About the same sums in a fraction of the time: counts every token at a cut's value as kept, or as better.
   RoughWeights (*weigh_roughly)(const WeighArgs&);
   int (*count_above)(const float* x, int n, float value);
-  // Copies low <= x < high in order; `out` may be x and has room for 16 more than are kept. Returns how many.
+  // Copies low <= x < high in order; `out` may be x and needs room for 16 extra values. Returns their number.
   size_t (*keep_range)(const float* x, size_t n, float low, float high, float* out);
-  // Ids of the kept tokens in order, at most `limit`, into `ids` (room for limit + 16); -1 where there are more.
+  // Ids of the kept tokens in order, at most `limit`, into `ids` (room for limit + 16); -1 if there are more.
   int (*collect)(const float* x, int n, Cut cut, int limit, int* ids);
   // The kept token with the largest (x - max) / temperature + Gumbel noise; the lowest id among equals.
   int (*draw)(const DrawArgs&);

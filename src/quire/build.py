@@ -17,7 +17,7 @@ from quire.devices.protocol import Backend
 from quire.engine.start import make_backend, model_directory, quantized_weights
 from quire.errors import ConfigError
 from quire.model import engine_dir
-from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, Limits, Manifest, Writer
+from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer
 from quire.model.load import LoadedModel, load_model
 from quire.weights.gguf import is_gguf
 from quire.weights.source import open_tokenizer
@@ -28,7 +28,7 @@ DROPPED = ("*.index.json", MANIFEST)
 TOKENIZER = "tokenizer.json"
 
 
-def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest:
+def build_engine(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:
     """Load the configured model and write it to `output`, completely or not at all. Replaces an engine in its place.
 
     Raises ConfigError if `output` holds something else or the model is an engine already.
@@ -63,7 +63,7 @@ def build_engine(config: EngineConfig, output: Path, limits: Limits) -> Manifest
     return manifest
 
 
-def _check(limits: Limits, max_position: int) -> None:
+def _check(limits: EngineLimits, max_position: int) -> None:
     longest = limits.max_seq_len or max_position
     if longest > max_position:
         raise ConfigError(
@@ -75,7 +75,7 @@ def _check(limits: Limits, max_position: int) -> None:
         )
 
 
-def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Limits) -> Manifest:
+def _write(directory: Path, model: LoadedModel, backend: Backend, limits: EngineLimits) -> Manifest:
     info = model.info
     with (directory / WEIGHTS).open("wb") as file:
         writer = Writer(file, backend)

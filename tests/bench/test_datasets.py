@@ -117,7 +117,7 @@ def test_sharegpt(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         samples_of(None, **options)
     path.write_text('{"conversations": 3}')
-    with pytest.raises(ConfigError, match="not a conversation"):
+    with pytest.raises(ConfigError, match="neither a conversation nor a prompt"):
         samples_of(tokenizer, **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from quire import LLM, SamplingParams
 from quire.config import ModelConfig
 from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.model.families import SUPPORTED
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
@@ -26,7 +27,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-# A family of Quire's own, soft-caps and windows, sinks and experts, learned positions, and one that nobody knows.
+# A family of Quire's own, soft-caps and windows, sinks and experts, learned positions, and one without any of these.
 CONFIGS = {
     "Llama": SHAPE,
     "Gemma2": {**SHAPE, "head_dim": 8, "sliding_window": 8},
@@ -100,8 +101,12 @@ def test_scores_of_a_prompt(tmp_path: Path) -> None:
         assert entry[tokens[i + 1]].logprob == pytest.approx(float(wanted[i, tokens[i + 1]]), abs=1e-3)
 
 
-def test_the_choice_of_implementation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_choice_of_implementation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save("Helium", tmp_path)
+    assert LLM(str(tmp_path), skip_tokenizer_init=True).report.backend.startswith("native")
+    monkeypatch.delitem(cast(dict[str, str], SUPPORTED), "HeliumForCausalLM")
     assert LLM(str(tmp_path), skip_tokenizer_init=True).report.backend.startswith("transformers' own code")
     assert "slower" in caplog.text
     with pytest.raises(UnknownArchitectureError, match="HeliumForCausalLM is not supported"):

@@ -20,7 +20,7 @@ from quire import LLM, RequestError
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.errors import ConfigError, ModelError
-from quire.model.engine_dir import Limits
+from quire.model.engine_dir import EngineLimits
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -219,7 +219,7 @@ def test_encoders_refuse_what_they_cannot_do(make: Make, tmp_path: Path) -> None
     with pytest.raises(RequestError, match="makes vectors, not text"):
         llm.generate("a b")
     with pytest.raises(ConfigError, match="not built"):
-        build_engine(EngineConfig.from_options(model=str(directory)), tmp_path / "engine", Limits())
+        build_engine(EngineConfig.from_options(model=str(directory)), tmp_path / "engine", EngineLimits())
 
 
 def test_a_bert_that_is_a_decoder_is_refused(make: Make) -> None:

@@ -13,7 +13,7 @@ from quire.devices.host import HostLogits
 from quire.devices.protocol import Executable, FloatArray
 from quire.devices.reference.sampler import ReferenceSampler
 from quire.grammar.compiler import GrammarCompiler
-from quire.runtime.inputs import InputBuilder, Layout
+from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.grammar import GrammarPart
 from quire.runtime.slots.pooling import PoolingPart
@@ -67,7 +67,7 @@ def make_parts() -> list[SlotPart]:
     return [sampling, grammar, ScoringPart(sampling.sampler), PoolingPart(None)]
 
 
-def lay_out(*seqs: ScheduledSeq) -> Layout:
+def lay_out(*seqs: ScheduledSeq) -> StepLayout:
     return InputBuilder(8, 8).lay_out(ScheduledBatch(1, [], list(seqs), [], []), {}, ())
 
 

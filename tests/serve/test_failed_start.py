@@ -14,7 +14,7 @@ import pytest
 
 from quire.build import build_engine
 from quire.config import EngineConfig
-from quire.model.engine_dir import Limits
+from quire.model.engine_dir import EngineLimits
 
 
 def serve(*args: str) -> tuple[int, list[str]]:
@@ -93,7 +93,7 @@ def test_missing_weights(model: Path) -> None:
 
 def test_an_engine_with_a_changed_byte(tiny_model: Callable[..., str], tmp_path: Path) -> None:
     engine = tmp_path / "engine"
-    build_engine(EngineConfig.from_options(model=tiny_model()), engine, Limits())
+    build_engine(EngineConfig.from_options(model=tiny_model()), engine, EngineLimits())
     data = bytearray((engine / "weights.bin").read_bytes())
     data[len(data) // 2] ^= 1
     (engine / "weights.bin").write_bytes(data)

@@ -19,7 +19,7 @@ from quire.text.formats.registry import (
     reasoning_format,
     tool_format,
 )
-from quire.text.output.events import Call, CallArguments, CallEnd, CallStart, Content, Parsed, Reasoning
+from quire.text.output.events import CallArguments, CallEnd, CallStart, Content, Parsed, Reasoning, ToolCall
 from quire.text.output.parser import OutputParser, parse
 from quire.text.output.schemas import schemas
 from quire.text.template.render import ChatTemplate
@@ -166,12 +166,12 @@ def test_events_come_as_soon_as_they_are_known() -> None:
 
 def test_what_breaks_off_is_told() -> None:
     cut = parse('<tool_call>{"name": "f", "arguments": {"a": "half a te', "hermes")
-    assert cut.calls == [Call("f", '{"a": "half a te', complete=False)]
+    assert cut.calls == [ToolCall("f", '{"a": "half a te', complete=False)]
     broken = parse('<tool_call>{"name": "f", "arguments": {"a": <oops>}}</tool_call>', "hermes")
-    assert broken.calls == [Call("f", '{"a": ', complete=False)]
+    assert broken.calls == [ToolCall("f", '{"a": ', complete=False)]
     assert broken.content == "<oops>}}</tool_call>"
     unclosed = parse('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "hermes")
-    assert unclosed == Parsed(calls=[Call("f", '{"a": 1}', complete=True)])
+    assert unclosed == Parsed(calls=[ToolCall("f", '{"a": 1}', complete=True)])
     surplus = parse('<tool_call>{"name": "f", "arguments": {"a": 1}}}]\n</tool_call>', "hermes")
     assert surplus == unclosed
     nothing = '<tool_call>{"name": "", "arguments": {}}</tool_call>'
@@ -189,16 +189,16 @@ def test_a_forced_call_that_is_cut_off_is_no_content(text: str) -> None:
 
     for parts in ((text,), tuple(text)):
         assert forced({"clock": {}, "dice": {}}, *parts) == Parsed()
-        assert forced({"clock": {}}, *parts) == Parsed(calls=[Call("clock", "", complete=False)])
+        assert forced({"clock": {}}, *parts) == Parsed(calls=[ToolCall("clock", "", complete=False)])
     whole = forced({"clock": {}}, '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>')
-    assert whole == Parsed(calls=[Call("clock", "{}", complete=True)])
+    assert whole == Parsed(calls=[ToolCall("clock", "{}", complete=True)])
 
 
 def test_ids_that_the_model_writes_are_kept() -> None:
     kimi = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    assert parse(kimi, "kimi_k2").calls == [Call("f", "{}", complete=True, id="functions.f:3")]
+    assert parse(kimi, "kimi_k2").calls == [ToolCall("f", "{}", complete=True, id="functions.f:3")]
     mistral = "[TOOL_CALLS]f[CALL_ID]abc123DEF[ARGS]{}"
-    assert parse(mistral, "mistral_v11").calls == [Call("f", "{}", complete=True, id="abc123DEF")]
+    assert parse(mistral, "mistral_v11").calls == [ToolCall("f", "{}", complete=True, id="abc123DEF")]
 
 
 def test_output_continues_where_the_prompt_left_off() -> None:

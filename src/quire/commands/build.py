@@ -10,7 +10,7 @@ from quire.cli import Command
 from quire.commands.inspect import show
 from quire.config import EngineConfig, check_options, option
 from quire.errors import ConfigError
-from quire.model.engine_dir import Limits
+from quire.model.engine_dir import EngineLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class BuildOptions:
 def run(config: EngineConfig, options: BuildOptions) -> None:
     if not options.output:
         raise ConfigError("name the directory to write: quire build MODEL -o DIR")
-    limits = Limits(
+    limits = EngineLimits(
         max_batch_size=options.max_batch_size,
         max_input_len=options.max_input_len,
         max_seq_len=options.max_seq_len or config.model.max_model_len,

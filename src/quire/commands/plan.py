@@ -17,7 +17,7 @@ from rich.table import Table
 from quire.cli import Command
 from quire.config import DeviceConfig, EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
-from quire.engine.start import Plan, make_backend, plan_engine, quantized_weights
+from quire.engine.start import EnginePlan, make_backend, plan_engine, quantized_weights
 from quire.errors import ConfigError
 from quire.model.load import outline_config
 from quire.runtime.memory import GIB
@@ -97,7 +97,7 @@ def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[
     }
 
 
-def describe(plan: Plan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
+def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
     """All figures by name: bytes, tokens, sequences, bounds in tokens per second."""
     memory, model = plan.memory, plan.model
     kv_bytes = plan.kv_spec.bytes_per_token
@@ -129,7 +129,7 @@ def describe(plan: Plan, limits: MachineLimits, options: PlanOptions) -> dict[st
     }
 
 
-def _decode_rate(plan: Plan, limits: MachineLimits, options: PlanOptions, sequences: int) -> float:
+def _decode_rate(plan: EnginePlan, limits: MachineLimits, options: PlanOptions, sequences: int) -> float:
     """Tokens per second of `sequences` at the middle of their outputs, by reading or by arithmetic."""
     context = options.input_len + options.output_len // 2
     read = plan.cost.step_bytes(sequences) + sequences * plan.cost.kv_bytes(context, plan.kv_spec)
@@ -137,7 +137,7 @@ def _decode_rate(plan: Plan, limits: MachineLimits, options: PlanOptions, sequen
     return sequences / max(read / (limits.read_gbs * 1e9), computed / (limits.peak_gflops * 1e9))
 
 
-def _prompt_seconds(plan: Plan, limits: MachineLimits, length: int) -> float:
+def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, length: int) -> float:
     """Seconds from a prompt of `length` tokens to its first output, by arithmetic or by reading the weights once."""
     computed = plan.cost.prompt_operations(length) / (limits.peak_gflops * 1e9)
     return max(computed, plan.cost.step_bytes(length) / (limits.read_gbs * 1e9))
@@ -149,7 +149,7 @@ def _lengths(wanted: int, longest: int) -> list[int]:
     return sorted({*powers, min(wanted, longest), longest})
 
 
-def _tables(figures: dict[str, Any], plan: Plan) -> dict[str, list[tuple[str, str]]]:
+def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[str, str]]]:
     def gib(name: str) -> str:
         return f"{figures[name] / GIB:.3f} GiB"
 

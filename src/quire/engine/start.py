@@ -160,7 +160,7 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """An engine before it is loaded: everything that decides its size."""
 
     name: str
@@ -180,7 +180,7 @@ class Plan:
         return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
 
 
-def plan_engine(config: EngineConfig) -> Plan:
+def plan_engine(config: EngineConfig) -> EnginePlan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit."""
     model, loader = find_source(config.model)
     longest = _max_model_len(config.model, model)
@@ -206,7 +206,7 @@ def plan_engine(config: EngineConfig) -> Plan:
     )
     memory = plan_memory(config.cache, need, available)
     name, cost = _name(config.model, model.directory), sketch.cost
-    return Plan(name, backend, model, loader, kv_spec, limits, memory, cost, config)
+    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config)
 
 
 def start_core(config: EngineConfig) -> Started:

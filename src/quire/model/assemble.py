@@ -1,7 +1,7 @@
 """From a spec and tensor names to decoder weights, part by part. Knows the place of each tensor; reads no file itself.
 
-Over a `Source` that reads and packs, it loads a model. Over one that only records requests, it lists the tensors that
-a checkpoint must have. So both always agree.
+Over a `WeightSource` that reads and packs, it loads a model. Over one that only records requests, it lists the
+tensors that a checkpoint must have. So both always agree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from quire.weights.parts import (
 Use = Literal["linear", "table", "head", "positions", "exact"]
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Supplies the weight of a part, in the type that its use calls for."""
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix: ...
@@ -54,7 +54,7 @@ class Source(Protocol):
 class Assembly:
     """Assembles the weights of one model."""
 
-    def __init__(self, spec: ArchSpec, names: TensorNames, source: Source) -> None:
+    def __init__(self, spec: ArchSpec, names: TensorNames, source: WeightSource) -> None:
         self.spec, self.names, self.source = spec, names, source
 
     def weights(self) -> DecoderWeights:

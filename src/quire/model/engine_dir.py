@@ -36,7 +36,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 Limit = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits that the engine was built for; None if not given."""
 
     max_batch_size: Limit | None = None
@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_seq_len: Limit | None = None
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tensor's place in weights.bin. `about` is the backend's description of a matrix, or an array's type."""
 
     offset: Size
@@ -66,9 +66,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
-    limits: Limits
+    limits: EngineLimits
     weights: msgspec.Raw
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[StoredTensor, ...]
     size: Limit
     checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
 
@@ -91,7 +91,7 @@ class Writer:
     def __init__(self, file: BinaryIO, backend: Backend) -> None:
         self._file, self._backend = file, backend
         self._numbers: dict[int, int] = {}  # by identity: a tied head is the embedding
-        self.tensors: list[Tensor] = []
+        self.tensors: list[StoredTensor] = []
         self.size = 0
 
     def weights(self, weights: DecoderWeights) -> msgspec.Raw:
@@ -113,7 +113,7 @@ class Writer:
         else:
             raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
         self._write(bytes(-self.size % PAGE))
-        self.tensors.append(Tensor(offset=self.size, nbytes=data.nbytes, about=about))
+        self.tensors.append(StoredTensor(offset=self.size, nbytes=data.nbytes, about=about))
         self._write(data.data)
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -146,7 +146,7 @@ def read_manifest(directory: Path) -> Manifest:
 class _Reader:
     """Returns the tensors of a mapped weights.bin; the same object for the same number."""
 
-    def __init__(self, data: Array, tensors: Sequence[Tensor], backend: Backend) -> None:
+    def __init__(self, data: Array, tensors: Sequence[StoredTensor], backend: Backend) -> None:
         self._data, self._tensors, self._backend = data, tensors, backend
         self._made: dict[int, Any] = {}
 

@@ -40,7 +40,7 @@ from quire.weights.schemes import Scheme
 from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
-UNLIMITED = engine_dir.Limits()
+UNLIMITED = engine_dir.EngineLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ModelInfo:
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
-    limits: engine_dir.Limits = UNLIMITED
+    limits: engine_dir.EngineLimits = UNLIMITED
     pooling: PoolingHead | None = None
     quantized: Scheme | None = None
     foreign: bool = False
@@ -254,7 +254,7 @@ def _open(
     kept = choose_dtype(dtype, wanted, checkpoint)
     eos = _eos(source.generation, source.config, source.where)
     head = read_pooling(path, source.config, spec.architecture, checkpoint)
-    limits = UNLIMITED if head is None else engine_dir.Limits(max_seq_len=max_length(path))
+    limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
     info = _info(path, spec, names, kept, quantized, eos, source.generation)
     info = replace(info, pooling=head, limits=limits)
     return info, spec, checkpoint, names

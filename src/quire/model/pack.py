@@ -31,7 +31,7 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class WantedTensor:
     """A tensor that a checkpoint must contain. With `exact` it stays float32, whatever the model's dtype."""
 
     shape: tuple[int, ...]
@@ -66,15 +66,15 @@ class WeightTypes:
 
 
 class _Wanted:
-    """A `Source` that only records which tensors are requested."""
+    """A `WeightSource` that only records which tensors are requested."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, WantedTensor] = {}
 
     def _record(self, parts: Sequence[Part], exact: bool = False) -> None:
         for part in parts:
             for name, shape in part.tensors:
-                self.tensors[name] = Tensor(shape, exact)
+                self.tensors[name] = WantedTensor(shape, exact)
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
         self._record(parts, use == "exact")
@@ -89,7 +89,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """A `Source` that reads parts and passes them to the backend; with `outline`, only their shapes."""
+    """A `WeightSource` that reads parts and passes them to the backend; with `outline`, only their shapes."""
 
     checkpoint: Checkpoint | None
     backend: Backend
@@ -126,7 +126,7 @@ class _Packer:
         return tensors, Quantized(layout, self.types.kept)
 
 
-def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, Tensor]:
+def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, WantedTensor]:
     """Every tensor that a checkpoint must contain, without a tied head."""
     wanted = _Wanted()
     Assembly(spec, names, wanted).weights()
@@ -154,7 +154,7 @@ def outline_weights(
 
 def check_tensors(
     spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, directory: Path
-) -> dict[str, Tensor]:
+) -> dict[str, WantedTensor]:
     """The tensors to load. Raises ModelError if one is missing, left over or wrong."""
     expected = wanted_tensors(spec, names)
     present = set(checkpoint.names())
@@ -187,7 +187,7 @@ def _list(names: Sequence[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
 
 
-def choose_dtype(dtype: str, wanted: Mapping[str, Tensor], checkpoint: Checkpoint) -> FloatDtype:
+def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Checkpoint) -> FloatDtype:
     """The dtype that holds the model: "auto" is bfloat16 if all its matrices are, else float32."""
     if dtype == "bfloat16" or dtype == "float32":
         return "bfloat16" if dtype == "bfloat16" else "float32"

@@ -13,7 +13,7 @@ from quire.types import UNSEEN, ScheduledBatch, ScheduledSeq
 
 
 @dataclass(slots=True)
-class Layout:
+class StepLayout:
     """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
@@ -46,7 +46,7 @@ class InputBuilder:
 
     def lay_out(
         self, batch: ScheduledBatch, sampled: Mapping[int, Sequence[int]], failed: Container[int]
-    ) -> Layout:
+    ) -> StepLayout:
         """Lay out the batch's tokens, and extend the block tables.
 
         `sampled` holds the last sample of each slot, which replaces UNSEEN; for `failed` slots token 0 does.
@@ -68,9 +68,9 @@ class InputBuilder:
             slots.append(slot)
             ends.append(end)
             cu_q.append(count)
-        return Layout(batch.seqs, tokens, positions, cu_q, ends, slots)
+        return StepLayout(batch.seqs, tokens, positions, cu_q, ends, slots)
 
-    def build(self, layout: Layout, rows: list[int], greedy: bool) -> ModelInput:
+    def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """The arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         as_int32 = np.int32
         return ModelInput(

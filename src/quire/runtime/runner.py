@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from quire.devices.protocol import Executable, KVCache
-from quire.runtime.inputs import InputBuilder, Layout
+from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
 from quire.types import ScheduledBatch, StepOutput
@@ -69,7 +69,7 @@ class Runner:
         for part in self.parts:
             part.clear(slot)
 
-    def _compute(self, step: Layout, output: StepOutput) -> None:
+    def _compute(self, step: StepLayout, output: StepOutput) -> None:
         rows: list[int] = []
         greedy = True
         firsts = []
@@ -86,7 +86,7 @@ class Runner:
         if output.errors or self._failed:
             self._fail(step, output)
 
-    def _fail(self, step: Layout, output: StepOutput) -> None:
+    def _fail(self, step: StepLayout, output: StepOutput) -> None:
         """Clear failed slots. Their scheduled steps end with the same error."""
         for slot in output.errors:
             output.tokens.pop(slot, None)

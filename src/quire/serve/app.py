@@ -201,4 +201,4 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return json_response(models.model_card(service, model_id))
 
     add_get(app, "/v1/models", all_models, models.ModelList, "The served names")
-    add_get(app, "/v1/models/{model_id:path}", one_model, models.ModelCard, "One served name")
+    add_get(app, "/v1/models/{model_id:path}", one_model, models.ServedModelCard, "One served name")

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from quire.serve.errors import ErrorBody, encode
-from quire.serve.openai.models import ModelCard, ModelList
+from quire.serve.openai.models import ModelList, ServedModelCard
 
 ERRORS = (400, 401, 404, 408, 413, 415, 422, 499, 500, 503, 504)
 
@@ -56,7 +56,7 @@ def document(app: FastAPI, bodies: Sequence[type]) -> dict[str, Any]:
     """FastAPI's document with the schemas of `bodies`."""
     if app.openapi_schema is None:
         found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        types = (ErrorBody, ModelList, ModelCard, *bodies)
+        types = (ErrorBody, ModelList, ServedModelCard, *bodies)
         _, schemas = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
         components = found.setdefault("components", {})
         components.setdefault("schemas", {}).update(schemas)

@@ -90,7 +90,7 @@ class Tokenizer:
         return cls(_read_backend(directory, config, options), options)
 
     def save(self, directory: Path) -> None:
-        """Write the files that `load` makes the same tokenizer of. Raises ModelError where no file can say it."""
+        """Write the files that `load` makes the same tokenizer of. Raises ModelError if no file can say it."""
         copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
         if self._own_ends:
             ends = {self.id_to_token(i) or "": i for i in [*self._prefix, *self._suffix]}
@@ -140,7 +140,7 @@ class Tokenizer:
             self._suffix = [self.eos_token_id]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises RequestError where it is not valid Unicode."""
+        """Token ids of `text`. Raises RequestError if it is not valid Unicode."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -215,7 +215,7 @@ def _cannot_encode(message: str) -> RequestError:
 
 
 def check_text(text: object, param: str = "prompt") -> None:
-    """Raise RequestError where `text` is not a string that UTF-8 can express."""
+    """Raise RequestError if `text` is not a string that UTF-8 can express."""
     if not isinstance(text, str):
         raise RequestError(f"{param} must be a string, got {type(text).__name__}", param)
     if text.isascii():

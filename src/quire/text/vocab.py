@@ -50,7 +50,7 @@ def byte_level(
 ) -> Tokenizer:
     """Byte-level BPE. `split` are patterns that cut text into words, one after the other; None is GPT-2's way.
 
-    `options` are those of the library's BPE. Raises ModelError where vocabulary and merges do not fit together.
+    `options` are those of the library's BPE. Raises ModelError if vocabulary and merges do not fit together.
     """
     backend = Tokenizer(_bpe(vocab, merges, **options))
     backend.decoder = decoders.ByteLevel()

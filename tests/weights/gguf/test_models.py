@@ -19,7 +19,7 @@ from quire.devices.cpu.pack import describe
 from quire.devices.registry import BackendName, make_backend
 from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
-from quire.model.engine_dir import Limits
+from quire.model.engine_dir import EngineLimits
 from quire.model.load import inspect_model
 from quire.weights.gguf.dequantize import dequantize, layout_of, quant_tensor
 from quire.weights.gguf.kinds import KINDS
@@ -243,7 +243,7 @@ def test_a_directory_with_one_file_is_that_file(made: Made, tmp_path: Path) -> N
 def test_an_engine_built_of_a_file_gives_its_tokens(made: Made, tmp_path: Path) -> None:
     extra = {"tokenizer.ggml.add_bos_token": True}
     file = write_gguf(Path(made()[0]), tmp_path / "m.gguf", extra=extra)
-    build_engine(EngineConfig.from_options(model=str(file)), tmp_path / "engine", Limits())
+    build_engine(EngineConfig.from_options(model=str(file)), tmp_path / "engine", EngineLimits())
     assert run(str(tmp_path / "engine")) == run(str(file))
     ours, theirs = open_tokenizer(tmp_path / "engine"), open_tokenizer(file)
     assert ours.encode("the cat") == theirs.encode("the cat")

@@ -12,7 +12,7 @@ import numpy as np
 from quire.errors import EngineError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import TokenMask
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.masks import MAX_SECONDS, NUM_THREADS, Constraint, MaskWork
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
@@ -72,7 +72,7 @@ class GrammarPart:
     def greedy(self) -> bool:
         return not self._constraints
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         """Start the masks of all constrained sequences that lack one, even if this step does not sample them."""
         if not self._constraints:
             self._draws = NOTHING

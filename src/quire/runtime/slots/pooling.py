@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from quire.devices.protocol import FloatArray
 from quire.model.pooling import PoolingHead
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, Pooling, StepOutput
 
@@ -38,7 +38,7 @@ def unit_vector(x_D: NDArray[np.float64]) -> list[float]:
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class PooledRows:
     """A slot's rows in a step: their number, and whether the prompt ends with them."""
 
     slot: int
@@ -55,7 +55,7 @@ class PoolingPart:
     def __init__(self, head: PoolingHead | None) -> None:
         self._head = head
         self._pools: dict[int, Pool] = {}
-        self._parts: list[Part] = []
+        self._parts: list[PooledRows] = []
 
     def set(self, new: NewSeq) -> None:
         if new.request.pooling is not None:
@@ -68,7 +68,7 @@ class PoolingPart:
     def greedy(self) -> bool:
         return True  # it reads no logits
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         self._parts = []
         rows: list[int] = []
         if not self._pools:
@@ -83,7 +83,7 @@ class PoolingPart:
             elif pool.kind == "last":
                 begin = stop - int(seq.wants_logits)
             rows += range(begin, stop)
-            self._parts.append(Part(seq.slot, stop - begin, seq.wants_logits))
+            self._parts.append(PooledRows(seq.slot, stop - begin, seq.wants_logits))
         return rows
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 
@@ -22,7 +22,7 @@ class SlotPart(Protocol):
     def clear(self, slot: int) -> None:
         """Forget a slot. Unknown slots are ignored."""
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         """The tokens of the step (0..T-1, ascending) whose logits or hidden states this part reads."""
 
     @property

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire.devices.protocol import IntArray
 from quire.devices.sampling import NOT_DRAWN, Sampler, Samples, SlotSampling, TokenMask, takes_largest
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 
@@ -45,7 +45,7 @@ class Draws:
         return np.array([self.drafts.get(i, NOT_DRAWN) for i in range(start, stop)], np.int32)
 
 
-def draws_of(step: Layout, slots: Container[int]) -> Draws:
+def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
     """The rows to sample in a step for the sequences in `slots`."""
     rows: list[int] = []
     drawn: list[int] = []
@@ -112,7 +112,7 @@ class SamplingPart:
         """Whether no sequence without a grammar is sampled in this step."""
         return not self._draws
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         self._draws = draws_of(step, self._free)
         return self._draws.rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.devices.sampling import Sampler
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, Request, StepOutput
 
@@ -35,7 +35,7 @@ class ScoringPart:
     def greedy(self) -> bool:
         return not self._requests
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         self._targets = []
         rows: list[int] = []
         if not self._requests:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from quire.config import SpeculativeOptions
 from quire.devices.protocol import IntArray
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.spec_decode.controller import Controller
 from quire.spec_decode.lookup import PredictionProposer
@@ -50,7 +50,7 @@ class SpeculationPart:
         self._count_allowed = count_allowed
         self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL)}
         self._seqs: dict[int, SpecSequence] = {}
-        self._step: Layout | None = None
+        self._step: StepLayout | None = None
         self._began = 0.0
 
     def set(self, new: NewSeq) -> None:
@@ -76,7 +76,7 @@ class SpeculationPart:
         if self._proposer is not None:
             self._proposer.stop(seq)
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         self._step = step
         self._began = time.perf_counter()
         return []
@@ -95,11 +95,11 @@ class SpeculationPart:
         if drawing and not self.controller.asleep(num_seqs):
             self._draft(drawing, num_seqs, view, output)
 
-    def _measure(self, step: Layout, seconds: float) -> None:
+    def _measure(self, step: StepLayout, seconds: float) -> None:
         if all(seq.wants_logits and len(seq.tokens) <= DECODE_TOKENS for seq in step.seqs):
             self.controller.steps.record(len(step.tokens), seconds)
 
-    def _take_tokens(self, step: Layout, output: StepOutput) -> tuple[list[Computed], list[SpecSequence]]:
+    def _take_tokens(self, step: StepLayout, output: StepOutput) -> tuple[list[Computed], list[SpecSequence]]:
         """What was computed of sequences that speculate, and those that go on behind a token that was drawn."""
         computed, drawing = [], []
         for item, row in zip(step.seqs, step.cu_q, strict=False):

@@ -35,7 +35,7 @@ DATA_HEADERS = {**HEADERS, "Cache-Control": "no-store"}
 _encode = msgspec.json.Encoder().encode
 
 
-class Source(Protocol):
+class PageData(Protocol):
     """The server as the page sees it."""
 
     async def snapshot(self) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ def open_paths() -> frozenset[str]:
     return frozenset({"/", "/dashboard/reference"} | {f"/dashboard/{name}" for name in names})
 
 
-def dashboard_router(source: Source, interval: float = INTERVAL) -> APIRouter:
+def dashboard_router(source: PageData, interval: float = INTERVAL) -> APIRouter:
     """The page's routes, none of them in the API's document.
 
     The application's middleware checks keys and lets `open_paths` through. While somebody watches, events come every
@@ -139,7 +139,7 @@ def _json(value: Any) -> Response:
     return Response(_encode(value), media_type="application/json", headers=DATA_HEADERS)
 
 
-async def _events(source: Source, interval: float) -> AsyncIterator[bytes]:
+async def _events(source: PageData, interval: float) -> AsyncIterator[bytes]:
     """Snapshots as server-sent events until the server drains, so that a viewer never delays shutdown."""
     while True:
         snapshot = await source.snapshot()

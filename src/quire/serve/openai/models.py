@@ -10,7 +10,7 @@ from quire.serve.errors import not_found
 from quire.serve.service import Service
 
 
-class ModelCard(msgspec.Struct):
+class ServedModelCard(msgspec.Struct):
     """One served name."""
 
     id: str
@@ -25,7 +25,7 @@ class ModelCard(msgspec.Struct):
 class ModelList(msgspec.Struct):
     """Answer of /v1/models."""
 
-    data: list[ModelCard]
+    data: list[ServedModelCard]
     object: Literal["list"] = "list"
 
 
@@ -33,9 +33,9 @@ def model_list(service: Service) -> ModelList:
     return ModelList([model_card(service, name) for name in service.names])
 
 
-def model_card(service: Service, name: str) -> ModelCard:
+def model_card(service: Service, name: str) -> ServedModelCard:
     """404 if no model is served under that name."""
     if name not in service.names:
         raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
     info = service.front.info
-    return ModelCard(name, service.created, info.name, info.max_model_len)
+    return ServedModelCard(name, service.created, info.name, info.max_model_len)

@@ -51,7 +51,7 @@ Event = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
 @dataclass(slots=True)
-class Call:
+class ToolCall:
     """A tool call. `arguments` is JSON text; `id` is the model's own, if it wrote one."""
 
     name: str
@@ -66,7 +66,7 @@ class Parsed:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -75,7 +75,7 @@ class Parsed:
             elif isinstance(event, Reasoning):
                 self.reasoning += event.text
             elif isinstance(event, CallStart):
-                self.calls.append(Call(event.name, id=event.id))
+                self.calls.append(ToolCall(event.name, id=event.id))
             elif isinstance(event, CallArguments):
                 self.calls[event.index].arguments += event.text
             else:

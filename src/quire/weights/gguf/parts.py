@@ -14,7 +14,7 @@ SPLIT = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
 
 class GGUFParts:
-    """Metadata of the first file, tensors of all. Raises ModelError where a part is missing or is another's."""
+    """Metadata of the first file, tensors of all. Raises ModelError if a part is missing or is another's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
