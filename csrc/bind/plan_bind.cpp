@@ -220,9 +220,7 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
       .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)
       .def("multiply", &Plan::multiply, "x"_a, "factors"_a)
-      .def("clamp", &Plan::clamp, "x"_a, "limit"_a)
-      .def("temper", &Plan::temper, "x"_a, "beta"_a, "length"_a, "offset"_a)
-      .def("xielu", &Plan::xielu, "x"_a, "params"_a)
+      .def("elementwise", &Plan::elementwise, "name"_a, "x"_a, "params"_a)
       .def("store_latent",
            [](Plan& p, int kv, int q_latent, int q_rope, int layer, int angles, const NormTuple& norm) {
              return p.store_latent(kv, q_latent, q_rope, layer, angles, to_norm(norm));

@@ -328,8 +328,8 @@ void Plan::keep_tails() {
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
-        kind == OpKind::store_latent || kind == OpKind::receive ||
-        kind == OpKind::temper)  // these read the arrays of the whole step
+        kind == OpKind::store_latent || kind == OpKind::receive || reads_positions(*op))
+      // These read the arrays of the whole step.
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
     for (const int* used : op->inputs())

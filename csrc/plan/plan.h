@@ -99,11 +99,8 @@ class Plan {
   int scale(int x, float scale, float cap);
   // Each element of `factors` multiplies a run of neighbours in x, all runs being equally long.
   int multiply(int x, int factors);
-  int clamp(int x, float limit);
-  // Row of position p times 1 + beta * log(1 + floor((p + offset) / length)).
-  int temper(int x, float beta, int length, int offset);
-  // XIELU with (alpha of positive x, alpha of negative x, beta, eps).
-  int xielu(int x, std::vector<float> params);
+  // The function of that name in plan_elementwise.cpp, with its parameters, of each element.
+  int elementwise(const std::string& name, int x, std::vector<float> params);
   // `bias` is in source order [O], or empty; residual -1: none.
   int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
              int residual);
@@ -153,18 +150,18 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts, receive, multiply, clamp, temper, xielu
+    head_linear, route, experts, receive, multiply, elementwise
   };
 
   struct Op {
     OpKind kind;
     int in = -1, out = -1, residual = -1, angles = -1, other = -1;
     std::shared_ptr<PackedMatrix> weight{};
-    std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq
+    std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq; elementwise: parameters
     Activation activation = Activation::none;
     NormParams norm{}, k_norm{};
     float scale = 1, cap = 0;
-    int layer = 0, num_heads = 0, offset = 0, length = 0;
+    int layer = 0, num_heads = 0, offset = 0, function = 0;
     bool weigh_inputs = false;
     AttentionParams attention{};
     RoutingParams routing{};
@@ -212,6 +209,7 @@ class Plan {
   void execute_store_latent(const Op& op);
   void execute_head_linear(const Op& op);
   void execute_elementwise(const Op& op);
+  bool reads_positions(const Op& op) const;  // of the tokens of the whole step
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
   void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);

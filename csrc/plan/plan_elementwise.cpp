@@ -1,7 +1,9 @@
 // Ops of a plan that change each element of a row by itself: recording and running. Knows ops and buffers.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
+#include <string>
 
 #include "plan/plan.h"
 
@@ -9,15 +11,38 @@ namespace quire {
 
 namespace {
 
-// XIELU (Huang and Schlag 2024, arXiv:2411.13010): alpha_p x^2 + beta x above 0, alpha_n (e^x - 1 - x) + beta x below.
-float xielu_of(float x, const std::vector<float>& p) {
-  if (x > 0) return p[0] * x * x + p[2] * x;
-  return (std::expm1(std::min(x, p[3])) - x) * p[1] + p[2] * x;
-}
-
-void require(bool condition, const char* message) {
+void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
+
+void clamp_row(const float* x, float* y, size_t n, const float* p, int32_t) {
+  for (size_t i = 0; i < n; ++i) y[i] = std::min(p[0], std::max(-p[0], x[i]));
+}
+
+// Times 1 + beta * log(1 + floor((position + offset) / length)).
+void temper_row(const float* x, float* y, size_t n, const float* p, int32_t position) {
+  const float scale = 1 + p[0] * std::log(1 + std::floor((float(position) + p[2]) / p[1]));
+  for (size_t i = 0; i < n; ++i) y[i] = x[i] * scale;
+}
+
+// XIELU (Huang and Schlag 2024, arXiv:2411.13010): alpha_p x^2 + beta x above 0, alpha_n (e^x - 1 - x) + beta x below.
+void xielu_row(const float* x, float* y, size_t n, const float* p, int32_t) {
+  for (size_t i = 0; i < n; ++i)
+    y[i] = x[i] > 0 ? p[0] * x[i] * x[i] + p[2] * x[i] : (std::expm1(std::min(x[i], p[3])) - x[i]) * p[1] + p[2] * x[i];
+}
+
+// By the names and fields of the protocol's structs (devices/protocol.py).
+struct Elementwise {
+  const char* name;
+  size_t params;
+  bool by_position;  // reads the position of its row's token
+  void (*row)(const float* x, float* y, size_t n, const float* params, int32_t position);
+};
+constexpr Elementwise kElementwise[] = {
+    {"Clamp", 1, false, clamp_row},
+    {"Temperature", 3, true, temper_row},
+    {"XIELU", 4, false, xielu_row},
+};
 
 }  // namespace
 
@@ -27,30 +52,21 @@ int Plan::multiply(int x, int factors) {
   return add_op(Op{.kind = OpKind::multiply, .in = x, .other = factors}, in.width, in.rows);
 }
 
-int Plan::clamp(int x, float limit) {
-  const Buffer in = checked(x, "the input of clamp");
-  require(limit > 0, "clamp: the limit must be greater than 0");
-  Op op{.kind = OpKind::clamp, .in = x};
-  op.cap = limit;
-  return add_op(std::move(op), in.width, in.rows);
-}
-
-int Plan::temper(int x, float beta, int length, int offset) {
-  const Buffer in = checked(x, "the input of temper");
-  require(in.rows == RowKind::tokens && length > 0 && offset >= 0, "temper needs one row per token, and a length");
-  Op op{.kind = OpKind::temper, .in = x};
-  op.scale = beta;
-  op.length = length;
-  op.offset = offset;
-  return add_op(std::move(op), in.width, in.rows);
-}
-
-int Plan::xielu(int x, std::vector<float> params) {
-  const Buffer in = checked(x, "the input of xielu");
-  require(params.size() == 4, "xielu has four parameters");
-  Op op{.kind = OpKind::xielu, .in = x};
+int Plan::elementwise(const std::string& name, int x, std::vector<float> params) {
+  const auto* function = std::find_if(std::begin(kElementwise), std::end(kElementwise),
+                                      [&](const Elementwise& f) { return name == f.name; });
+  require(function != std::end(kElementwise), "there is no function " + name);
+  const Buffer in = checked(x, "the input of an element-wise function");
+  require(params.size() == function->params, name + " has " + std::to_string(function->params) + " parameters");
+  require(!function->by_position || in.rows == RowKind::tokens, name + " needs one row per token");
+  Op op{.kind = OpKind::elementwise, .in = x};
+  op.function = int(function - kElementwise);
   op.vector = std::move(params);
   return add_op(std::move(op), in.width, in.rows);
+}
+
+bool Plan::reads_positions(const Op& op) const {
+  return op.kind == OpKind::elementwise && kElementwise[op.function].by_position;
 }
 
 void Plan::execute_elementwise(const Op& op) {
@@ -62,18 +78,12 @@ void Plan::execute_elementwise(const Op& op) {
   auto row = [&](size_t r) {
     const float* x = in + r * width;
     float* y = out + r * width;
-    if (op.kind == OpKind::multiply) {
-      for (size_t f = 0; f < factors; ++f)
-        for (size_t i = 0; i < group; ++i) y[f * group + i] = x[f * group + i] * by[r * factors + f];
-    } else if (op.kind == OpKind::clamp) {
-      for (size_t i = 0; i < width; ++i) y[i] = std::min(op.cap, std::max(-op.cap, x[i]));
-    } else if (op.kind == OpKind::temper) {
-      const float steps = std::floor(float(step_.positions[r] + op.offset) / float(op.length));
-      const float scale = 1 + op.scale * std::log(1 + steps);
-      for (size_t i = 0; i < width; ++i) y[i] = x[i] * scale;
-    } else {
-      for (size_t i = 0; i < width; ++i) y[i] = xielu_of(x[i], op.vector);
+    if (op.kind == OpKind::elementwise) {
+      const int32_t position = kElementwise[op.function].by_position ? step_.positions[r] : 0;
+      return kElementwise[op.function].row(x, y, width, op.vector.data(), position);
     }
+    for (size_t f = 0; f < factors; ++f)
+      for (size_t i = 0; i < group; ++i) y[f * group + i] = x[f * group + i] * by[r * factors + f];
   };
   pool_->parallel_for((rows + per_task - 1) / per_task, [&](int task, int) {
     for (int r = task * per_task; r < std::min(rows, (task + 1) * per_task); ++r) row(size_t(r));

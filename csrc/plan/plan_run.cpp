@@ -177,9 +177,7 @@ void Plan::execute_op(const Op& op) {
     case OpKind::scale:
       return kernels_.scale({data(op.in), op.scale, op.cap, out, size_t(rows), width}, *pool_);
     case OpKind::multiply:
-    case OpKind::clamp:
-    case OpKind::temper:
-    case OpKind::xielu:
+    case OpKind::elementwise:
       return execute_elementwise(op);
     case OpKind::store_latent:
       return execute_store_latent(op);

@@ -115,8 +115,14 @@ class Attention(msgspec.Struct, frozen=True):
     sinks: FloatArray | None = None
 
 
+class Clamp(msgspec.Struct, frozen=True):
+    """x limited to [-limit, limit]."""
+
+    limit: float
+
+
 class Temperature(msgspec.Struct, frozen=True):
-    """The query at position p is multiplied by 1 + beta * log(1 + floor((p + offset) / length))."""
+    """The row of the token at position p is multiplied by 1 + beta * log(1 + floor((p + offset) / length))."""
 
     beta: float
     length: int
@@ -132,6 +138,9 @@ class XIELU(msgspec.Struct, frozen=True):
     alpha_n: float
     beta: float
     eps: float
+
+
+Elementwise = Clamp | Temperature | XIELU  # csrc/plan/plan_elementwise.cpp takes their fields in order
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -244,14 +253,8 @@ class Ops(Protocol[T]):
     def multiply(self, x: T, factors: T) -> T:
         """x [rows, D] times factors [rows, F]: each factor multiplies D / F neighbouring elements."""
 
-    def clamp(self, x: T, limit: float) -> T:
-        """x limited to [-limit, limit]."""
-
-    def temper(self, x: T, temperature: Temperature) -> T:
-        """Each token's row times the temperature at its position."""
-
-    def xielu(self, x: T, xielu: XIELU) -> T:
-        """XIELU of each element."""
+    def elementwise(self, x: T, op: Elementwise) -> T:
+        """The same function of each element, of its token's position too for Temperature: one row per token."""
 
     def norm(self, x: T, norm: Norm) -> T:
         """[rows, D] -> [rows, D]."""

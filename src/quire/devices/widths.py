@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.devices.protocol import (
-    XIELU,
     Activation,
     Attention,
+    Elementwise,
     Expert,
     FloatArray,
     Graph,
@@ -17,7 +17,6 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
-    Temperature,
 )
 
 
@@ -47,13 +46,7 @@ class Widths:
     def multiply(self, x: int, factors: int) -> int:
         return self._see(x)
 
-    def clamp(self, x: int, limit: float) -> int:
-        return self._see(x)
-
-    def temper(self, x: int, temperature: Temperature) -> int:
-        return self._see(x)
-
-    def xielu(self, x: int, xielu: XIELU) -> int:
+    def elementwise(self, x: int, op: Elementwise) -> int:
         return self._see(x)
 
     def norm(self, x: int, norm: Norm) -> int:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import XIELU, Attention, Expert, FloatArray, Graph, Matrix, Norm, Ops
+from quire.devices.protocol import XIELU, Attention, Clamp, Expert, FloatArray, Graph, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.rope import alibi_slopes, make_rope
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
@@ -228,12 +228,12 @@ class Decoder:
         assert weights.qkv is not None
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
         if spec.clip_qkv is not None:
-            qkv = ops.clamp(qkv, spec.clip_qkv)
+            qkv = ops.elementwise(qkv, Clamp(spec.clip_qkv))
         turn = None if rope is None else angles[rope]
         q = ops.store_kv(qkv, cached, spec.num_heads, turn, weights.q_norm, weights.k_norm)
         temperature = None if spec.temperatures is None else spec.temperatures[index]
         if temperature is not None:
-            q = ops.temper(q, temperature)
+            q = ops.elementwise(q, temperature)
         heads = ops.attention(q, cached, spec.num_heads, attention)
         if weights.gate is not None:
             heads = ops.multiply(heads, ops.linear(x, weights.gate, activation="sigmoid"))
@@ -262,7 +262,7 @@ class Decoder:
         if self.spec.gated:
             inner = ops.gated_linear(x, weights.up, activation, weights.up_bias)
         elif weights.xielu is not None:
-            inner = ops.xielu(ops.linear(x, weights.up, weights.up_bias), weights.xielu)
+            inner = ops.elementwise(ops.linear(x, weights.up, weights.up_bias), weights.xielu)
         else:
             inner = ops.linear(x, weights.up, weights.up_bias, activation)
         if weights.down_norm is not None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire import _native
 from quire.devices.cpu.pack import packed_of
 from quire.devices.protocol import (
-    XIELU,
     Activation,
     Attention,
+    Elementwise,
     Expert,
     FloatArray,
     Graph,
@@ -20,7 +21,6 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
-    Temperature,
 )
 from quire.errors import EngineError
 
@@ -85,15 +85,8 @@ class Recorder:
     def multiply(self, x: int, factors: int) -> int:
         return int(self.plan.multiply(x, factors))
 
-    def clamp(self, x: int, limit: float) -> int:
-        return int(self.plan.clamp(x, limit))
-
-    def temper(self, x: int, temperature: Temperature) -> int:
-        return int(self.plan.temper(x, temperature.beta, temperature.length, temperature.offset))
-
-    def xielu(self, x: int, xielu: XIELU) -> int:
-        params = [xielu.alpha_p, xielu.alpha_n, xielu.beta, xielu.eps]
-        return int(self.plan.xielu(x, params))
+    def elementwise(self, x: int, op: Elementwise) -> int:
+        return int(self.plan.elementwise(type(op).__name__, x, msgspec.structs.astuple(op)))
 
     def norm(self, x: int, norm: Norm) -> int:
         return int(self.plan.norm(x, norm_tuple(norm)))

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from quire.devices.host import Float64Array, activate, normalize, received
 from quire.devices.protocol import (
-    XIELU,
     Activation,
     Array,
     Attention,
+    Clamp,
+    Elementwise,
     Expert,
     FloatArray,
     Matrix,
@@ -40,6 +42,7 @@ from quire.devices.reference.rows import (
     prepare_heads,
     rotate,
     route_row,
+    xielu,
 )
 from quire.devices.reference.weights import own_matrix
 
@@ -74,22 +77,15 @@ class ReferenceOps:
         each = np.repeat(factors.astype(np.float64), x.shape[1] // factors.shape[1], axis=1)
         return np.asarray(x * each, np.float32)
 
-    def clamp(self, x: FloatArray, limit: float) -> FloatArray:
-        bounded: FloatArray = np.minimum(np.maximum(x, np.float32(-limit)), np.float32(limit))
-        return bounded
-
-    def temper(self, x: FloatArray, temperature: Temperature) -> FloatArray:
-        steps = (self.inputs.positions_T + temperature.offset) // temperature.length
-        scales = np.array([1 + temperature.beta * np.log(1.0 + step) for step in steps.tolist()])
-        return np.asarray(x * scales[:, None], np.float32)
-
-    def xielu(self, x: FloatArray, xielu: XIELU) -> FloatArray:
-        def of_row(row: Float64Array) -> Float64Array:
-            below = xielu.alpha_n * (np.expm1(np.minimum(row, xielu.eps)) - row)
-            above = xielu.alpha_p * row * row
-            return np.where(row > 0, above, below) + xielu.beta * row
-
-        return by_row(of_row, x, x.shape[1])
+    def elementwise(self, x: FloatArray, op: Elementwise) -> FloatArray:
+        if isinstance(op, Clamp):
+            bounded: FloatArray = np.minimum(np.maximum(x, np.float32(-op.limit)), np.float32(op.limit))
+            return bounded
+        if isinstance(op, Temperature):
+            steps = (self.inputs.positions_T + op.offset) // op.length
+            scales = np.array([1 + op.beta * np.log(1.0 + step) for step in steps.tolist()])
+            return np.asarray(x * scales[:, None], np.float32)
+        return by_row(partial(xielu, op), x, x.shape[1])
 
     def norm(self, x: FloatArray, norm: Norm) -> FloatArray:
         return by_row(lambda row: normalize(row, norm), x, x.shape[1])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.devices.host import Float64Array, activate, normalize
-from quire.devices.protocol import Activation, Attention, FloatArray, Norm, Routing
+from quire.devices.protocol import XIELU, Activation, Attention, FloatArray, Norm, Routing
 
 
 def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
@@ -16,6 +16,12 @@ def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
         return activate(kind, x) * up
     low = np.minimum(x, 7.0)
     return np.asarray(low / (1.0 + np.exp(-1.702 * np.maximum(low, -400.0))) * (np.clip(up, -7.0, 7.0) + 1.0))
+
+
+def xielu(op: XIELU, x: Float64Array) -> Float64Array:
+    below = op.alpha_n * (np.expm1(np.minimum(x, op.eps)) - x)
+    out: Float64Array = np.where(x > 0, op.alpha_p * x * x, below) + op.beta * x
+    return out
 
 
 def norm_heads(heads_NH: Float64Array, norm: Norm) -> Float64Array:

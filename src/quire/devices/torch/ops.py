@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from quire.devices.protocol import (
     Activation,
     Array,
     Attention,
+    Clamp,
+    Elementwise,
     Expert,
     FloatArray,
     Matrix,
@@ -111,6 +114,11 @@ def gate(kind: Activation, x: Any, up: Any) -> Any:
     return low * torch.sigmoid(1.702 * low) * (up.clamp(-7.0, 7.0) + 1.0)
 
 
+def xielu(op: XIELU, x: Any) -> Any:
+    below = op.alpha_n * (torch.expm1(x.clamp(max=op.eps)) - x)
+    return torch.where(x > 0, op.alpha_p * x * x, below) + op.beta * x
+
+
 def by_row(function: Callable[[Any], Any], x: Any) -> Any:
     """`function` of each row alone, in equally aligned memory, because BLAS chooses by alignment too."""
     if not len(x):  # a step may read no rows
@@ -186,20 +194,14 @@ class TorchOps:
     def multiply(self, x: Any, factors: Any) -> Any:
         return x * factors.repeat_interleave(x.shape[1] // factors.shape[1], dim=1)
 
-    def clamp(self, x: Any, limit: float) -> Any:
-        return x.clamp(-limit, limit)
-
-    def temper(self, x: Any, temperature: Temperature) -> Any:
-        steps = (self.step.positions_T + temperature.offset).div(temperature.length, rounding_mode="floor")
-        scales = [1 + temperature.beta * math.log(1 + step) for step in steps.tolist()]
-        return x * torch.tensor(scales, device=x.device)[:, None]
-
-    def xielu(self, x: Any, xielu: XIELU) -> Any:
-        def of_row(row: Any) -> Any:
-            below = xielu.alpha_n * (torch.expm1(row.clamp(max=xielu.eps)) - row)
-            return torch.where(row > 0, xielu.alpha_p * row * row, below) + xielu.beta * row
-
-        return by_row(of_row, x)
+    def elementwise(self, x: Any, op: Elementwise) -> Any:
+        if isinstance(op, Clamp):
+            return x.clamp(-op.limit, op.limit)
+        if isinstance(op, Temperature):
+            steps = (self.step.positions_T + op.offset).div(op.length, rounding_mode="floor")
+            scales = [1 + op.beta * math.log(1 + step) for step in steps.tolist()]
+            return x * torch.tensor(scales, device=x.device)[:, None]
+        return by_row(partial(xielu, op), x)
 
     def norm(self, x: Any, norm: Norm) -> Any:
         return by_row(norm_row(norm, x), x)
