@@ -14,6 +14,7 @@ from quire.errors import RequestError
 MAX_STOP_STRINGS = 16
 MAX_N = 1024
 MAX_CONSTRAINT_BYTES = 1 << 20
+MAX_PATTERN = 4096
 
 
 class OutputKind(str, enum.Enum):
@@ -126,6 +127,32 @@ def _json_text(name: str, value: dict[str, Any] | bool) -> str:
         raise RequestError(f"{name} is not JSON: {error}", "structured_outputs") from error
 
 
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ends an output whose last tokens repeat a pattern. Names are vLLM's.
+
+    A pattern has `min_pattern_size` to `max_pattern_size` tokens and is repeated `min_count` times in a row.
+    `max_pattern_size` 0 detects nothing.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        where = "repetition_detection"
+        for name in ("max_pattern_size", "min_pattern_size", "min_count"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= MAX_PATTERN:
+                message = f"{where}.{name} must be an integer from 0 to {MAX_PATTERN}, got {value!r}"
+                raise RequestError(message, f"{where}.{name}")
+        if self.min_pattern_size > self.max_pattern_size:
+            message = f"{where}.min_pattern_size must be at most max_pattern_size ({self.max_pattern_size})"
+            raise RequestError(message, f"{where}.min_pattern_size")
+        if self.max_pattern_size and self.min_count < 2:
+            message = f"{where}.min_count must be at least 2, got {self.min_count}"
+            raise RequestError(message, f"{where}.min_count")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are sampled and when a request ends. Names and defaults are vLLM's.
 
@@ -164,6 +191,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputsParams | None = None
     prediction: str | Seq[int] | None = None
     speculative_decoding: bool = True
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         put = msgspec.structs.force_setattr
@@ -176,6 +205,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise _refuse("allowed_token_ids", [], "None or a list of at least one token id")
         if self.prediction is not None and not isinstance(self.prediction, str):
             put(self, "prediction", _token_ids("prediction", self.prediction))
+        if self.thinking_token_budget == -1:
+            put(self, "thinking_token_budget", None)
+        if isinstance(self.repetition_detection, dict):
+            put(self, "repetition_detection", RepetitionDetectionParams(**self.repetition_detection))
         if self.top_k == -1:
             put(self, "top_k", 0)
         kinds = [kind.value for kind in OutputKind]
@@ -203,6 +236,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(self, name, -1, "an integer >= 0, -1 for the whole vocabulary, or None")
+        if self.thinking_token_budget is not None:
+            _check_int(self, "thinking_token_budget", 0, "an integer >= 0, or None or -1 for no bound")
         for name in (
             "include_stop_str_in_output",
             "ignore_eos",

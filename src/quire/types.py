@@ -24,8 +24,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     The caller resolves `seed` (64 bits), `max_tokens` (against the model's length) and `grammar`: the constraint of
     `sampling.structured_outputs` in llguidance's notation. `eos_token_ids` is empty if the request ignores them. `salt`
     separates prefix caches. With `choices` (token ids) the output is the likeliest of them. With `pooling` the request
-    makes no token but one vector: the mean, last or first final hidden state, after the model's own head. Prompt
-    log-probabilities are due for the tokens after position `scored_from`. `prediction` is a guess at the output.
+    makes no token but one vector: the mean, last or first final hidden state, after the model's own head, and
+    without `activate` not scaled to length 1. Prompt log-probabilities are due for the tokens after position
+    `scored_from`. `prediction` is a guess at the output.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     choices: tuple[tuple[int, ...], ...] = ()
     scored_from: int = 0
     prediction: tuple[int, ...] = ()
+    activate: bool = True
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""

@@ -74,12 +74,12 @@ def test_a_final_assistant_message_is_continued(client: anthropic.Anthropic) -> 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"tools": [{"type": "code_execution_20250522", "name": "code"}]}, "code_execution"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "budget_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
-        ({"extra_body": {"nothing": 1}}, "nothing"),
+        ({"extra_body": {"stop": ["x"]}}, "stop_sequences"),
     ],
 )
 def test_refusals_have_their_shape(

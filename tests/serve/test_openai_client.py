@@ -260,12 +260,12 @@ def test_a_response_goes_on_from_its_own_output(client: openai.OpenAI) -> None:
         ({"logit_bias": {"900000": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
+        ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"extra_body": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs.messages"),
-        ({"store": True}, "store"),
-        ({"service_tier": "flex"}, "service_tier"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"extra_body": {"chat_template": "x"}}, "chat_template"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

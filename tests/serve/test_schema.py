@@ -76,4 +76,6 @@ def test_every_reference_leads_somewhere(server: Server) -> None:
         "/v1/messages",
     } <= paths
     assert "prompt" in schemas["CompletionRequest"]["required"]
-    assert schemas["CompletionRequest"]["additionalProperties"] is False
+    fields = schemas["CompletionRequest"]["properties"]
+    assert {"type": "null"} in fields["ignore_eos"]["anyOf"]
+    assert {"type": "null"} not in fields["prompt"]["anyOf"]

@@ -342,7 +342,12 @@ def test_refused_with_the_reason(real: Server, fields: dict[str, Any], param: st
 @pytest.mark.parametrize(
     ("path", "body", "reason"),
     [
-        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "'web_search' is not"),
+        ("responses", {"input": "x", "tools": [{"type": "mcp"}]}, "'mcp' is not"),
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "'web_search' is not",
+        ),
         (
             "responses",
             {"input": [{"type": "function_call_output", "call_id": "a", "output": 3}]},
@@ -353,12 +358,11 @@ def test_refused_with_the_reason(real: Server, fields: dict[str, Any], param: st
             {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
             "input[0].call_id",
         ),
-        ("responses", {"input": "x", "reasoning": {"summary": "detailed"}}, "without a summary"),
+        ("responses", {"input": "x", "reasoning": {"effort": 3}}, "reasoning.effort"),
         ("messages", {"messages": say("x"), "tools": [{"name": "f"}]}, "input_schema"),
         ("messages", {"messages": say("x"), "tools": BLOCKS, "tool_choice": {"type": "some"}}, "'some'"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "tool_use"),
-        ("messages", {"messages": say("x"), "thinking": {"type": "enabled"}}, "no reasoning format"),
         ("messages", {"messages": say("x"), "thinking": {}}, "thinking.type"),
     ],
 )

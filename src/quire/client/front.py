@@ -61,13 +61,17 @@ class Front:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._need_tokenizer().encode(text, add_special_tokens=add_special_tokens)
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """A conversation rendered by the chat template; options as in `ChatTemplate.render`."""
+    def render(self, messages: list[dict[str, Any]], chat_template: str | None = None, **options: Any) -> str:
+        """A conversation rendered by the chat template; options as in `ChatTemplate.render`.
+
+        `chat_template` is one that came with the request.
+        """
         if self.template is None:
             raise RequestError(
                 f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
             )
-        return self.template.render(messages, **options)
+        template = self.template if chat_template is None else self.template.of_request(chat_template)
+        return template.render(messages, **options)
 
     def request(
         self,
@@ -151,9 +155,18 @@ class Front:
         return tuple(self.encode(prediction, add_special_tokens=False))
 
     def pooled(
-        self, request_id: str, tokens: list[int], pooling: Pooling | None = None, priority: int = 0
+        self,
+        request_id: str,
+        tokens: list[int],
+        pooling: Pooling | None = None,
+        priority: int = 0,
+        salt: str = "",
+        activate: bool = True,
     ) -> Request:
-        """A request for one vector; `pooling` None means the model's own way, else the last hidden state."""
+        """A request for one vector; `pooling` None means the model's own way, else the last hidden state.
+
+        Without `activate`, an embedding is not scaled to length 1.
+        """
         self._check_tokens(tokens)
         longest = min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
         if len(tokens) > longest:
@@ -171,6 +184,8 @@ class Front:
             priority=priority,
             arrival=time.time(),
             pooling=pooling or self.info.pooling or "last",
+            salt=salt,
+            activate=activate,
         )
 
     def pair(self, first: str, second: str) -> list[int]:
@@ -179,8 +194,11 @@ class Front:
         size = self.info.segment_size
         return [token + size * kind for token, kind in zip(tokens, kinds, strict=True)]
 
-    def truncated(self, tokens: list[int], limit: int | None) -> list[int]:
-        """The last `limit` tokens (-1: as many as the model takes); of encoders the first ones and the end."""
+    def truncated(self, tokens: list[int], limit: int | None, side: str | None = None) -> list[int]:
+        """`limit` tokens (-1: as many as the model takes), cut on the `side` "left" or "right".
+
+        By default the front is cut; of encoders' texts the end is, except for the last token.
+        """
         if limit is None:
             return tokens
         keep = self.info.max_model_len if limit == -1 else limit
@@ -188,7 +206,17 @@ class Front:
             raise RequestError("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
         if len(tokens) <= keep:
             return tokens
-        return tokens[-keep:] if self.info.generates else tokens[: keep - 1] + tokens[-1:]
+        if side is None:
+            return tokens[-keep:] if self.info.generates else tokens[: keep - 1] + tokens[-1:]
+        return tokens[-keep:] if side == "left" else tokens[:keep]
+
+    def shortened(self, text: str, limit: int | None) -> str:
+        """The text of the first `limit` tokens."""
+        if limit is None:
+            return text
+        tokenizer = self._need_tokenizer()
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return text if len(tokens) <= limit else tokenizer.decode(tokens[:limit])
 
     def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
         return OutputStream(request, prompt, self.tokenizer)

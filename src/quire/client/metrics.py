@@ -125,6 +125,7 @@ class Metrics:
         self.restarts = 0
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
         self.answers: dict[tuple[str, str, str], int] = {}
+        self.ignored_fields: dict[str, int] = {}
         self.finished = {reason.value: 0 for reason in FinishReason}
         self._before_restart = dict.fromkeys(COUNTED, 0)
         self._accepted_before: list[int] = []  # by position in a draft
@@ -316,6 +317,7 @@ class Metrics:
                 "position",
                 {str(place): count for place, count in enumerate(self._accepted_per_pos())},
             ),
+            ("request_ignored_fields", "Unknown fields of requests.", "handler", self.ignored_fields),
             ("request_success", "Finished requests.", "finished_reason", self.finished),
             ("admission_rejections", "Requests refused on arrival.", "reason", self.rejections),
         ):

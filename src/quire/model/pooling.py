@@ -64,12 +64,15 @@ class PoolingHead:
     scores: Scores | None = None
     labels: tuple[str, ...] = ()
 
-    def __call__(self, pooled_D: Vector) -> list[float]:
-        """The vector of a text: an embedding, or the classifier's outputs before any softmax."""
+    def __call__(self, pooled_D: Vector, activate: bool = True) -> list[float]:
+        """The vector of a text: an embedding, or the classifier's outputs before any softmax.
+
+        Without `activate`, an embedding keeps its length.
+        """
         x = pooled_D
         for step in self.steps:
             x = normalize(x, step) if isinstance(step, Norm) else step(x)
-        if self.normalize:
+        if self.normalize and activate:
             x = x / max(float(np.sqrt((x * x).sum())), 1e-12)
         vector: list[float] = x.tolist()
         return vector

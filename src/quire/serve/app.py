@@ -21,10 +21,19 @@ from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.gate import Gate, Keys
 from quire.serve.native import classify, pooling, rerank, score, tokenize
 from quire.serve.native.operations import add_operations
+from quire.serve.native.protocol import (
+    ClassifyRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 from quire.serve.openai import chat, completions, embeddings, models, responses
 from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
-from quire.serve.openai.responses_protocol import ResponseObject, ResponsesRequest
-from quire.serve.openai.texts import PoolingRequest
+from quire.serve.openai.completions_protocol import Completion, CompletionRequest
+from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, ResponsesRequest
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
 from quire.serve.service import Service
 from quire.serve.stream import Answer, Disconnected, reply
@@ -43,25 +52,40 @@ class Generating:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """An endpoint that answers a body with JSON."""
+    """An endpoint that answers a body with JSON, or with bytes if it is `binary` and the body asks for them."""
 
     path: str
-    make: Callable[[Service, HttpRequest], Awaitable[bytes]]
+    make: Callable[[Service, HttpRequest], Awaitable[bytes | Response]]
     body: type
     answer: type
     summary: str
+    binary: bool = False
 
 
 ENDPOINTS: tuple[Generating | Plain, ...] = (
     Generating(
         "/v1/completions",
         completions.complete,
-        completions.CompletionRequest,
-        completions.Completion,
+        CompletionRequest,
+        Completion,
         "Continue prompts",
     ),
     Generating("/v1/chat/completions", chat.chat, ChatRequest, ChatCompletion, "Answer a conversation"),
     Generating("/v1/responses", responses.respond, ResponsesRequest, ResponseObject, "Answer an input"),
+    Plain(
+        "/v1/chat/completions/input_tokens",
+        chat.count_input,
+        ChatRequest,
+        InputTokens,
+        "Count the tokens of a conversation",
+    ),
+    Plain(
+        "/v1/responses/input_tokens",
+        responses.count_input,
+        ResponsesRequest,
+        InputTokens,
+        "Count the tokens of an input",
+    ),
     Generating(
         "/v1/messages", messages.create, MessagesRequest, MessageObject, "Answer a conversation (Anthropic)"
     ),
@@ -75,31 +99,39 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
     Plain(
         "/v1/embeddings",
         embeddings.embed,
-        embeddings.EmbeddingRequest,
+        EmbeddingRequest,
         embeddings.Embeddings,
         "Vectors of texts",
+        binary=True,
     ),
-    Plain("/pooling", pooling.pool, PoolingRequest, pooling.PoolingAnswer, "Unprocessed vectors of texts"),
+    Plain(
+        "/pooling",
+        pooling.pool,
+        PoolingRequest,
+        pooling.PoolingAnswer,
+        "Unprocessed vectors of texts",
+        binary=True,
+    ),
     Plain(
         "/classify",
         classify.classify,
-        classify.ClassifyRequest,
+        ClassifyRequest,
         classify.ClassifyAnswer,
         "Class probabilities of texts",
     ),
     *(
-        Plain(path, score.score, score.ScoreRequest, score.ScoreAnswer, "Scores of pairs of texts")
+        Plain(path, score.score, ScoreRequest, score.ScoreAnswer, "Scores of pairs of texts")
         for path in ("/score", "/v1/score")
     ),
     *(
-        Plain(path, rerank.rerank, rerank.RerankRequest, rerank.RerankAnswer, "Documents ranked for a query")
+        Plain(path, rerank.rerank, RerankRequest, rerank.RerankAnswer, "Documents ranked for a query")
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
-    Plain("/tokenize", tokenize.tokenize, tokenize.TokenizeRequest, tokenize.Tokenized, "Text to token ids"),
+    Plain("/tokenize", tokenize.tokenize, TokenizeRequest, tokenize.Tokenized, "Text to token ids"),
     Plain(
         "/detokenize",
         tokenize.detokenize,
-        tokenize.DetokenizeRequest,
+        DetokenizeRequest,
         tokenize.Detokenized,
         "Token ids to text",
     ),
@@ -143,8 +175,9 @@ def make_app(service: Service) -> FastAPI:
         allow_headers=list(config.allowed_headers),
         allow_credentials=config.allow_credentials,
     )
-    bodies = tuple(kind for e in ENDPOINTS for kind in (e.body, e.answer))
-    app.openapi = lambda: document(app, bodies)  # type: ignore[method-assign]
+    bodies = tuple({endpoint.body: None for endpoint in ENDPOINTS})
+    answers = tuple({endpoint.answer: None for endpoint in ENDPOINTS})
+    app.openapi = lambda: document(app, bodies, answers)  # type: ignore[method-assign]
     return app
 
 
@@ -166,16 +199,19 @@ async def _handle(http: HttpRequest, error: Exception) -> Response:
 def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) -> None:
     async def generate(http: HttpRequest) -> Response:
         answer = await endpoint.make(service, http)
-        assert not isinstance(answer, bytes)
+        assert not isinstance(answer, bytes | Response)
         return await reply(http, answer, service.config.sse_keep_alive_interval)
 
     async def plain(http: HttpRequest) -> Response:
-        return Response(await endpoint.make(service, http), media_type="application/json")
+        answer = await endpoint.make(service, http)
+        return answer if isinstance(answer, Response) else Response(answer, media_type="application/json")
 
     streams = isinstance(endpoint, Generating)
     content: dict[str, Any] = {"application/json": {"schema": reference(endpoint.answer)}}
     if streams:
         content["text/event-stream"] = {"schema": EVENT}
+    if isinstance(endpoint, Plain) and endpoint.binary:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     app.add_api_route(
         endpoint.path,
         generate if streams else plain,

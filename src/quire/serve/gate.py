@@ -7,6 +7,7 @@ import hmac
 import re
 import uuid
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -17,6 +18,8 @@ from quire.serve.errors import HttpError, unauthorized
 
 # Open without a key: probes, scrapers, and pages without data (the dashboard asks its user for the key).
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+MAX_SHOWN = 32  # names in a header, and twice as many characters of each
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 
 CountAnswer = Callable[[str, str, int], None]
@@ -51,8 +54,14 @@ def _path(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
+def _listed(names: Iterable[str]) -> bytes:
+    """The first names as the value of a header; other characters than those of names become `?`."""
+    shown = [_UNSAFE.sub("?", name)[: 2 * MAX_SHOWN] for name in islice(names, MAX_SHOWN)]
+    return ", ".join(shown).encode()
+
+
 class Gate:
-    """Sets `state.request_id`, adds X-Request-Id to answers, refuses wrong keys, counts answers."""
+    """Sets `state.request_id`, refuses wrong keys, counts answers, adds X-Request-Id and X-Ignored-Fields to them."""
 
     def __init__(
         self,
@@ -83,6 +92,8 @@ class Gate:
                 self._count(scope["method"], path, message["status"])
                 if self._show_id:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if ignored := scope["state"].get("ignored"):
+                    message["headers"] = [*message["headers"], (b"x-ignored-fields", _listed(ignored))]
             await send(message)
 
         if path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._keys.admits(headers):

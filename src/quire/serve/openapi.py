@@ -52,14 +52,26 @@ def responses_of(content: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-def document(app: FastAPI, bodies: Sequence[type]) -> dict[str, Any]:
-    """FastAPI's document with the schemas of `bodies`."""
+def document(app: FastAPI, requests: Sequence[type], answers: Sequence[type]) -> dict[str, Any]:
+    """FastAPI's document with the schemas of bodies of requests and answers."""
     if app.openapi_schema is None:
         found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        types = (ErrorBody, ModelList, ServedModelCard, *bodies)
+        types = (ErrorBody, ModelList, ServedModelCard, *requests, *answers)
         _, schemas = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
         components = found.setdefault("components", {})
+        for kind in requests:
+            _allow_null(schemas[kind.__name__])
         components.setdefault("schemas", {}).update(schemas)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    """Say that null is absent: every optional field may be null."""
+    for name, given in schema["properties"].items():
+        if name in schema.get("required", ()):
+            continue
+        choices = given.get("anyOf", [given])
+        if {"type": "null"} not in choices:
+            schema["properties"][name] = {"anyOf": [*choices, {"type": "null"}]}

@@ -15,6 +15,7 @@ from quire.errors import ConfigError
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.types import Pooling
 
+UnknownFields = Literal["ignore", "refuse"]
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -79,6 +80,11 @@ class ServerConfig:
         "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto detects it likewise.",
     )
     enable_auto_tool_choice: bool = option(True, "Let the model choose whether to call offered tools.")
+    unknown_fields: UnknownFields = option(
+        "ignore",
+        "Fields of requests that nobody knows: ignore names them in the header X-Ignored-Fields, refuse answers 400.",
+    )
+    trust_request_chat_template: bool = option(False, "Let requests bring their own chat_template.")
     pooling: Pooling | None = option(
         None, "How embeddings are pooled from hidden states; defaults to the model's own way, else the last."
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,12 +21,16 @@ from quire.client.metrics import Metrics
 from quire.errors import RequestError
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
+from quire.serve.fields.accept import accept
+from quire.serve.fields.shapes import Fields
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
 from quire.serve.tools import Formats, Offer, offer_of
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound=msgspec.Struct)
+_decode = msgspec.json.Decoder().decode
 
 # Longer texts are tokenized in a thread, so that streams continue meanwhile.
 INLINE_CHARACTERS = 16384
@@ -86,13 +92,31 @@ class Service:
         """The call's public id: from the body, from X-Request-Id, or a new one."""
         return f"{prefix}{given or http.state.request_id}"
 
-    async def read(self, http: HttpRequest, decoder: msgspec.json.Decoder[T]) -> T:
-        """The body as a struct. Raises HttpError 400, 408, 413 or 415."""
+    async def read(self, http: HttpRequest, fields: Fields, body: type[Body]) -> Body:
+        """The body as a struct, by the endpoint's table of fields. Raises HttpError 400, 408, 413 or 415."""
         kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             message = "the body must be application/json"
             raise HttpError(415, ErrorInfo(message, "invalid_request_error", None, "invalid_type"))
-        return decoder.decode(await self._body(http))
+        given = _decode(await self._body(http))
+        found, ignored = accept(
+            fields, given, body, self._template_words, self.config.unknown_fields == "refuse"
+        )
+        for name in ignored:
+            self.notice(http, name)
+        return found
+
+    @cached_property
+    def _template_words(self) -> frozenset[str]:
+        """Names that the chat template may read from a message."""
+        template = self.front.template
+        return frozenset() if template is None else frozenset(re.findall(r"\w+", template.source))
+
+    def notice(self, http: HttpRequest, name: str) -> None:
+        """A part of the body is ignored that may matter to its sender: name it in a header, and count it."""
+        http.state.ignored = (*getattr(http.state, "ignored", ()), name)
+        path = http.scope["path"]
+        self.metrics.ignored_fields[path] = self.metrics.ignored_fields.get(path, 0) + 1
 
     async def _body(self, http: HttpRequest) -> bytes:
         limit = self.config.max_body_bytes
@@ -151,13 +175,6 @@ class Service:
         """The text of token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
-
-    def refuse(self, body: object, reasons: dict[str, str]) -> None:
-        """400 for the first of these fields that the body sets."""
-        for name, why in reasons.items():
-            value = getattr(body, name)
-            if value is not None and value is not False and value != [] and value != {}:
-                raise unsupported(name, why)
 
 
 async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:

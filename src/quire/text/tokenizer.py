@@ -154,6 +154,14 @@ class Tokenizer:
             rows = [self._prefix + row + self._suffix for row in rows]
         return rows
 
+    def offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
+        """Where each token of `encode` begins and ends in `text`, in characters; (0, 0) for tokens that were added."""
+        check_text(text)
+        theirs = add_special_tokens and not self._own_ends
+        places: list[tuple[int, int]] = list(self.backend.encode(text, add_special_tokens=theirs).offsets)
+        added = add_special_tokens
+        return [(0, 0)] * (len(self._prefix) * added) + places + [(0, 0)] * (len(self._suffix) * added)
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Token ids of two texts together, special tokens added, and the segment (0 or 1) of each."""
         check_text(first)

@@ -19,6 +19,7 @@ class Pool:
     """Sum of the hidden states [D] so far, added row by row in float64, so that chunks do not change it."""
 
     kind: Pooling
+    activate: bool = True
     count: int = 0
     total_D: NDArray[np.float64] | float = 0.0
 
@@ -59,7 +60,7 @@ class PoolingPart:
 
     def set(self, new: NewSeq) -> None:
         if new.request.pooling is not None:
-            self._pools[new.slot] = Pool(new.request.pooling)
+            self._pools[new.slot] = Pool(new.request.pooling, new.request.activate)
 
     def clear(self, slot: int) -> None:
         self._pools.pop(slot, None)
@@ -92,7 +93,13 @@ class PoolingPart:
             pool.add(rows.hidden(first, first + part.count))
             first += part.count
             if part.ends:
-                mean_D = pool.mean()
-                output.embeddings[part.slot] = (
-                    unit_vector(mean_D) if self._head is None else self._head(mean_D)
-                )
+                output.embeddings[part.slot] = self._vector(pool)
+
+    def _vector(self, pool: Pool) -> list[float]:
+        mean_D = pool.mean()
+        if self._head is not None:
+            return self._head(mean_D, pool.activate)
+        if pool.activate:
+            return unit_vector(mean_D)
+        vector: list[float] = mean_D.tolist()
+        return vector

@@ -4,43 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.serve.anthropic.input import choice_of, messages_of, tools_of
+from quire.serve.anthropic.input import Tools, choice_of, messages_of
 from quire.serve.anthropic.protocol import CountRequest
-from quire.serve.errors import invalid, unsupported
+from quire.serve.errors import invalid
 from quire.serve.openai.chat_protocol import ChatRequest
-from quire.serve.service import Service
+from quire.serve.openai.structured import text_format
 
 
-def check_thinking(service: Service, body: CountRequest) -> None:
-    if body.thinking is None:
-        return
-    kind = body.thinking.get("type")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        message = f"thinking.type must be enabled, adaptive or disabled, not {str(kind)[:64]!r}"
-        raise invalid(message, "thinking", "invalid_value")
-    if kind != "disabled" and service.formats.reasoning is None:
-        raise unsupported("thinking", "this model has no reasoning format (--reasoning-parser)")
-
-
-def conversation(body: CountRequest) -> ChatRequest:
+def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
     """The conversation as a chat. A final assistant message is continued, as in Anthropic's API."""
     messages = messages_of(body.messages, body.system)
-    continued = messages[-1]["role"] == "assistant"
     choice, parallel = choice_of(body.tool_choice)
+    config = body.output_config or {}
+    form, effort = config.get("format") or body.output_format, config.get("effort")
+    if not isinstance(form, dict | None) or not isinstance(effort, str | None):
+        raise invalid(
+            "output_config: format must be an object and effort a text", "output_config", "invalid_type"
+        )
+    variables, budget = _thinking(body)
     return ChatRequest(
         messages=messages,
-        tools=tools_of(body.tools or ()),
-        tool_choice=choice,
+        tools=tools.functions,
+        tool_choice=choice if tools.functions else None,
         parallel_tool_calls=parallel,
-        chat_template_kwargs=_thinking(body),
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
+        response_format=None if form is None else text_format(form),
+        chat_template_kwargs={**variables, **(body.chat_template_kwargs or {})},
+        reasoning_effort=effort,
+        thinking_token_budget=budget,
+        continue_final_message=messages[-1]["role"] == "assistant",
     )
 
 
-def _thinking(body: CountRequest) -> dict[str, Any] | None:
-    """Template variables that switch reasoning on or off; templates use either name."""
+def _thinking(body: CountRequest) -> tuple[dict[str, Any], int | None]:
+    """Template variables that switch reasoning on or off (templates use either name), and its bound in tokens."""
     if body.thinking is None:
-        return None
-    on = body.thinking["type"] != "disabled"
-    return {"enable_thinking": on, "thinking": on}
+        return {}, None
+    kind, budget = body.thinking.get("type"), body.thinking.get("budget_tokens")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        message = f"thinking.type must be enabled, adaptive or disabled, not {str(kind)[:64]!r}"
+        raise invalid(message, "thinking", "invalid_value")
+    if budget is not None and (type(budget) is not int or budget < 1):
+        raise invalid(
+            "thinking.budget_tokens must be an integer above 0", "thinking.budget_tokens", "invalid_type"
+        )
+    on = kind != "disabled"
+    return {"enable_thinking": on, "thinking": on}, budget if kind == "enabled" else None

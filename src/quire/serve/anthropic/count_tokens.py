@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.serve.anthropic.conversation import check_thinking, conversation
+from quire.serve.anthropic.conversation import conversation
+from quire.serve.anthropic.input import Tools, tools_of
 from quire.serve.anthropic.protocol import CountRequest
+from quire.serve.fields.anthropic import COUNT_TOKENS
 from quire.serve.openai.conversation import render
 from quire.serve.service import Service
 
@@ -17,25 +19,24 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-decoder = msgspec.json.Decoder(CountRequest)
 _encode = msgspec.json.Encoder().encode
-REFUSED = {
-    "output_config": "there is nothing to configure",
-}
 
 
 async def count(service: Service, http: HttpRequest) -> bytes:
     """Read, check and count a conversation."""
-    body = await service.read(http, decoder)
+    body = await service.read(http, COUNT_TOKENS, CountRequest)
     service.check_model(body.model)
-    service.refuse(body, REFUSED)
-    check_thinking(service, body)
+    tools = tools_of(body.tools or (), body.tool_choice)
+    for name in tools.dropped:
+        service.notice(http, name)
     return _encode(
-        TokenCount(await service.work(len(str(body.messages)), lambda: _count(service, body), renders=True))
+        TokenCount(
+            await service.work(len(str(body.messages)), lambda: _count(service, body, tools), renders=True)
+        )
     )
 
 
-def _count(service: Service, body: CountRequest) -> int:
-    chat = conversation(body)
+def _count(service: Service, body: CountRequest, tools: Tools) -> int:
+    chat = conversation(body, tools)
     text = render(service, chat, service.offer(chat))
     return len(service.front.encode(text, add_special_tokens=False))

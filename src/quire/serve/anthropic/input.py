@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.serve.errors import invalid, unsupported
 from quire.text.output.literals import CLOSING
 
-_FIELDS = {
-    "text": {"text", "citations"},
-    "thinking": {"thinking", "signature"},
-    "tool_use": {"id", "name", "input"},
-    "tool_result": {"tool_use_id", "content", "is_error"},
+_NEEDED = {
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "tool_use": ("id", "name"),
+    "tool_result": ("tool_use_id",),
+    "tool_reference": ("tool_name",),
 }
-_TOOL_FIELDS = {"type", "name", "description", "input_schema", "cache_control", "strict"}
+_ROLES = {"ctx": "user", "msg": "user"}  # of newer Claude Code, which vLLM reads so too
+_SEARCH = "web_search_"
 
 
 def text_of(content: Any, where: str) -> str:
@@ -24,6 +26,14 @@ def text_of(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in _blocks(content, where, {"text"}))
+
+
+def _result_text(content: Any, where: str) -> str:
+    """The text of a tool's result; a reference to a tool is its name."""
+    if isinstance(content, str):
+        return content
+    blocks = _blocks(content, where, {"text", "tool_reference"})
+    return "".join(part["text"] if part["type"] == "text" else part["tool_name"] for part in blocks)
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict[str, Any]]:
@@ -34,15 +44,15 @@ def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict
     names: dict[str, str] = {}
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        if unknown := set(message) - {"role", "content"}:
-            raise invalid(f"Unknown field: {where}.{min(unknown)}", where, "unknown_parameter")
-        if message.get("role") not in ("user", "assistant"):
-            raise invalid(f"{where}.role must be user or assistant", f"{where}.role", "invalid_value")
-        content, place = message.get("content"), f"{where}.content"
-        if isinstance(content, str):
-            chat.append({"role": message["role"], "content": content})
-        elif message["role"] == "assistant":
-            chat.append(_answer(_blocks(content, place, {"text", "thinking", "tool_use"}), names))
+        role, content, place = message.get("role"), message.get("content"), f"{where}.content"
+        role = _ROLES.get(role, role) if isinstance(role, str) else None
+        if role not in ("user", "assistant", "system"):
+            raise invalid(f"{where}.role must be user, assistant or system", f"{where}.role", "invalid_value")
+        if isinstance(content, str) or role == "system":
+            chat.append({"role": role, "content": text_of(content, place)})
+        elif role == "assistant":
+            kinds = {"text", "thinking", "redacted_thinking", "tool_use"}
+            chat.append(_answer(_blocks(content, place, kinds), names))
         else:
             chat += _turn(_blocks(content, place, {"text", "tool_result"}), place, names)
     return chat
@@ -55,15 +65,10 @@ def _blocks(content: Any, where: str, kinds: set[str]) -> list[dict[str, Any]]:
     for i, part in enumerate(content):
         place = f"{where}[{i}]"
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or kind not in kinds:
+        if not isinstance(part, dict) or not isinstance(kind, str) or kind not in kinds:
             known = ", ".join(sorted(kinds))
             raise unsupported(place, f"blocks of type {str(kind)[:64]!r} are not here, only {known}")
-        if unknown := set(part) - {"type", "cache_control"} - _FIELDS[str(kind)]:
-            name = f"{place}.{min(unknown)}"
-            raise invalid(f"Unknown field: {name}", name, "unknown_parameter")
-        for name in {"text": ("text",), "thinking": ("thinking",), "tool_use": ("id", "name")}.get(
-            str(kind), ("tool_use_id",)
-        ):
+        for name in _NEEDED.get(kind, ()):
             if not isinstance(part.get(name), str):
                 raise invalid(f"{place}.{name} must be a string", f"{place}.{name}", "invalid_type")
         if kind == "tool_use" and not isinstance(part.get("input"), dict):
@@ -102,7 +107,7 @@ def _turn(blocks: list[dict[str, Any]], where: str, names: Mapping[str, str]) ->
     messages: list[dict[str, Any]] = []
     for i, part in enumerate(blocks):
         if part["type"] == "tool_result":
-            text = text_of(part.get("content") or "", f"{where}[{i}].content")
+            text = _result_text(part.get("content") or "", f"{where}[{i}].content")
             call_id = part["tool_use_id"]
             result = {"role": "tool", "tool_call_id": call_id, "content": text}
             messages.append({**result, "name": names[call_id]} if call_id in names else result)
@@ -112,23 +117,32 @@ def _turn(blocks: list[dict[str, Any]], where: str, names: Mapping[str, str]) ->
     return messages
 
 
-def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools in the shape of chats. 400 for tools that Anthropic's servers run themselves (web search, ...)."""
-    found = []
+class Tools(NamedTuple):
+    """The tools of a body as functions in the shape of chats, and the paths of those that are left out."""
+
+    functions: list[dict[str, Any]]
+    dropped: list[str]
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any] | None) -> Tools:
+    """400 for tools that only Anthropic's servers run, except web search, which is dropped unless it is forced."""
+    functions: list[dict[str, Any]] = []
+    dropped: list[str] = []
+    forced = (choice or {}).get("name")
     for i, tool in enumerate(tools):
-        where = f"tools[{i}]"
-        if tool.get("type") not in (None, "custom"):
-            raise unsupported(f"{where}.type", f"{str(tool.get('type'))[:64]!r} is not, only custom is")
-        if unknown := set(tool) - _TOOL_FIELDS:
-            name = f"{where}.{min(unknown)}"
-            raise invalid(f"Unknown field: {name}", name, "unknown_parameter")
+        where, kind = f"tools[{i}]", tool.get("type", "custom")
+        if isinstance(kind, str) and kind.startswith(_SEARCH) and tool.get("name") != forced:
+            dropped.append(f"{where}.{kind}")
+            continue
+        if kind != "custom":
+            raise unsupported(f"{where}.type", f"{str(kind)[:64]!r} is not, only custom is")
         if not isinstance(tool.get("input_schema"), dict):
             name = f"{where}.input_schema"
             raise invalid(f"{name} must be a JSON schema (an object)", name, "invalid_type")
         function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
         function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
-        found.append({"type": "function", "function": function})
-    return found
+        functions.append({"type": "function", "function": function})
+    return Tools(functions, dropped)
 
 
 def choice_of(choice: Mapping[str, Any] | None) -> tuple[str | dict[str, Any] | None, bool | None]:
@@ -136,9 +150,6 @@ def choice_of(choice: Mapping[str, Any] | None) -> tuple[str | dict[str, Any] | 
     if choice is None:
         return None, None
     kind = choice.get("type")
-    if unknown := set(choice) - {"type", "name", "disable_parallel_tool_use"}:
-        name = f"tool_choice.{min(unknown)}"
-        raise invalid(f"Unknown field: {name}", name, "unknown_parameter")
     parallel = not choice.get("disable_parallel_tool_use", False)
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}, parallel

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.serve.anthropic.conversation import check_thinking, conversation
-from quire.serve.anthropic.count_tokens import REFUSED
-from quire.serve.anthropic.input import partial_object
+from quire.serve.anthropic.conversation import conversation
+from quire.serve.anthropic.input import Tools, partial_object, tools_of
 from quire.serve.anthropic.protocol import (
     Block,
     MessageObject,
@@ -21,7 +20,8 @@ from quire.serve.anthropic.protocol import (
     error_body,
 )
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError, unsupported
+from quire.serve.errors import HttpError
+from quire.serve.fields.anthropic import MESSAGES
 from quire.serve.items import Change, Item, Items
 from quire.serve.openai.conversation import prepare
 from quire.serve.openai.sampling import sampling_params
@@ -29,13 +29,7 @@ from quire.serve.service import Service
 from quire.serve.stream import event
 from quire.types import Usage
 
-decoder = msgspec.json.Decoder(MessagesRequest)
 _encode = msgspec.json.Encoder().encode
-_REFUSED = {
-    **REFUSED,
-    "container": "this server has none",
-    "mcp_servers": "this server calls none",
-}
 _DELTAS = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -45,20 +39,21 @@ _DELTAS = {
 
 async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, decoder)
+    body = await service.read(http, MESSAGES, MessagesRequest)
     model = service.check_model(body.model)
-    service.refuse(body, _REFUSED)
-    check_thinking(service, body)
-    if body.service_tier not in (None, "auto", "standard_only"):
-        raise unsupported("service_tier", "only auto and standard_only are")
+    tools = tools_of(body.tools or (), body.tool_choice)
+    for name in tools.dropped:
+        service.notice(http, name)
     call_id = service.new_id("msg_", http)
-    prompt = await service.work(len(str(body.messages)), lambda: _make(service, body, call_id), renders=True)
+    prompt = await service.work(
+        len(str(body.messages)), lambda: _make(service, body, tools, call_id), renders=True
+    )
     return MessageAnswer(body, model, await service.start(call_id, [prompt]))
 
 
-def _make(service: Service, body: MessagesRequest, call_id: str) -> Prompt:
+def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -> Prompt:
     chat = msgspec.structs.replace(
-        conversation(body),
+        conversation(body, tools),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -68,9 +63,10 @@ def _make(service: Service, body: MessagesRequest, call_id: str) -> Prompt:
     params = sampling_params(service.front, chat, body.max_tokens, None)
     text, params, field, reading = prepare(service, chat, params)
     tokens = service.front.encode(text, add_special_tokens=False)
-    return Prompt(
-        service.front.request(service.next_request_id(call_id), tokens, params), text, field, reading
+    request = service.front.request(
+        service.next_request_id(call_id), tokens, params, salt=body.cache_salt or ""
     )
+    return Prompt(request, text, "output_config" if field == "response_format" else field, reading)
 
 
 class MessageAnswer:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.serve.errors import HttpError, encode
-from quire.serve.openai.protocol import CountOrAll, Int64, Messages, Name, Positive
+from quire.serve.openai.protocol import CacheSalt, CountOrAll, Int64, Messages, Name, Positive
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -22,7 +22,7 @@ _ERROR_TYPES = {
 }
 
 
-class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CountRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
     model: Name
@@ -31,11 +31,12 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
+class MessagesRequest(CountRequest, kw_only=True):
     """POST /v1/messages."""
 
     max_tokens: Positive
@@ -44,11 +45,8 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: CountOrAll | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    container: dict[str, Any] | str | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
     seed: Int64 | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class TextBlock(msgspec.Struct, tag="text"):

@@ -9,12 +9,10 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.vectors import probabilities
 from quire.serve.errors import invalid
-from quire.serve.openai.texts import TextsRequest, TextUsage, pooled_requests, run_vectors, usage_of
+from quire.serve.fields.native import CLASSIFY
+from quire.serve.native.protocol import ClassifyRequest
+from quire.serve.openai.texts import TextUsage, pooled_requests, run_vectors, usage_of
 from quire.serve.service import Service
-
-
-class ClassifyRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /classify."""
 
 
 class Classified(msgspec.Struct):
@@ -35,19 +33,18 @@ class ClassifyAnswer(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-decoder = msgspec.json.Decoder(ClassifyRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 async def classify(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, decoder)
-    model, call_id = service.check_model(body.model), service.new_id("classify-", http)
+    body = await service.read(http, CLASSIFY, ClassifyRequest)
+    model, call_id = service.check_model(body.model), service.new_id("classify-", http, body.request_id)
     info = service.front.info
     if info.scores is None:
         raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
     requests = await pooled_requests(service, body, None, call_id)
     data = []
     for i, vector in enumerate(await run_vectors(service, http, requests)):
-        probs = probabilities(vector, info.scores)
+        probs = vector if body.use_activation is False else probabilities(vector, info.scores)
         data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
     return _encode(ClassifyAnswer(call_id, service.created, model, data, usage_of(requests)))

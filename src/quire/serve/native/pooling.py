@@ -6,8 +6,19 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-from quire.serve.openai.texts import PoolingRequest, TextUsage, coded, pooled_requests, run_vectors, usage_of
+from quire.serve.fields.native import POOLING
+from quire.serve.native.protocol import PoolingRequest
+from quire.serve.openai.texts import (
+    TextUsage,
+    as_bytes,
+    coded,
+    pooled_requests,
+    run_vectors,
+    usage_of,
+    vectors_of,
+)
 from quire.serve.service import Service
 
 
@@ -28,14 +39,18 @@ class PoolingAnswer(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-decoder = msgspec.json.Decoder(PoolingRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def pool(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, decoder)
-    model, call_id = service.check_model(body.model), service.new_id("pool-", http)
+async def pool(service: Service, http: HttpRequest) -> bytes | Response:
+    body = await service.read(http, POOLING, PoolingRequest)
+    model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
     requests = await pooled_requests(service, body, body.pooling or service.config.pooling, call_id)
-    vectors = await run_vectors(service, http, requests)
-    data = [Pooled(i, coded(vector, body.encoding_format)) for i, vector in enumerate(vectors)]
-    return _encode(PoolingAnswer(call_id, service.created, model, data, usage_of(requests)))
+    vectors = vectors_of(await run_vectors(service, http, requests), body.dimensions)
+    usage = usage_of(requests)
+    if body.encoding_format.startswith("bytes"):
+        return as_bytes(
+            vectors, body, {"id": call_id, "created": service.created, "model": model, "usage": usage}
+        )
+    data = [Pooled(i, coded(vector, body)) for i, vector in enumerate(vectors)]
+    return _encode(PoolingAnswer(call_id, service.created, model, data, usage))

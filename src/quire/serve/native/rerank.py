@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 
-from quire.serve.native.score import PairsRequest, plan_pairs
+from quire.serve.fields.native import RERANK
+from quire.serve.native.protocol import RerankDocument, RerankRequest
+from quire.serve.native.score import plan_pairs
 from quire.serve.openai.texts import TextUsage, run_vectors, usage_of
 from quire.serve.service import Service
-
-
-class RerankRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /rerank. `top_n` 0 returns all documents."""
-
-    query: str
-    documents: list[str]
-    top_n: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
-    return_documents: bool = True
-
-
-class RerankDocument(msgspec.Struct):
-    text: str
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):
@@ -41,18 +27,18 @@ class RerankAnswer(msgspec.Struct):
     results: list[Ranked]
 
 
-decoder = msgspec.json.Decoder(RerankRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 async def rerank(service: Service, http: HttpRequest) -> bytes:
     """Read, check, queue and wait. Documents with equal scores keep their order."""
-    body = await service.read(http, decoder)
-    model, call_id = service.check_model(body.model), service.new_id("rerank-", http)
-    scoring = await plan_pairs(service, body, [body.query], body.documents, call_id)
+    body = await service.read(http, RERANK, RerankRequest)
+    model, call_id = service.check_model(body.model), service.new_id("rerank-", http, body.request_id)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    scoring = await plan_pairs(service, body, [body.query], texts, call_id)
     scores = scoring.scores(await run_vectors(service, http, scoring.requests))
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
-    shown = body.documents if body.return_documents else [None] * len(scores)
+    shown = texts if body.return_documents else [None] * len(scores)
     results = [
         Ranked(i, scores[i], None if text is None else RerankDocument(text))
         for i, text in ((i, shown[i]) for i in best)

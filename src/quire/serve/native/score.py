@@ -8,29 +8,13 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.client.scoring import Scoring, plan_scores
+from quire.client.scoring import Scoring, ScoringRules, plan_scores
 from quire.serve.errors import invalid
+from quire.serve.fields.native import SCORE
+from quire.serve.native.protocol import PairsRequest, ScoreRequest
 from quire.serve.openai.prompts import MAX_PROMPTS
-from quire.serve.openai.protocol import CountOrAll, Int32, Name
 from quire.serve.openai.texts import TextUsage, run_vectors, usage_of
 from quire.serve.service import Service
-
-Texts = str | list[str]
-
-
-class PairsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields of every body whose texts are scored in pairs."""
-
-    model: Name | None = None
-    truncate_prompt_tokens: CountOrAll | None = None
-    priority: Int32 = 0
-
-
-class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /score: one first text for all second texts, or as many as there are second texts."""
-
-    text_1: Texts
-    text_2: Texts
 
 
 class Scored(msgspec.Struct):
@@ -50,19 +34,32 @@ class ScoreAnswer(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-decoder = msgspec.json.Decoder(ScoreRequest)
 _encode = msgspec.json.Encoder().encode
 
 
+_FIRSTS = ("text_1", "queries", "data_1")
+_SECONDS = ("text_2", "documents", "items", "data_2")
+
+
 async def score(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, decoder)
-    model, call_id = service.check_model(body.model), service.new_id("score-", http)
-    firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-    seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    body = await service.read(http, SCORE, ScoreRequest)
+    model, call_id = service.check_model(body.model), service.new_id("score-", http, body.request_id)
+    firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
     scoring = await plan_pairs(service, body, firsts, seconds, call_id)
     scores = scoring.scores(await run_vectors(service, http, scoring.requests))
     data = [Scored(i, value) for i, value in enumerate(scores)]
     return _encode(ScoreAnswer(call_id, service.created, model, data, usage_of(scoring.requests)))
+
+
+def _texts(body: ScoreRequest, names: Sequence[str]) -> list[str]:
+    """The texts of the one field of `names` that is given."""
+    given = [name for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        what = f"{given[0]} and {given[1]} mean the same" if given else f"Missing field: {names[0]}"
+        code = "invalid_value" if given else "missing_required_parameter"
+        raise invalid(f"{what}: give one of {', '.join(names)}", given[1] if given else names[0], code)
+    value: str | list[str] = getattr(body, given[0])
+    return [value] if isinstance(value, str) else value
 
 
 async def plan_pairs(
@@ -75,15 +72,18 @@ async def plan_pairs(
     """The requests to run, and the scores out of their vectors. 400 for too many texts."""
     if max(len(firsts), len(seconds)) > MAX_PROMPTS:
         raise invalid(f"one call takes at most {MAX_PROMPTS} texts", None, "invalid_value")
+    if body.instruction:
+        firsts = [f"{body.instruction}\n{text}" for text in firsts]
+    rules = ScoringRules(
+        body.truncate_prompt_tokens,
+        body.truncation_side,
+        body.max_tokens_per_query,
+        body.max_tokens_per_doc,
+        body.use_activation is not False,
+        body.priority,
+    )
 
     def plan() -> Scoring:
-        return plan_scores(
-            service.front,
-            lambda: service.next_request_id(call_id),
-            firsts,
-            seconds,
-            body.truncate_prompt_tokens,
-            body.priority,
-        )
+        return plan_scores(service.front, lambda: service.next_request_id(call_id), firsts, seconds, rules)
 
     return await service.work(sum(map(len, [*firsts, *seconds])), plan)

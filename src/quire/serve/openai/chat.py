@@ -9,7 +9,8 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import Chunk, CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError, invalid, unsupported
+from quire.serve.errors import HttpError, invalid
+from quire.serve.fields.openai import CHAT, CHAT_TOKENS
 from quire.serve.openai.chat_protocol import (
     AnswerMessage,
     CalledFunction,
@@ -23,53 +24,45 @@ from quire.serve.openai.chat_protocol import (
     ToolCall,
     ToolCallDelta,
 )
-from quire.serve.openai.conversation import prepare
+from quire.serve.openai.conversation import prepare, render
 from quire.serve.openai.logprobs import ChatLogprobs, TokenNames, chat_logprobs, prompt_logprobs
-from quire.serve.openai.sampling import REFUSED, sampling_params, truncated
+from quire.serve.openai.responses_protocol import InputTokens
+from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.usage import UsageReport
-from quire.serve.service import Service
+from quire.serve.service import INLINE_CHARACTERS, Service
 from quire.serve.stream import DONE, event
 from quire.serve.tools import OutputReader
 from quire.text.output.events import CallArguments, CallEnd, CallStart, Parsed
 
-decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
 _NOTHING = ChatDelta()
-
-_OLD = "it is deprecated: use tools and tool_choice"
-_REFUSED = {
-    **REFUSED,
-    "functions": _OLD,
-    "function_call": _OLD,
-    "audio": "this server answers in text",
-    "web_search_options": "this server does not search",
-    "store": "answers are not stored",
-    "chat_template": "set the template with --chat-template, not in a request",
-}
-_NEUTRAL = {
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "service_tier": ("auto", "default"),
-}
 
 
 async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, decoder)
+    body = await service.read(http, CHAT, ChatRequest)
     model = service.check_model(body.model)
-    _check(service, body)
+    _check(body)
     call_id = service.new_id("chatcmpl-", http, body.request_id)
-    size = sum(len(str(message.get("content", ""))) for message in body.messages)
-    prompt = await service.work(size, lambda: _make(service, body, call_id), renders=True)
+    prompt = await service.work(size_of(body), lambda: _make(service, body, call_id), renders=True)
     return ChatAnswer(service, body, model, await service.start(call_id, [prompt]))
 
 
-def _check(service: Service, body: ChatRequest) -> None:
-    service.refuse(body, _REFUSED)
-    for name, values in _NEUTRAL.items():
-        value = getattr(body, name)
-        if value is not None and value not in values:
-            raise unsupported(name, f"only {values[0]!r} is")
+async def count_input(service: Service, http: HttpRequest) -> bytes:
+    """/v1/chat/completions/input_tokens: the length of a conversation as a prompt."""
+    body = await service.read(http, CHAT_TOKENS, ChatRequest)
+    service.check_model(body.model)
+
+    def job() -> int:
+        text = render(service, body, service.offer(body))
+        return len(service.front.encode(text, add_special_tokens=bool(body.add_special_tokens)))
+
+    return _encode(
+        InputTokens(await service.work(size_of(body), job, renders=True), "chat.completion.input_tokens")
+    )
+
+
+def _check(body: ChatRequest) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is for stream=true", "stream_options", "invalid_value")
     if body.top_logprobs is not None and not body.logprobs:
@@ -87,11 +80,18 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
     params = sampling_params(front, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
     text, params, field, reading = prepare(service, body, params)
     tokens = front.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    tokens = truncated(tokens, body.truncate_prompt_tokens, front.info.max_model_len)
+    tokens = truncated(tokens, body, limit, front.info.max_model_len)
     request = front.request(
         service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
     )
     return Prompt(request, text, field, reading)
+
+
+def size_of(body: ChatRequest) -> int:
+    """Characters to render and tokenize. A template of the request's own is never rendered on the event loop."""
+    if body.chat_template is not None:
+        return INLINE_CHARACTERS + 1
+    return sum(len(str(message.get("content", ""))) for message in body.messages)
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

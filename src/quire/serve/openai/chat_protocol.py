@@ -11,7 +11,7 @@ from quire.serve.openai.logprobs import ChatLogprobs, PromptLogprobs
 from quire.serve.openai.protocol import CountOrAll, Messages, Positive, SamplingFields, UsageInfo
 
 
-class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -19,27 +19,19 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = False
     top_logprobs: CountOrAll | None = None
     echo: bool = False
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    enable_thinking: bool | None = None
+    return_prompt_text: bool | None = None
     include_reasoning: bool = True
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    web_search_options: dict[str, Any] | None = None
-    verbosity: str | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
 
 class CalledFunction(msgspec.Struct):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput, OutputStream
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
+from quire.serve.fields.openai import COMPLETIONS
+from quire.serve.openai.completions_protocol import Completion, CompletionChoice, CompletionRequest
+from quire.serve.openai.infill import infill
 from quire.serve.openai.logprobs import (
     CompletionLogprobs,
-    PromptLogprobs,
     TokenNames,
     completion_logprobs,
     prompt_logprobs,
 )
 from quire.serve.openai.prompts import split_prompts
-from quire.serve.openai.protocol import Count, CountOrAll, SamplingFields, UsageInfo
-from quire.serve.openai.protocol import Prompt as PromptField
-from quire.serve.openai.sampling import REFUSED, sampling_params, truncated
+from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import constrained_by
 from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
@@ -31,47 +30,13 @@ from quire.types import Usage
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions."""
-
-    prompt: PromptField
-    echo: bool | None = False
-    logprobs: CountOrAll | None = None
-    best_of: Count | None = None
-    suffix: str | None = None
-
-
-class CompletionChoice(msgspec.Struct):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class Completion(msgspec.Struct):
-    """Answer of /v1/completions, and a chunk of its stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    object: Literal["text_completion"] = "text_completion"
-    usage: UsageInfo | UnsetType | None = UNSET
-
-
-decoder = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, decoder)
+    body = await service.read(http, COMPLETIONS, CompletionRequest)
     model = service.check_model(body.model)
-    service.refuse(body, {**REFUSED, "suffix": "fill-in-the-middle is not implemented"})
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of must equal n: samples are not ranked", "best_of", "unsupported_parameter")
     if body.stream_options is not None and not body.stream:
@@ -92,8 +57,13 @@ def _make(service: Service, body: CompletionRequest, prompt: str | list[int], ca
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    tokens = front.encode(prompt, special) if isinstance(prompt, str) else prompt
-    tokens = truncated(tokens, body.truncate_prompt_tokens, front.info.max_model_len)
+    if body.suffix:
+        if not isinstance(prompt, str):
+            raise invalid("suffix needs a prompt that is text", "suffix", "invalid_value")
+        tokens = infill(front, prompt, body.suffix, special)
+    else:
+        tokens = front.encode(prompt, special) if isinstance(prompt, str) else prompt
+    tokens = truncated(tokens, body, max_tokens, front.info.max_model_len)
     request = front.request(
         service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
     )

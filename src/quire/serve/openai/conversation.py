@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.params import SamplingParams
-from quire.serve.errors import invalid
+from quire.serve.errors import invalid, unsupported
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import constrained_by
 from quire.serve.service import Service
@@ -18,8 +18,13 @@ _OWN_FIELDS = {"messages", "tools", "documents", "add_generation_prompt", "conti
 def render(service: Service, body: ChatRequest, offer: Offer) -> str:
     """The conversation as the model's text, with the tools that may be called."""
     variables = dict(body.chat_template_kwargs or {})
+    for name in ("reasoning_effort", "verbosity", "enable_thinking"):
+        if (value := getattr(body, name)) is not None:
+            variables.setdefault(name, value)
     if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+    if body.chat_template is not None and not service.config.trust_request_chat_template:
+        raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it")
     if taken := _OWN_FIELDS & set(variables):
         name = f"chat_template_kwargs.{min(taken)}"
         raise invalid(f"{name}: set the field of the body instead", name, "invalid_value")
@@ -27,10 +32,18 @@ def render(service: Service, body: ChatRequest, offer: Offer) -> str:
         body.messages,
         tools=list(offer.tools) if offer.choice != "none" else None,
         documents=body.documents,
-        add_generation_prompt=body.add_generation_prompt,
+        chat_template=body.chat_template,
+        add_generation_prompt=begins_turn(body),
         continue_final_message=body.continue_final_message,
         **variables,
     )
+
+
+def begins_turn(body: ChatRequest) -> bool:
+    """Whether the prompt begins the answer's turn: unless the body says otherwise, or goes on with a message."""
+    if body.add_generation_prompt is None:
+        return not body.continue_final_message
+    return body.add_generation_prompt
 
 
 class Prepared(NamedTuple):

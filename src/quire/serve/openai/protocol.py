@@ -1,6 +1,6 @@
 """OpenAI's completions and chat completions as structs, with vLLM's extra fields. Knows shapes, no engine.
 
-Requests refuse unknown fields. In answers, UNSET fields are left out and None is `null`.
+What becomes of each field is in `quire.serve.fields`. In answers, UNSET fields are left out and None is `null`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,27 @@ Stop = str | list[str]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class Repetition(msgspec.Struct):
+    """Ends the output where a pattern of tokens of some size is repeated `min_count` times."""
+
+    max_pattern_size: Count = 0
+    min_pattern_size: Count = 0
+    min_count: Count = 0
+
+
+class StreamOptions(msgspec.Struct):
     """`include_usage` ends the stream with its usage; `continuous_usage_stats` adds it to every chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
 
 
-class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
+class PredictedText(msgspec.Struct):
     text: str
     type: Literal["text"] = "text"
 
 
-class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+class Prediction(msgspec.Struct):
     """OpenAI's predicted output: text that the answer may follow."""
 
     content: str | list[PredictedText]
@@ -51,7 +58,7 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
         return "".join(part.text for part in self.content)
 
 
-class DrawFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DrawFields(msgspec.Struct, kw_only=True):
     """How tokens are drawn, in every OpenAI body. None takes the model's default; SamplingParams checks ranges."""
 
     temperature: float | None = None
@@ -63,12 +70,25 @@ class DrawFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
+    min_tokens: Count | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: CountOrAll | None = None
+    repetition_detection: Repetition | None = None
+    truncate_prompt_tokens: CountOrAll | None = None
+    truncation_side: Literal["left", "right"] = "left"
     priority: Int32 = 0
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
 
-class SamplingFields(DrawFields, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(DrawFields, kw_only=True):
     """The fields that completions and chats share."""
 
     model: Name | None = None
@@ -76,23 +96,11 @@ class SamplingFields(DrawFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     n: Count | None = None
     max_tokens: Count | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    user: str | None = None
-    include_stop_str_in_output: bool = False
-    min_tokens: Count | None = None
-    skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     prompt_logprobs: CountOrAll | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    truncate_prompt_tokens: CountOrAll | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    use_beam_search: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None

@@ -9,16 +9,19 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError, invalid, unsupported
+from quire.serve.errors import HttpError, invalid
+from quire.serve.fields.openai import RESPONSE_TOKENS, RESPONSES
 from quire.serve.items import Change, Item, Items
 from quire.serve.openai.chat_protocol import ChatRequest
-from quire.serve.openai.conversation import prepare
+from quire.serve.openai.conversation import prepare, render
 from quire.serve.openai.logprobs import TokenLogprob, TokenNames, chat_logprobs
 from quire.serve.openai.protocol import DrawFields
-from quire.serve.openai.responses_input import messages_of, tools_of
+from quire.serve.openai.responses_input import Tools, choice_of, custom_input, messages_of, tools_of
 from quire.serve.openai.responses_protocol import (
     InputDetails,
+    InputTokens,
     OutputCall,
+    OutputCustomCall,
     OutputDetails,
     OutputItem,
     OutputMessage,
@@ -30,78 +33,90 @@ from quire.serve.openai.responses_protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
-from quire.serve.openai.sampling import sampling_params
+from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import text_format
 from quire.serve.service import Service
 from quire.serve.stream import event
 
-decoder = msgspec.json.Decoder(ResponsesRequest)
 _encode = msgspec.json.Encoder().encode
-_NOT_STORED = "responses are not stored: send the whole conversation as input"
-_REFUSED = {
-    "max_tool_calls": "there is no such limit; parallel_tool_calls false allows one call",
-    "background": _NOT_STORED,
-    "store": _NOT_STORED,
-    "previous_response_id": _NOT_STORED,
-    "conversation": _NOT_STORED,
-    "prompt": "there are no stored prompts",
-}
 _LOGPROBS = "message.output_text.logprobs"
 
 
 async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, decoder)
+    body = await service.read(http, RESPONSES, ResponsesRequest)
     model = service.check_model(body.model)
-    _check(service, body)
+    _check(body)
     call_id = service.new_id("resp_", http, body.request_id)
-    size = len(body.input) if isinstance(body.input, str) else len(str(body.input))
-    prompt = await service.work(size, lambda: _make(service, body, call_id), renders=True)
-    return ResponseAnswer(service, body, model, await service.start(call_id, [prompt]))
+    tools = tools_of(body.tools or (), body.tool_choice)
+    for name in tools.dropped:
+        service.notice(http, name)
+    prompt = await service.work(_size(body), lambda: _make(service, body, tools, call_id), renders=True)
+    return ResponseAnswer(service, body, tools, model, await service.start(call_id, [prompt]))
 
 
-def _check(service: Service, body: ResponsesRequest) -> None:
-    service.refuse(body, _REFUSED)
-    reasoning = body.reasoning or {}
-    if set(reasoning) - {"effort", "summary"} or reasoning.get("summary") not in (None, "auto"):
-        raise unsupported("reasoning", "only effort is; reasoning is returned whole, without a summary")
-    if not isinstance(reasoning.get("effort"), str | None):
+async def count_input(service: Service, http: HttpRequest) -> bytes:
+    """/v1/responses/input_tokens: the length of an input as a prompt."""
+    body = await service.read(http, RESPONSE_TOKENS, ResponsesRequest)
+    service.check_model(body.model)
+    _check(body)
+    tools = tools_of(body.tools or (), body.tool_choice)
+
+    def job() -> int:
+        chat = _conversation(body, tools)
+        text = render(service, chat, service.offer(chat))
+        return len(service.front.encode(text, add_special_tokens=False))
+
+    return _encode(InputTokens(await service.work(_size(body), job, renders=True)))
+
+
+def _size(body: ResponsesRequest) -> int:
+    return len(body.input) if isinstance(body.input, str) else len(str(body.input))
+
+
+def _check(body: ResponsesRequest) -> None:
+    if body.truncation not in (None, "auto", "disabled"):
+        raise invalid("truncation must be auto or disabled", "truncation", "invalid_value")
+    effort = (body.reasoning or {}).get("effort")
+    if not isinstance(effort, str | None):
         raise invalid("reasoning.effort must be a text", "reasoning.effort", "invalid_type")
-    if body.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "an input that is too long is refused")
-    if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", "only auto and default are")
-    wanted = dict(body.text or {})
-    if not isinstance(wanted.pop("format", {}), dict) or wanted.pop("verbosity", None) or wanted:
-        raise unsupported("text", "only format is, an object")
-    for name in body.include or []:
-        if name != _LOGPROBS:
-            raise unsupported("include", f"only {_LOGPROBS!r} is, not {name[:64]!r}")
-    if set(body.stream_options or {}) - {"include_obfuscation"}:
-        raise invalid("stream_options takes include_obfuscation only", "stream_options", "unknown_parameter")
+    text = body.text or {}
+    if not isinstance(text.get("format", {}), dict):
+        raise invalid("text.format must be an object", "text.format", "invalid_type")
+    if not isinstance(text.get("verbosity"), str | None):
+        raise invalid("text.verbosity must be a text", "text.verbosity", "invalid_type")
 
 
-def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
-    front = service.front
+def _conversation(body: ResponsesRequest, tools: Tools) -> ChatRequest:
+    """The input as a chat."""
     wanted = (body.text or {}).get("format")
-    conversation = ChatRequest(
+    given = {name: getattr(body, name) for name in DrawFields.__struct_fields__}
+    if body.truncation == "auto" and body.truncate_prompt_tokens is None:
+        given["truncate_prompt_tokens"] = -1
+    return ChatRequest(
         messages=messages_of(body.input, body.instructions),
-        tools=tools_of(body.tools or ()),
-        tool_choice=body.tool_choice,
+        tools=tools.functions,
+        tool_choice=choice_of(body.tool_choice) if tools.functions else None,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=(body.reasoning or {}).get("effort"),
+        verbosity=(body.text or {}).get("verbosity"),
         chat_template_kwargs=body.chat_template_kwargs,
         response_format=text_format(wanted) if wanted is not None else None,
-        **{name: getattr(body, name) for name in DrawFields.__struct_fields__},
+        **given,
     )
+
+
+def _make(service: Service, body: ResponsesRequest, tools: Tools, call_id: str) -> Prompt:
+    front, conversation = service.front, _conversation(body, tools)
     scored = _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
     params = sampling_params(
         front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if scored else None
     )
     text, params, field, reading = prepare(service, conversation, params)
+    tokens = front.encode(text, add_special_tokens=False)
     request = front.request(
         service.next_request_id(call_id),
-        front.encode(text, add_special_tokens=False),
+        truncated(tokens, conversation, body.max_output_tokens, front.info.max_model_len),
         params,
         priority=body.priority,
         salt=body.cache_salt or "",
@@ -112,11 +127,14 @@ def _make(service: Service, body: ResponsesRequest, call_id: str) -> Prompt:
 class ResponseAnswer:
     """Writes a call as an answer of /v1/responses; reasoning, messages and function calls are output items."""
 
-    def __init__(self, service: Service, body: ResponsesRequest, model: str, call: Call) -> None:
+    def __init__(
+        self, service: Service, body: ResponsesRequest, tools: Tools, model: str, call: Call
+    ) -> None:
         self.call = call
         self.streaming = bool(body.stream)
         self._body = body
         self._model = model
+        self._custom = tools.custom
         self._names = TokenNames(service.front.tokenizer, False)
         self._front = service.front
         self._items = Items(call.reading)
@@ -152,6 +170,7 @@ class ResponseAnswer:
             top_logprobs=body.top_logprobs or 0,
             tools=list(body.tools or ()),
             tool_choice=body.tool_choice or "auto",
+            truncation=body.truncation or "disabled",
             parallel_tool_calls=body.parallel_tool_calls is not False,
             reasoning=body.reasoning,
         )
@@ -179,6 +198,10 @@ class ResponseAnswer:
 
     def _item(self, item: Item, cut: bool) -> OutputItem:
         status = "incomplete" if cut else "completed"
+        if item.kind == "call" and item.name in self._custom:
+            return OutputCustomCall(
+                f"ctc_{item.id}", item.call_id, item.name, custom_input(item.text), status
+            )
         if item.kind == "call":
             return OutputCall(f"fc_{item.id}", item.call_id, item.name, item.text, status)
         if item.kind == "reasoning":
@@ -220,13 +243,14 @@ class ResponseAnswer:
 
     def _place(self, item: Item) -> dict[str, Any]:
         prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[item.kind]
+        prefix = "ctc" if item.kind == "call" and item.name in self._custom else prefix
         place = {"item_id": f"{prefix}_{item.id}", "output_index": item.index}
         return place if item.kind == "call" else {**place, "content_index": 0}
 
     def _opened(self, item: Item, text: str) -> list[bytes]:
         shown = self._item(Item(item.kind, item.index, item.name, item.call_id, id=item.id), False)
         shown.status = "in_progress"
-        part = None if isinstance(shown, OutputCall) else shown.content.pop()
+        part = None if isinstance(shown, OutputCall | OutputCustomCall) else shown.content.pop()
         events = [self._event("response.output_item.added", output_index=item.index, item=shown)]
         if part is not None:
             if isinstance(part, OutputText):
@@ -235,6 +259,8 @@ class ResponseAnswer:
         return events
 
     def _grown(self, item: Item, text: str) -> list[bytes]:
+        if item.kind == "call" and item.name in self._custom:
+            return []  # the text of its input is known at the end
         if item.kind != "text":
             name = "function_call_arguments" if item.kind == "call" else "reasoning_text"
             return [self._event(f"response.{name}.delta", **self._place(item), delta=text)]
@@ -246,7 +272,10 @@ class ResponseAnswer:
         place, cut = self._place(item), self._sample.finish_reason == "length"
         shown = self._item(item, cut)
         done = self._event
-        if isinstance(shown, OutputCall):
+        if isinstance(shown, OutputCustomCall):
+            events = [done("response.custom_tool_call_input.delta", **place, delta=shown.input)]
+            events.append(done("response.custom_tool_call_input.done", **place, input=shown.input))
+        elif isinstance(shown, OutputCall):
             called = {"name": item.name, "arguments": item.text}
             events = [done("response.function_call_arguments.done", **place, **called)]
         elif isinstance(shown, OutputReasoning):

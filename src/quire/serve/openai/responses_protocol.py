@@ -10,7 +10,7 @@ from quire.serve.openai.logprobs import TokenLogprob
 from quire.serve.openai.protocol import Count, DrawFields, Messages, Name, Positive
 
 
-class ResponsesRequest(DrawFields, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(DrawFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | Messages
@@ -20,24 +20,15 @@ class ResponsesRequest(DrawFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Count | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     truncation: str | None = None
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
     include: list[str] | None = None
     reasoning: dict[str, Any] | None = None
-    background: bool | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
-    service_tier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -76,7 +67,24 @@ class OutputCall(msgspec.Struct, tag="function_call"):
     status: str = "completed"
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(msgspec.Struct, tag="custom_tool_call"):
+    """A call of a custom tool, whose input is plain text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: str = "completed"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
+
+
+class InputTokens(msgspec.Struct):
+    """Answer of the endpoints that count tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
 
 
 class InputDetails(msgspec.Struct):
@@ -113,7 +121,7 @@ class ResponseObject(msgspec.Struct):
     max_output_tokens: int | None
     temperature: float
     top_p: float
-    metadata: dict[str, str]
+    metadata: dict[str, Any]
     user: str | None
     usage: ResponseUsage | None = None
     error: ResponseFailure | None = None

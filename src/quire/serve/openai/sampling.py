@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from quire.client.front import Front
-from quire.params import SamplingParams
+from quire.params import RepetitionDetectionParams, SamplingParams
 from quire.serve.errors import invalid
 from quire.serve.openai.protocol import SamplingFields
 from quire.serve.openai.structured import constraint_of
 
 # Fields that bodies and SamplingParams share by name, except those whose meaning depends on the endpoint.
 _SHARED = set(SamplingParams.__struct_fields__) & set(SamplingFields.__struct_fields__)
-_SHARED -= {"max_tokens", "logit_bias", "structured_outputs", "prediction"}
-
-REFUSED = {
-    "use_beam_search": "this server samples",
-}
+_SHARED -= {"max_tokens", "logit_bias", "structured_outputs", "repetition_detection", "prediction"}
 
 
 def sampling_params(
@@ -28,6 +26,10 @@ def sampling_params(
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     if body.prediction is not None:
         given["prediction"] = body.prediction.text
+    if body.repetition_detection is not None:
+        given["repetition_detection"] = RepetitionDetectionParams(
+            **msgspec.structs.asdict(body.repetition_detection)
+        )
     return front.default_params(
         max_tokens=max_tokens, logprobs=logprobs, structured_outputs=constraint_of(body), **given
     )
@@ -39,13 +41,17 @@ def _token_id(key: str) -> int:
     raise invalid(f"logit_bias: {key[:32]!r} is not a token id", "logit_bias", "invalid_value")
 
 
-def truncated(tokens: list[int], limit: int | None, longest: int) -> list[int]:
-    """The last `limit` tokens; -1 keeps as many as leave room for one token of output."""
+def truncated(tokens: list[int], body: SamplingFields, max_tokens: int | None, longest: int) -> list[int]:
+    """The prompt within `truncate_prompt_tokens`; -1 keeps what leaves room for `max_tokens` of output, or for one."""
+    limit = body.truncate_prompt_tokens
     if limit is None:
         return tokens
-    keep = longest - 1 if limit == -1 else limit
+    if limit > longest:
+        message = f"truncate_prompt_tokens must be at most the model's maximum context length of {longest}"
+        raise invalid(message, "truncate_prompt_tokens", "invalid_value")
+    keep = longest - min(max_tokens or 1, longest - 1) if limit == -1 else limit
     if keep < 1:
         raise invalid(
             "truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens", "invalid_value"
         )
-    return tokens[-keep:]
+    return tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import base64
-import struct
+import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
+import ml_dtypes
 import msgspec
+import numpy as np
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from quire.client.generation import Generation
+from quire.client.vectors import shortened
 from quire.errors import EngineError
+from quire.serve.errors import invalid
+from quire.serve.native.protocol import PoolingRequest, TextsRequest
+from quire.serve.openai.chat_protocol import ChatRequest
+from quire.serve.openai.conversation import render
 from quire.serve.openai.prompts import split_prompts
-from quire.serve.openai.protocol import CountOrAll, Int32, Name, Prompt
 from quire.serve.service import Service
 from quire.serve.stream import watched
+from quire.serve.tools import Offer
 from quire.types import FinishReason, Pooling, Request
 
-
-class TextsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields of every body whose texts become vectors."""
-
-    input: Prompt
-    model: Name | None = None
-    user: str | None = None
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: CountOrAll | None = None
-    priority: Int32 = 0
-
-
-class PoolingRequest(TextsRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /pooling."""
-
-    encoding_format: Literal["float", "base64"] = "float"
-    pooling: Pooling | None = None
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 class TextUsage(msgspec.Struct):
@@ -47,17 +39,45 @@ class TextUsage(msgspec.Struct):
 async def pooled_requests(
     service: Service, body: TextsRequest, pooling: Pooling | None, call_id: str
 ) -> list[Request]:
-    """One request for each text."""
-    texts = split_prompts(body.input)
-    front = service.front
+    """One request for each text, or for the conversation."""
+    if (body.input is None) == (body.messages is None):
+        raise invalid("give either input or messages", "input", "missing_required_parameter")
+    texts: list[str | list[int]] = [] if body.input is None else split_prompts(body.input)
+    front, special = service.front, body.add_special_tokens
 
-    def make(text: str | list[int]) -> Request:
-        tokens = front.encode(text, body.add_special_tokens) if isinstance(text, str) else text
-        tokens = front.truncated(tokens, body.truncate_prompt_tokens)
-        return front.pooled(service.next_request_id(call_id), tokens, pooling, body.priority)
+    def tokens_of(text: str | list[int]) -> list[int]:
+        return front.encode(text, special is not False) if isinstance(text, str) else text
 
-    size = sum(len(text) for text in texts if isinstance(text, str))
-    return await service.work(size, lambda: [make(text) for text in texts])
+    def make() -> list[Request]:
+        if body.messages is not None:
+            rows = [front.encode(_rendered(service, body), bool(special))]
+        else:
+            rows = [tokens_of(text) for text in texts]
+        return [
+            front.pooled(
+                service.next_request_id(call_id),
+                front.truncated(tokens, body.truncate_prompt_tokens, body.truncation_side),
+                pooling,
+                body.priority,
+                body.cache_salt or "",
+                body.use_activation is not False,
+            )
+            for tokens in rows
+        ]
+
+    size = sum(len(text) for text in texts if isinstance(text, str)) + len(str(body.messages or ""))
+    return await service.work(size, make, renders=body.messages is not None)
+
+
+def _rendered(service: Service, body: TextsRequest) -> str:
+    conversation = ChatRequest(
+        messages=body.messages or [],
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return render(service, conversation, Offer())
 
 
 def usage_of(requests: Sequence[Request]) -> TextUsage:
@@ -87,8 +107,37 @@ async def _vectors(generation: Generation) -> dict[str, list[float]]:
     return vectors
 
 
-def coded(vector: list[float], encoding: str) -> list[float] | str:
-    """The vector as JSON numbers, or as base64 of little-endian float32."""
-    if encoding == "float":
-        return vector
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+def vectors_of(vectors: list[list[float]], dimensions: int | None) -> list[list[float]]:
+    """The vectors with their first `dimensions`. 400 if they have fewer."""
+    width = len(vectors[0])
+    if dimensions is not None and dimensions > width:
+        raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
+    return [shortened(vector, dimensions) for vector in vectors]
+
+
+def coded(vector: list[float], body: PoolingRequest) -> list[float] | str:
+    """The vector as JSON numbers, or as base64 of its bytes."""
+    return vector if body.encoding_format == "float" else base64.b64encode(packed(vector, body)).decode()
+
+
+def packed(vector: list[float], body: PoolingRequest) -> bytes:
+    """The numbers as bytes, in the type and byte order that the body asks for."""
+    numbers = np.asarray(vector, np.float32).astype(DTYPES[body.embed_dtype])
+    native_big = sys.byteorder == "big"
+    big = native_big if body.endianness == "native" else body.endianness == "big"
+    return numbers.tobytes() if big == native_big else numbers.byteswap().tobytes()
+
+
+def as_bytes(vectors: list[list[float]], body: PoolingRequest, head: dict[str, Any]) -> Response:
+    """All vectors as bytes, one after another. The header `metadata` describes them, except for bytes_only."""
+    parts = [packed(vector, body) for vector in vectors]
+    headers = {}
+    if body.encoding_format == "bytes":
+        places, at = [], 0
+        for i, (vector, part) in enumerate(zip(vectors, parts, strict=True)):
+            end = at + len(part)
+            kind = {"embed_dtype": body.embed_dtype, "endianness": body.endianness}
+            places.append({"index": i, **kind, "start": at, "end": end, "shape": [len(vector)]})
+            at = end
+        headers["metadata"] = msgspec.json.encode({**head, "data": places}).decode()
+    return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)

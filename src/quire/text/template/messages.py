@@ -100,7 +100,7 @@ def _part_text(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in _TEXT_PARTS:
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise RequestError(f"{where} must be a text part; {kind!r} is not supported by this model", where)
     text = part.get(_TEXT_PARTS[str(kind)])
     if not isinstance(text, str):

@@ -1,0 +1,83 @@
+"""All tables of fields, and docs/fields.md, which `python -m quire.serve.fields.page` prints from them."""
+
+from __future__ import annotations
+
+from quire.serve.fields.anthropic import COUNT_TOKENS, MESSAGES
+from quire.serve.fields.common import OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.native import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
+from quire.serve.fields.openai import CHAT, CHAT_TOKENS, COMPLETIONS, RESPONSE_TOKENS, RESPONSES
+from quire.serve.fields.shapes import Fields, Refused
+
+TABLES: tuple[Fields, ...] = (
+    COMPLETIONS,
+    CHAT,
+    CHAT_TOKENS,
+    RESPONSES,
+    RESPONSE_TOKENS,
+    MESSAGES,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    POOLING,
+    CLASSIFY,
+    SCORE,
+    RERANK,
+    TOKENIZE,
+    DETOKENIZE,
+)
+# Endpoints that take the same body as another one.
+_SAME = {CHAT_TOKENS.path: CHAT.path, RESPONSE_TOKENS.path: RESPONSES.path}
+
+_HEAD = """# Fields of requests
+
+<!-- Printed by `python -m quire.serve.fields.page`. -->
+
+- `null` is the same as leaving the field out.
+- A field that is in none of these tables is ignored. The answer names it in the header `X-Ignored-Fields`, and the
+  metric `quire:request_ignored_fields_total` counts it. With `--unknown-fields refuse` it is a 400.
+- A name that is nearly that of a known field (`temprature`) is always a 400 with the name that was meant.
+- A refused field is a 400, unless its value asks for nothing: false, an empty text, list or object, or a value listed
+  here.
+- The same holds inside `messages`, `tools`, `response_format` and other objects. A message may also have any field that
+  the model's chat template reads.
+
+## Fields of other servers
+
+Every endpoint knows these.
+
+"""
+
+
+def page() -> str:
+    """The text of docs/fields.md."""
+    parts = [_HEAD, _table("Ignored", OTHERS_IGNORED), "\n", _refused(OTHERS_REFUSED)]
+    for fields in TABLES:
+        parts.append(f"\n## {fields.path}\n\n")
+        if fields.path in _SAME:
+            parts.append(f"The same body as {_SAME[fields.path]}.\n")
+            continue
+        parts.append(_table("Taken", fields.taken))
+        ignored = {k: v for k, v in fields.ignored.items() if OTHERS_IGNORED.get(k) != v}
+        refused = {k: v for k, v in fields.refused.items() if OTHERS_REFUSED.get(k) != v}
+        if ignored:
+            parts += ["\n", _table("Ignored", ignored)]
+        if refused:
+            parts += ["\n", _refused(refused)]
+    return "".join(parts)
+
+
+def _table(title: str, rows: dict[str, str] | object) -> str:
+    assert isinstance(rows, dict)
+    lines = [f"| {title} | |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in rows.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _refused(rows: dict[str, Refused]) -> str:
+    texts = {}
+    for name, rule in rows.items():
+        allowed = ", ".join(dict.fromkeys(f"`{value}`" for value in rule.neutral))
+        texts[name] = rule.why + (f" ({allowed} is ignored)" if allowed else "")
+    return _table("Refused", texts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

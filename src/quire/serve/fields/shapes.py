@@ -1,0 +1,63 @@
+"""How the fields of a body are described: taken, ignored and why, refused and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer and is not implemented.
+
+    A value that asks for nothing is ignored: one of `neutral`, false, an empty text and, unless `empty` says
+    otherwise, an empty list or object.
+    """
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    empty: bool = True
+
+    def asks(self, value: Any) -> bool:
+        """Whether the value asks for something."""
+        if value is None or value is False or value == "":
+            return False
+        if self.empty and value in ([], {}):
+            return False
+        return not any(type(value) is type(known) and value == known for known in self.neutral)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The fields of one object, each with its meaning, or with the reason why it is ignored or refused.
+
+    `inner` describes taken fields that are objects or lists of objects. With `template`, names that the chat template
+    reads are taken too. With `nulls`, null is a value; elsewhere a null field is absent.
+    """
+
+    taken: Mapping[str, str]
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    inner: Mapping[str, Shape] = field(default_factory=dict)
+    template: bool = False
+    nulls: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.taken, *self.ignored, *self.refused)
+
+
+@dataclass(frozen=True, slots=True)
+class Fields(Shape):
+    """The fields of the body that `path` takes, which becomes a `body`."""
+
+    path: str = ""
+    body: type[msgspec.Struct] = msgspec.Struct
+
+
+def names(text: str) -> dict[str, str]:
+    """Taken fields of an inner object, whose names say what they mean."""
+    return dict.fromkeys(text.split(), "")

@@ -1,0 +1,43 @@
+"""The bodies and answers of /v1/completions as structs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.serve.openai.logprobs import CompletionLogprobs, PromptLogprobs
+from quire.serve.openai.protocol import Count, CountOrAll, Prompt, SamplingFields, UsageInfo
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    echo: bool | None = False
+    logprobs: CountOrAll | None = None
+    best_of: Count | None = None
+    suffix: str | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """Answer of /v1/completions, and a chunk of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: UsageInfo | UnsetType | None = UNSET
