@@ -200,7 +200,7 @@ def test_jumps_are_counted(real: Server, client: openai.OpenAI) -> None:
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "both json and regex"),
         ({"structured_outputs": {}}, "structured_outputs", "names none"),
         ({"structured_outputs": {"dance": 1}}, "structured_outputs", "names none"),
-        ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "structured_outputs.regex"),
+        ({"structured_outputs": {"choise": ["a"]}}, "structured_outputs.choise", "structured_outputs.choice"),
         ({"structured_outputs": {"regex": 3}}, "structured_outputs", "str"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "must be a JSON schema"),
         ({"response_format": {"type": "yaml"}}, "response_format", "'yaml' is not supported"),

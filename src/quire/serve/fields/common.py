@@ -57,6 +57,8 @@ GENERATE = {
     "add_special_tokens": "add the tokenizer's special tokens to the prompt",
     "return_token_ids": "token ids of prompt and output",
     "return_tokens_as_token_ids": "write tokens in logprobs as token_id:N",
+    "prediction": "a text that the output may follow, to draft from",
+    "speculative_decoding": "false drafts nothing",
     "thinking_token_budget": "most tokens of reasoning; then the answer begins",
 }
 
@@ -206,4 +208,5 @@ INNER = {
     "response_format": RESPONSE_FORMAT,
     "structured_outputs": STRUCTURED,
     "repetition_detection": REPETITION,
+    "prediction": Shape(names("type content"), inner={"content": Shape(names("type text"))}),
 }

@@ -74,7 +74,6 @@ CHAT = Fields(
     ignored={
         **LABELS,
         **OTHERS_IGNORED,
-        "prediction": "it would change the speed alone",
     },
     refused={
         **OTHERS_REFUSED,
