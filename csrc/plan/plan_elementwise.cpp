@@ -31,6 +31,10 @@ void xielu_row(const float* x, float* y, size_t n, const float* p, int32_t) {
     y[i] = x[i] > 0 ? p[0] * x[i] * x[i] + p[2] * x[i] : (std::expm1(std::min(x[i], p[3])) - x[i]) * p[1] + p[2] * x[i];
 }
 
+void gelu_row(const float* x, float* y, size_t n, const float*, int32_t) {
+  for (size_t i = 0; i < n; ++i) y[i] = 0.5f * x[i] * (1 + std::erf(x[i] * 0.70710678f));
+}
+
 // By the names and fields of the protocol's structs (devices/protocol.py).
 struct Elementwise {
   const char* name;
@@ -42,6 +46,7 @@ constexpr Elementwise kElementwise[] = {
     {"Clamp", 1, false, clamp_row},
     {"Temperature", 3, true, temper_row},
     {"XIELU", 4, false, xielu_row},
+    {"GELU", 0, false, gelu_row},
 };
 
 }  // namespace

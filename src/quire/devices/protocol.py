@@ -140,7 +140,11 @@ class XIELU(msgspec.Struct, frozen=True):
     eps: float
 
 
-Elementwise = Clamp | Temperature | XIELU  # csrc/plan/plan_elementwise.cpp takes their fields in order
+class GELU(msgspec.Struct, frozen=True):
+    """x / 2 (1 + erf(x / sqrt 2))."""
+
+
+Elementwise = Clamp | Temperature | XIELU | GELU  # csrc/plan/plan_elementwise.cpp takes their fields in order
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -354,7 +358,7 @@ class Graph(msgspec.Struct, frozen=True):
     A stage is a range of layers for one pipeline rank. All but the last have no head, and their `hidden()` gives
     [T, D] for the next one to receive. `layers` are the model's layers in this graph; layer i uses layer
     i - layers.start of the KV cache. `taps` are the layers whose output `hidden()` taps, in order: the input of
-    drafters.
+    drafters. `num_token_ids` is the input vocabulary, if it is not the output's (0: it is).
     """
 
     hidden: Callable[[Ops[Any]], Any]
@@ -363,6 +367,12 @@ class Graph(msgspec.Struct, frozen=True):
     hidden_size: int
     layers: range = range(0)
     taps: tuple[int, ...] = ()
+    num_token_ids: int = 0
+
+    @property
+    def token_limit(self) -> int:
+        """All token ids of a step are lower."""
+        return self.num_token_ids or self.vocab_size
 
 
 class ForeignModel(Protocol):

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.config import DeviceConfig, EngineConfig, ModelConfig
+import msgspec
+
+from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOptions
 from quire.devices import registry
-from quire.devices.protocol import Arithmetic, Backend, FloatDtype, KVDtype, KVSpec, Limits
+from quire.devices.protocol import Arithmetic, Backend, FloatDtype, Graph, KVDtype, KVSpec, Limits
 from quire.engine.core import EngineCore
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
@@ -33,8 +35,10 @@ from quire.runtime.slots.grammar import GrammarPart
 from quire.runtime.slots.pooling import PoolingPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
-from quire.runtime.slots.speculation import speculation_part
+from quire.runtime.slots.speculation import SpeculationPart
 from quire.sched.scheduler import Scheduler
+from quire.spec_decode.controller import Controller
+from quire.spec_decode.make import Drafter, find_drafter, make_drafting, plan_draft, verifier_of
 from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
@@ -106,6 +110,21 @@ def model_directory(config: ModelConfig) -> Path:
     return shipped
 
 
+def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
+    """How to draft. If the configured model is a speculator, it drafts unless another drafter is asked for."""
+    options, model = config.speculation.options, config.model
+    if options is not None and (options.model is not None or options.method in ("ngram", "suffix", "mtp")):
+        return options
+    if model.model and verifier_of(find_model(model.model, model.revision, model.download_dir)) is not None:
+        return msgspec.structs.replace(options or SpeculativeOptions(), model=model.model)
+    return options
+
+
+def tapped(model: load.ServedModel, taps: tuple[int, ...]) -> Graph:
+    """The model's graph, with the hidden states that a drafter reads."""
+    return model.stage(taps=taps) if taps and isinstance(model, load.LoadedModel) else model.graph
+
+
 def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> Backend:
     """The configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
@@ -172,6 +191,8 @@ class EnginePlan:
     memory: MemoryPlan
     cost: Cost
     config: EngineConfig
+    drafter: Drafter | None
+    taps: tuple[int, ...]  # layers of the target that the drafter reads
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -196,17 +217,19 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     )
     limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
     sketch = loader(outline, False)
+    drafter = find_drafter(speculative_options(config), config.model.download_dir)
+    draft, taps = plan_draft(drafter, outline, sketch, limits, config.cache.block_size)
     need = MemoryNeed(
-        weights=sketch.weight_bytes,
-        workspace=outline.workspace_bytes(sketch.graph, kv_spec, limits),
-        kv_bytes_per_token=kv_spec.bytes_per_token,
+        weights=sketch.weight_bytes + draft.weights,
+        workspace=outline.workspace_bytes(tapped(sketch, taps), kv_spec, limits) + draft.workspace,
+        kv_bytes_per_token=kv_spec.bytes_per_token + draft.kv_per_token,
         max_model_len=longest,
         max_model_len_is_given=config.model.max_model_len is not None,
         max_num_seqs=max_num_seqs,
     )
     memory = plan_memory(config.cache, need, available)
     name, cost = _name(config.model, model.directory), sketch.cost
-    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config)
+    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config, drafter, taps)
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -232,20 +255,38 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         model = plan.load(backend, True)
     with report.phase("preparing to run"):
         kv = backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size)
-        executable = backend.compile(model.graph, kv, plan.limits)
-        inputs = InputBuilder(plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
+        executable = backend.compile(tapped(model, plan.taps), kv, plan.limits)
+        max_blocks = -(-memory.max_model_len // memory.block_size)
+        inputs = InputBuilder(plan.limits.max_seqs, max_blocks)
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
         sampling = SamplingPart(sampler)
         grammar = GrammarPart(sampling, spec.vocab_size, grammars, config.grammar.enable_jump_forward)
+        drafting = make_drafting(
+            plan.drafter,
+            backend,
+            model,
+            sampler,
+            plan.limits,
+            memory.num_blocks,
+            memory.block_size,
+            max_blocks,
+        )
         parts = (
             sampling,
             grammar,
             ScoringPart(sampler),
             PoolingPart(plan.model.pooling),
-            speculation_part(config.speculation.options, inputs.block_table_SM, grammar.count_allowed),
+            SpeculationPart(
+                drafting.proposer,
+                drafting.limit,
+                Controller(plan.drafter is None or plan.drafter.options.adaptive),
+                inputs,
+                grammar.count_allowed,
+            ),
         )
-        runner = Runner(executable, [kv], inputs, parts, plan.limits.max_logit_rows)
+        caches = [kv] if drafting.cache is None else [kv, drafting.cache]
+        runner = Runner(executable, caches, inputs, parts, plan.limits.max_logit_rows)
         scheduler = Scheduler(
             replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,
@@ -253,6 +294,7 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
             memory.max_model_len,
             config.cache.enable_prefix_caching,
             whole_prompts=spec.bidirectional,
+            recompute_last=drafting.reads_pairs,
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
     report.cost, report.kv_spec, report.arithmetic = plan.cost, plan.kv_spec, plan.arithmetic

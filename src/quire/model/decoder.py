@@ -106,85 +106,23 @@ class DecoderWeights(msgspec.Struct, frozen=True):
     head_bias: FloatArray | None
 
 
-class Decoder:
-    """Embedding, layers of attention and MLP around a residual stream, final norm, head. The plain case of a layer:
+class Layers:
+    """What a layer computes. Knows the spec; the weights come with each call."""
 
-    x -> norm -> qkv -> rope, store -> paged attention -> out -> + x
-    x -> norm -> gate, up -> activation(gate) * up -> down -> + x
-    """
-
-    def __init__(self, spec: ArchSpec, weights: DecoderWeights) -> None:
+    def __init__(self, spec: ArchSpec) -> None:
         self.spec = spec
-        self.weights = weights
         self._slopes: FloatArray | None = None
         if spec.alibi is not None:
             scale = spec.attention_scale if spec.alibi == "scaled" else 1.0
             self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
 
-    def graph(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
-        """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
-
-        Only layers of the stage are tapped. ModelError if `layers` or `taps` are not layers of the model.
-        """
-        count, spec, head = self.spec.num_layers, self.spec, self.weights.head
-        layers = range(count) if layers is None else layers
-        if not layers or layers.step != 1 or layers.start < 0 or layers.stop > count:
-            raise ModelError(f"a stage must be a run of the model's {count} layers, got {layers}")
-        if not all(0 <= tap < count for tap in taps):
-            raise ModelError(f"only layers 0 to {count - 1} can be tapped, got {list(taps)}")
-        own = tuple(sorted({tap for tap in taps if tap in layers}))
-        hidden = partial(self._hidden, layers=layers, taps=own)
-        if layers.stop < count:
-            return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
-        if head is None:
-            return Graph(hidden, self._head, spec.hidden_size, spec.hidden_size, layers, own)
-        return Graph(hidden, self._head, spec.vocab_size, head.shape[1], layers, own)
-
-    def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...]) -> T:
-        """The step's tokens, or the previous stage's output -> final hidden states of the logit rows: [L, D].
-
-        For a stage before the last: the hidden states of all tokens [T, D].
-        """
-        weights = self.weights
-        x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
-        ropes = {self.spec.rope_of(i): None for i in layers}
-        angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
-        for index in layers:
-            x = self._layer(ops, x, angles, index, index - layers.start)
-            if index in taps:
-                ops.tap(x)
-        if layers.stop < self.spec.num_layers:
-            return x
-        x = ops.select_rows(x)
-        if weights.norm is not None:
-            x = ops.norm(x, weights.norm)
-        return x if weights.project_out is None else ops.linear(x, weights.project_out)
-
-    def _head(self, ops: Ops[T], hidden: T) -> T:
-        """[L, D] -> logits [L, V]."""
-        spec = self.spec
-        if self.weights.head is None:
-            return ops.scale(hidden, 1.0)
-        logits = ops.linear(hidden, self.weights.head, self.weights.head_bias)
-        if spec.logit_scale == 1.0 and spec.logit_cap is None:
-            return logits
-        return ops.scale(logits, spec.logit_scale, spec.logit_cap)
-
-    def _embed(self, ops: Ops[T]) -> T:
-        weights = self.weights
-        x = ops.embed(weights.embedding, self.spec.embedding_scale)
-        if weights.project_in is not None:
-            x = ops.linear(x, weights.project_in)
-        if weights.positions is not None:
-            x = ops.add(x, ops.embed_positions(weights.positions, self.spec.position_offset or 0))
-        return x if weights.embedding_norm is None else ops.norm(x, weights.embedding_norm)
-
-    def _layer(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int) -> T:
+    def layer(
+        self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int, layer: LayerWeights
+    ) -> T:
         """Layer `index` of the model, which is layer `cached` of the KV cache."""
-        layer = self.weights.layers[index]
         normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
-        heads = self._attend(ops, normed, angles, index, cached)
         attention = layer.attention
+        heads = self._attend(ops, normed, angles, index, cached, attention)
         after = self._join(ops, x, heads, (attention.out, attention.out_bias), layer.attention_post_norm)
         source = x if self.spec.parallel else after
         if layer.mlp_norm is not None:
@@ -211,9 +149,17 @@ class Decoder:
             y = ops.add(x, y, multiplier)
         return ops.norm(y, norm) if norm is not None and of_sum else y
 
-    def _attend(self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int) -> T:
+    def _attend(
+        self,
+        ops: Ops[T],
+        x: T,
+        angles: dict[RopeSpec, T],
+        index: int,
+        cached: int,
+        weights: AttentionWeights,
+    ) -> T:
         """Store keys and values of x in the cache; return each head's weighted values: [T, N H]."""
-        spec, rope, weights = self.spec, self.spec.rope_of(index), self.weights.layers[index].attention
+        spec, rope = self.spec, self.spec.rope_of(index)
         attention = Attention(
             scale=spec.attention_scale,
             window=spec.windows[index],
@@ -276,3 +222,74 @@ class Decoder:
         if moe.scale != 1.0:
             y = ops.scale(y, moe.scale)
         return y if weights.norm is None else ops.norm(y, weights.norm)
+
+
+class Decoder:
+    """Embedding, layers of attention and MLP around a residual stream, final norm, head. The plain case of a layer:
+
+    x -> norm -> qkv -> rope, store -> paged attention -> out -> + x
+    x -> norm -> gate, up -> activation(gate) * up -> down -> + x
+    """
+
+    def __init__(self, spec: ArchSpec, weights: DecoderWeights) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.layers = Layers(spec)
+
+    def graph(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
+        """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
+
+        Only layers of the stage are tapped. ModelError if `layers` or `taps` are not layers of the model.
+        """
+        count, spec, head = self.spec.num_layers, self.spec, self.weights.head
+        layers = range(count) if layers is None else layers
+        if not layers or layers.step != 1 or layers.start < 0 or layers.stop > count:
+            raise ModelError(f"a stage must be a run of the model's {count} layers, got {layers}")
+        if not all(0 <= tap < count for tap in taps):
+            raise ModelError(f"only layers 0 to {count - 1} can be tapped, got {list(taps)}")
+        own = tuple(sorted({tap for tap in taps if tap in layers}))
+        hidden = partial(self._hidden, layers=layers, taps=own)
+        if layers.stop < count:
+            return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
+        if head is None:
+            return Graph(hidden, self.head, spec.hidden_size, spec.hidden_size, layers, own)
+        return Graph(hidden, self.head, spec.vocab_size, head.shape[1], layers, own)
+
+    def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...]) -> T:
+        """The step's tokens, or the previous stage's output -> final hidden states of the logit rows: [L, D].
+
+        For a stage before the last: the hidden states of all tokens [T, D].
+        """
+        weights = self.weights
+        x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
+        ropes = {self.spec.rope_of(i): None for i in layers}
+        angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
+        for index in layers:
+            x = self.layers.layer(ops, x, angles, index, index - layers.start, weights.layers[index])
+            if index in taps:
+                ops.tap(x)
+        if layers.stop < self.spec.num_layers:
+            return x
+        x = ops.select_rows(x)
+        if weights.norm is not None:
+            x = ops.norm(x, weights.norm)
+        return x if weights.project_out is None else ops.linear(x, weights.project_out)
+
+    def head(self, ops: Ops[T], hidden: T) -> T:
+        """[L, D] -> logits [L, V]."""
+        spec = self.spec
+        if self.weights.head is None:
+            return ops.scale(hidden, 1.0)
+        logits = ops.linear(hidden, self.weights.head, self.weights.head_bias)
+        if spec.logit_scale == 1.0 and spec.logit_cap is None:
+            return logits
+        return ops.scale(logits, spec.logit_scale, spec.logit_cap)
+
+    def _embed(self, ops: Ops[T]) -> T:
+        weights = self.weights
+        x = ops.embed(weights.embedding, self.spec.embedding_scale)
+        if weights.project_in is not None:
+            x = ops.linear(x, weights.project_in)
+        if weights.positions is not None:
+            x = ops.add(x, ops.embed_positions(weights.positions, self.spec.position_offset or 0))
+        return x if weights.embedding_norm is None else ops.norm(x, weights.embedding_norm)

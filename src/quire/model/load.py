@@ -96,12 +96,16 @@ class LoadedModel:
         return self.info.dtype
 
     @property
+    def decoder(self) -> Decoder:
+        return Decoder(self.spec, self.weights)
+
+    @property
     def graph(self) -> Graph:
-        return Decoder(self.spec, self.weights).graph()
+        return self.decoder.graph()
 
     def stage(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
         """The run of `layers` that a pipeline rank computes, or all, with the layers `taps` tapped (see Graph)."""
-        return Decoder(self.spec, self.weights).graph(layers, taps)
+        return self.decoder.graph(layers, taps)
 
     @property
     def weight_bytes(self) -> int:
@@ -185,6 +189,18 @@ def outline_model(
     info, spec, checkpoint, names = _open(directory, dtype, quantized, architecture)
     types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
+
+
+def open_tensors(directory: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
+    """The config, the tensors and their names of a model that is not built: what drafters find beside its layers."""
+    if engine_dir.is_engine(directory):
+        raise ModelError(
+            f"{directory} is a built engine, which keeps no layers that predict further tokens: serve the checkpoint"
+        )
+    source = open_source(directory)
+    checkpoint = source.tensors()
+    _, names = read_config(source.config, source.where)
+    return source.config, checkpoint, names.fitted(checkpoint.names())
 
 
 def outline_config(

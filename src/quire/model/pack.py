@@ -88,7 +88,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Packer:
+class Packer:
     """A `WeightSource` that reads parts and passes them to the backend; with `outline`, only their shapes."""
 
     checkpoint: Checkpoint | None
@@ -138,7 +138,7 @@ def pack_weights(
 ) -> DecoderWeights:
     """Read and pack a checkpoint that `check_tensors` accepted."""
     _check_tied_head(spec, names, checkpoint)
-    return Assembly(spec, names, _Packer(checkpoint, backend, types)).weights()
+    return Assembly(spec, names, Packer(checkpoint, backend, types)).weights()
 
 
 def outline_weights(
@@ -149,7 +149,7 @@ def outline_weights(
     checkpoint: Checkpoint | None = None,
 ) -> DecoderWeights:
     """The weights without values, for a backend that only plans."""
-    return Assembly(spec, names, _Packer(checkpoint, backend, types, outline=True)).weights()
+    return Assembly(spec, names, Packer(checkpoint, backend, types, outline=True)).weights()
 
 
 def check_tensors(

@@ -40,6 +40,11 @@ class InputBuilder:
         """The blocks of each slot, as in ModelInput; it changes in place with each step."""
         return self._table_SM
 
+    @property
+    def num_blocks(self) -> list[int]:
+        """How many blocks each slot has; it changes in place too."""
+        return self._num_blocks
+
     def clear(self, slot: int) -> None:
         """Forget a slot's blocks."""
         self._num_blocks[slot] = 0

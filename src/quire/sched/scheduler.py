@@ -34,13 +34,14 @@ class Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool,
         whole_prompts: bool = False,
+        recompute_last: bool = False,
     ) -> None:
         self._by_priority = config.scheduling_policy == "priority"
         self._max_model_len = max_model_len
         self._max_total = min(max_model_len, num_blocks * block_size)
         self._arrivals = 0
         self._stats = EngineStats(num_blocks=num_blocks)
-        self._tables = BlockTables(num_blocks, block_size, enable_prefix_caching)
+        self._tables = BlockTables(num_blocks, block_size, enable_prefix_caching, recompute_last)
         self._queue = WaitingQueue(self._tables)
         self._planner = Planner(config, self._tables, self._queue, self._stats, whole_prompts)
         self._results = Results(self._planner, self._tables, self._queue, self._stats)

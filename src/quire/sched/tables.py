@@ -23,7 +23,10 @@ class BlockTables:
     writes, and blocks may be released and taken again before that step is done.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, recompute_last: bool = False
+    ) -> None:
+        self._recompute_last = recompute_last
         self.block_size = block_size
         self.caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
@@ -42,6 +45,8 @@ class BlockTables:
         match, cursor = PrefixMatch(), self.prefix.root
         if self.caching:
             match, cursor = self.prefix.match(seq.tokens, seq.group.namespace, limit)
+            if self._recompute_last and match.num_tokens:
+                match, cursor = self._less_one(match, cursor)
         if seq.base is not None and min(limit, seq.base.num_tokens) > match.num_tokens:
             match = self._shorten(seq.base, limit)
         reach = min(limit, seq.num_prompt_tokens)
@@ -67,6 +72,15 @@ class BlockTables:
         full, tail = divmod(limit, self.block_size)
         below = match.blocks[full] if full < len(match.blocks) else match.source
         return PrefixMatch(match.blocks[:full], below if tail else -1, tail, limit)
+
+    def _less_one(self, match: PrefixMatch, cursor: Cursor) -> tuple[PrefixMatch, Cursor]:
+        """`match` without its last token. The block that had it is the same, as the token after it may count."""
+        match = self._shorten(match, match.num_tokens - 1)
+        depth = len(match.blocks) * self.block_size
+        while cursor.depth > depth + 1:
+            assert cursor.parent is not None
+            cursor = cursor.parent
+        return match, cursor if match.blocks else self.prefix.root
 
     def hold(self, match: PrefixMatch) -> None:
         """Keep the blocks of `match` until `let_go`, even if all others release them."""

@@ -32,6 +32,11 @@ class Controller:
         self._busy = 0
         self._num_seqs = 0
 
+    @property
+    def rests(self) -> bool:
+        """Whether drafts have not paid for long."""
+        return self._nap >= LONGEST_NAP
+
     def asleep(self, num_seqs: int) -> bool:
         """Whether drafts did not pay lately, so that this step plans none. Counts the steps."""
         if not self.adaptive:

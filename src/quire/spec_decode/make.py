@@ -1,22 +1,238 @@
-"""From options to a proposer."""
+"""From options to a proposer: which drafter it is, what it needs, and how it is put together."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
 from quire.config import SpeculativeOptions
+from quire.devices.protocol import Backend, KVCache, KVSpec, Limits
+from quire.devices.sampling import Sampler
+from quire.errors import ConfigError, ModelError
+from quire.files import read_json
+from quire.model.load import LoadedModel, load_model, outline_model
+from quire.spec_decode.block import BlockProposer
+from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
+from quire.spec_decode.chain import ChainProposer
+from quire.spec_decode.head import MEDUSA_FILES, Head, HeadSource
+from quire.spec_decode.heads.dflash import read_dflash
+from quire.spec_decode.heads.eagle import read_eagle
+from quire.spec_decode.heads.eagle3 import read_eagle3
+from quire.spec_decode.heads.mtp import read_mtp
+from quire.spec_decode.heads.stages import read_medusa, read_mlp_speculator
 from quire.spec_decode.lookup import NgramProposer
+from quire.spec_decode.passes import Pass, Picker
 from quire.spec_decode.proposer import Proposer
+from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer
+from quire.weights.hub import find_model
+from quire.weights.schemes import scheme
 
 LOOKUP_TOKENS = 5
+DRAFT_MODEL_TOKENS = 4
+NO_CACHE = KVSpec(1, 1, 16, "float32")
+HEADS = {
+    "eagle": read_eagle,
+    "eagle3": read_eagle3,
+    "medusa": read_medusa,
+    "mlp_speculator": read_mlp_speculator,
+    "dflash": read_dflash,
+}
 
 
-def make_proposer(options: SpeculativeOptions | None) -> tuple[Proposer | None, int]:
-    """The proposer, and the most tokens that it drafts for a sequence in one step."""
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A drafter that is found and not loaded. `path` is None for those without files of their own."""
+
+    method: str
+    options: SpeculativeOptions
+    path: Path | None = None
+
+    @property
+    def runs_model(self) -> bool:
+        return self.method not in ("ngram", "suffix")
+
+    def head(self, backend: Backend, target: Any, outline: bool) -> Head:
+        """The graphs over `backend`'s weights. ModelError, ConfigError: the drafter does not fit the target."""
+        if not isinstance(target, LoadedModel):
+            raise ConfigError(f"speculation with method {self.method} needs a target of Quire's own families")
+        if self.method == "mtp":
+            return read_mtp(backend, target, outline)
+        assert self.path is not None
+        if self.method == "draft_model":
+            return self._draft_model(backend, target, outline)
+        return HEADS[self.method](HeadSource.open(self.path, backend, target, outline), target)
+
+    def _draft_model(self, backend: Backend, target: LoadedModel, outline: bool) -> Head:
+        assert self.path is not None
+        quantized = scheme(self.options.quantization, 64, True, False)
+        model = (outline_model if outline else load_model)(self.path, backend, "auto", quantized)
+        spec = model.spec
+        if spec.bidirectional:
+            raise ModelError(f"{self.path}: an encoder cannot draft: choose a model that generates")
+        if spec.vocab_size != target.spec.vocab_size and not _padded(spec.vocab_size, target.spec.vocab_size):
+            raise ModelError(
+                f"{self.path}: the draft model has {spec.vocab_size} tokens and the target {target.spec.vocab_size}: "
+                "choose a draft model with the target's tokenizer"
+            )
+        longest = self.options.max_model_len or spec.max_position
+        return Head(
+            first=model.graph,
+            kv_spec=spec.kv_spec(model.dtype),
+            num_tokens=DRAFT_MODEL_TOKENS,
+            max_len=longest,
+            weight_bytes=model.weight_bytes,
+            draft_ids=_within(spec.vocab_size, target.spec.vocab_size),
+        )
+
+    def limit(self, head: Head | None) -> int:
+        """The most tokens of a draft. ConfigError: more are asked for than the drafter can make."""
+        wanted = self.options.num_speculative_tokens
+        if self.method == "ngram":
+            return wanted or LOOKUP_TOKENS
+        if self.method == "suffix":
+            return wanted or self.options.suffix_decoding_max_tree_depth
+        assert head is not None
+        if (wanted or 0) > head.most:
+            raise ConfigError(
+                f"--speculative-config: num_speculative_tokens {wanted} is more than the {head.most} that this drafter "
+                "makes: lower it"
+            )
+        return wanted or head.num_tokens
+
+
+def _padded(draft: int, target: int) -> bool:
+    """Whether vocabularies of such sizes may be the same but for padding at the end."""
+    return abs(draft - target) <= max(draft, target) // 100
+
+
+def _within(draft: int, target: int) -> Any:
+    """Ids for a draft model whose table is shorter: tokens beyond it are padding, which nothing samples."""
+    return None if draft >= target else np.minimum(np.arange(target), draft - 1).astype(np.int32)
+
+
+def find_drafter(options: SpeculativeOptions | None, download_dir: str | None = None) -> Drafter | None:
+    """The drafter that the options ask for. ModelError: there is none at that place, or of a kind nobody knows."""
     if options is None:
-        return None, 0
-    wanted = options.num_speculative_tokens
-    if options.method == "ngram":
-        return NgramProposer(*options.lookup_range), wanted or LOOKUP_TOKENS
-    if options.method == "suffix":
-        return SuffixProposer(options), wanted or options.suffix_decoding_max_tree_depth
-    raise NotImplementedError
+        return None
+    if options.model is None:
+        assert options.method is not None
+        return Drafter(options.method, options)
+    path = find_model(options.model, options.revision, download_dir)
+    return Drafter(options.method or detect(path), options, path)
+
+
+def detect(path: Path) -> str:
+    """The method of a drafter's files."""
+    if any((path / name).exists() for name, _ in MEDUSA_FILES):
+        return "medusa"
+    config = read_json(path / "config.json") if (path / "config.json").exists() else {}
+    library = config.get("speculators_model_type")
+    kind = library or config.get("model_type")
+    names = " ".join(map(str, config.get("architectures") or ()))
+    if library is not None and library not in HEADS:
+        raise ModelError(f"{path}: drafters of speculators_model_type {library!r} are not supported")
+    if kind in ("medusa", "mlp_speculator", "eagle", "eagle3", "dflash"):
+        return str(kind)
+    for mark, method in (("DFlash", "dflash"), ("Eagle3", "eagle3"), ("EagleLlama", "eagle")):
+        if mark in names:
+            return method
+    name = path.name.lower()
+    if "eagle3" in name or "eagle-3" in name:
+        return "eagle3"
+    return "eagle" if "eagle" in name else "draft_model"
+
+
+def verifier_of(path: Path) -> str | None:
+    """The target that a speculator's config names: a path, also relative to its own, or an id. None: it is a model."""
+    file = path / "config.json"
+    if not path.is_dir() or not file.exists():
+        return None
+    named = (read_json(file).get("speculators_config") or {}).get("verifier") or {}
+    name = named.get("name_or_path")
+    if not isinstance(name, str) or not name:
+        return None
+    return str(path / name) if (path / name).is_dir() else name
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNeed:
+    """Memory of a drafter in bytes."""
+
+    weights: int = 0
+    workspace: int = 0
+    kv_per_token: int = 0
+
+
+def plan_draft(
+    drafter: Drafter | None, backend: Backend, target: Any, limits: Limits, block_size: int
+) -> tuple[DraftNeed, tuple[int, ...]]:
+    """What a drafter will take, and the target's layers that it reads. `backend` is one that only plans."""
+    if drafter is None or not drafter.runs_model:
+        return DraftNeed(), ()
+    head = drafter.head(backend, target, outline=True)
+    ahead = drafter.limit(head)
+    spec = head.kv_spec or NO_CACHE
+    workspace = sum(backend.workspace_bytes(graph, spec, limits) for graph in head.graphs)
+    per_token = 0 if head.kv_spec is None else spec.bytes_per_token
+    own = limits.max_seqs * scratch_blocks(max(ahead, head.most if head.block else 0), block_size)
+    return DraftNeed(head.weight_bytes, workspace + own * block_size * per_token, per_token), head.taps
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A proposer that is ready, the most tokens it drafts for a sequence, and its KV cache, if it has one.
+
+    `reads_pairs`: its KV at a position depends on the token after it too. So the last position of a cached prefix must
+    be computed again.
+    """
+
+    proposer: Proposer | None = None
+    limit: int = 0
+    cache: KVCache | None = None
+    reads_pairs: bool = False
+
+
+def make_drafting(
+    drafter: Drafter | None,
+    backend: Backend,
+    target: Any,
+    sampler: Sampler,
+    limits: Limits,
+    num_blocks: int,
+    block_size: int,
+    max_blocks: int,
+) -> Drafting:
+    """Load a drafter and put its proposer together. `num_blocks` are those of the target's cache."""
+    if drafter is None:
+        return Drafting()
+    if drafter.method == "ngram":
+        return Drafting(NgramProposer(*drafter.options.lookup_range), drafter.limit(None))
+    if drafter.method == "suffix":
+        return Drafting(SuffixProposer(drafter.options), drafter.limit(None))
+    head = drafter.head(backend, target, outline=False)
+    limit, vocab_size = drafter.limit(head), target.spec.vocab_size
+    greedy = drafter.options.draft_sample_method == "greedy"
+    picker = Picker(sampler, vocab_size, head.target_ids, greedy)
+    rows = limits.max_logit_rows
+    if head.stages:
+        kv = backend.kv_cache(NO_CACHE, 1, block_size)
+        stages = [Pass(backend.compile(graph, kv, limits), rows) for graph in head.stages]
+        return Drafting(StageProposer(head, stages, picker, limits.max_seqs), limit)
+    assert head.kv_spec is not None
+    assert head.first is not None
+    ahead = head.most if head.block is not None else limit
+    own = limits.max_seqs * scratch_blocks(ahead, block_size)
+    kv = backend.kv_cache(head.kv_spec, num_blocks + own, block_size)
+    blocks = DraftBlocks(kv, num_blocks, limits.max_seqs, max_blocks, ahead)
+    first = Pass(backend.compile(head.first, kv, limits), rows)
+    if head.block is not None:
+        block = Pass(backend.compile(head.block, kv, limits), rows)
+        proposer: Proposer = BlockProposer(head, first, block, blocks, picker, limits.max_tokens)
+    else:
+        again = first if head.again is None else Pass(backend.compile(head.again, kv, limits), rows)
+        proposer = ChainProposer(head, first, again, blocks, picker, limits.max_tokens)
+    return Drafting(proposer, limit, blocks, reads_pairs=head.again is not None)

@@ -59,10 +59,22 @@ class Computed:
 
 @dataclass(slots=True, frozen=True)
 class StepView:
-    """What a proposer that runs a model needs of a step: block tables [S, M] and the target's tapped layers [T, D]."""
+    """What a proposer that runs a model needs of a step.
+
+    The block tables [S, M] with how many blocks each slot has, the first position that each slot's sequence computed
+    (all sequences of the step, also those that are not drafted for), and the target's tapped layers [T, D].
+    `drafting_pays` is false while the controller has drafted nothing for long.
+    """
 
     block_table_SM: IntArray
+    num_blocks: Sequence[int] = ()
+    starts: Sequence[tuple[int, int]] = ()
     taps: tuple[FloatArray, ...] = ()
+    drafting_pays: bool = True
+
+    def blocks(self, slot: int) -> IntArray:
+        """The blocks of a slot's sequence."""
+        return self.block_table_SM[slot, : self.num_blocks[slot]]
 
 
 class Proposer(Protocol):

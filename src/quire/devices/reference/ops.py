@@ -19,6 +19,7 @@ import numpy as np
 
 from quire.devices.host import Float64Array, activate, normalize, received
 from quire.devices.protocol import (
+    GELU,
     Activation,
     Array,
     Attention,
@@ -85,6 +86,8 @@ class ReferenceOps:
             steps = (self.inputs.positions_T + op.offset) // op.length
             scales = np.array([1 + op.beta * np.log(1.0 + step) for step in steps.tolist()])
             return np.asarray(x * scales[:, None], np.float32)
+        if isinstance(op, GELU):
+            return by_row(partial(activate, "gelu"), x, x.shape[1])
         return by_row(partial(xielu, op), x, x.shape[1])
 
     def norm(self, x: FloatArray, norm: Norm) -> FloatArray:

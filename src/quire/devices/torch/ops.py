@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from quire.devices.host import received
 from quire.devices.protocol import (
+    GELU,
     XIELU,
     Activation,
     Array,
@@ -201,6 +202,8 @@ class TorchOps:
             steps = (self.step.positions_T + op.offset).div(op.length, rounding_mode="floor")
             scales = [1 + op.beta * math.log(1 + step) for step in steps.tolist()]
             return x * torch.tensor(scales, device=x.device)[:, None]
+        if isinstance(op, GELU):
+            return by_row(functional.gelu, x)
         return by_row(partial(xielu, op), x)
 
     def norm(self, x: Any, norm: Norm) -> Any:

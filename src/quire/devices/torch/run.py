@@ -51,7 +51,7 @@ class TorchExecutable:
 
     @torch.inference_mode()
     def run(self, inputs: ModelInput) -> TorchLogits:
-        check_input(inputs, self._kv, self._limits, self._graph.vocab_size)
+        check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         self._ops = TorchOps(TorchStep(inputs, self._kv))
         self._hidden = self._graph.hidden(self._ops)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))

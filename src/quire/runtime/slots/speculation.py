@@ -6,13 +6,10 @@ import time
 from array import array
 from collections.abc import Callable
 
-from quire.config import SpeculativeOptions
-from quire.devices.protocol import IntArray
-from quire.runtime.inputs import StepLayout
+from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.spec_decode.controller import Controller
 from quire.spec_decode.lookup import PredictionProposer
-from quire.spec_decode.make import make_proposer
 from quire.spec_decode.odds import Odds, Tally
 from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
 from quire.types import NewSeq, StepOutput
@@ -40,13 +37,13 @@ class SpeculationPart:
         proposer: Proposer | None,
         limit: int,
         controller: Controller,
-        block_table_SM: IntArray,
+        inputs: InputBuilder,
         count_allowed: Callable[[int, list[int]], int],
     ) -> None:
         self.controller = controller
         self._proposer, self._limit = proposer, limit
         self._predictions = PredictionProposer()
-        self._table = block_table_SM
+        self._inputs = inputs
         self._count_allowed = count_allowed
         self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL)}
         self._seqs: dict[int, SpecSequence] = {}
@@ -88,12 +85,20 @@ class SpeculationPart:
             return
         self._measure(step, time.perf_counter() - self._began)
         computed, drawing = self._take_tokens(step, output)
-        view = StepView(self._table, rows.taps() if self._proposer is not None else ())
+        view = self._view(step, rows)
         if computed and self._proposer is not None:
             self._proposer.observe(computed, view)
         num_seqs = len(output.tokens)
         if drawing and not self.controller.asleep(num_seqs):
             self._draft(drawing, num_seqs, view, output)
+
+    def _view(self, step: StepLayout, rows: StepRows) -> StepView:
+        inputs = self._inputs
+        if self._proposer is None or self._proposer.drafts_freely:
+            return StepView(inputs.block_table_SM)
+        starts = [(seq.slot, seq.start) for seq in step.seqs]
+        pays = not self.controller.rests
+        return StepView(inputs.block_table_SM, inputs.num_blocks, starts, rows.taps(), pays)
 
     def _measure(self, step: StepLayout, seconds: float) -> None:
         if all(seq.wants_logits and len(seq.tokens) <= DECODE_TOKENS for seq in step.seqs):
@@ -182,14 +187,3 @@ class SpeculationPart:
 def _has_end(seq: SpecSequence, new: list[int]) -> bool:
     """Whether a token of `new` may end the sequence."""
     return not set(seq.request.eos_token_ids).isdisjoint(new)
-
-
-def speculation_part(
-    options: SpeculativeOptions | None,
-    block_table_SM: IntArray,
-    count_allowed: Callable[[int, list[int]], int],
-) -> SpeculationPart:
-    """The part that the engine's options ask for."""
-    proposer, limit = make_proposer(options)
-    controller = Controller(options is None or options.adaptive)
-    return SpeculationPart(proposer, limit, controller, block_table_SM, count_allowed)

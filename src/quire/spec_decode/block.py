@@ -1,0 +1,71 @@
+"""Drafts of a whole block in one pass (DFlash): the newest token, then masks whose rows give the tokens after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.devices.sampling import NOT_DRAWN
+from quire.spec_decode.blocks import DraftBlocks
+from quire.spec_decode.chain import ChainProposer
+from quire.spec_decode.head import Head
+from quire.spec_decode.passes import Feed, Pass, Picker
+from quire.spec_decode.proposer import Draft, SpecSequence, StepView
+
+
+class BlockProposer(ChainProposer):
+    """The context is caught up as that of a head; then each sequence adds a block to one pass."""
+
+    def __init__(
+        self,
+        head: Head,
+        context: Pass,
+        block: Pass,
+        blocks: DraftBlocks,
+        picker: Picker,
+        max_tokens: int,
+    ) -> None:
+        super().__init__(head, context, block, blocks, picker, max_tokens)
+        self._block, self._size = block, head.most + 1
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        drafts = {seq.slot: Draft() for seq, _ in asks}
+        wanted = [(seq, count) for seq, count in asks if self._can_draft(seq, count)]
+        ready = set(map(id, self._catch_up([seq for seq, _ in wanted], step, leave=0)))
+        wanted = [(seq, count) for seq, count in wanted if id(seq) in ready]
+        most = max(1, self._max_tokens // self._size)
+        try:
+            for start in range(0, len(wanted), most):
+                self._blocks_of(wanted[start : start + most], drafts, step)
+        finally:
+            self._picker.take_back()
+        return [drafts[seq.slot] for seq, _ in asks]
+
+    def _blocks_of(
+        self, wanted: list[tuple[SpecSequence, int]], drafts: dict[int, Draft], step: StepView
+    ) -> None:
+        """Draft for as many sequences as one pass takes."""
+        masks = [self._head.mask_token] * (self._size - 1)
+        feeds = [Feed(seq, len(seq.tokens) - 1, [seq.tokens[-1], *masks]) for seq, _ in wanted]
+        self._lay(feeds, step)
+        owners = [seq for seq, count in wanted for _ in range(count)]
+        depths = [depth for _, count in wanted for depth in range(count)]
+        rows = [
+            number * self._size + 1 + depth
+            for number, (_, count) in enumerate(wanted)
+            for depth in range(count)
+        ]
+        greedy = self._picker.needs_largest(owners)
+        logits = self._block.run(feeds, self._blocks.table_SM, rows, greedy)
+        failed: set[int] = set()
+        for start, piece in self._block.pieces(logits, len(rows)):
+            stride = len(piece) if greedy else 1  # a sampler draws one row of a slot at a time
+            for first in range(start, start + len(piece), stride):
+                some = slice(first, first + stride)
+                tokens = self._picker.pick(
+                    piece[first - start : first - start + stride], owners[some], depths[some]
+                )
+                for seq, token in zip(owners[some], tokens, strict=True):
+                    if token == NOT_DRAWN:
+                        failed.add(seq.slot)
+                    elif seq.slot not in failed:
+                        drafts[seq.slot].tokens.append(token)

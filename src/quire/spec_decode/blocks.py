@@ -1,0 +1,77 @@
+"""The KV cache of a drafter: it uses the target's block ids, so that it is shared, copied and given up with them.
+
+Behind the blocks that a sequence holds come a few of the drafter's own per slot, for the positions of tokens that are
+only drafted. `filled` counts for each block how many of its first positions hold the drafter's KV of known tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.devices.protocol import IntArray, KVCache, KVSpec
+
+
+class DraftBlocks:
+    """A `KVCache` for the runner, which copies blocks, and the tables that the drafter's steps use."""
+
+    def __init__(self, kv: KVCache, num_blocks: int, max_seqs: int, max_blocks: int, ahead: int) -> None:
+        """`kv` has `num_blocks` blocks and those of `scratch_blocks`; `ahead` positions are drafted at most."""
+        self.kv = kv
+        size = kv.block_size
+        self._scratch = scratch_blocks(ahead, size)
+        self._own = num_blocks + np.arange(max_seqs * self._scratch, dtype=np.int32).reshape(max_seqs, -1)
+        self.table_SM = np.zeros((max_seqs, max_blocks + self._scratch), np.int32)
+        self._filled = np.zeros(kv.num_blocks, np.int32)
+
+    @property
+    def spec(self) -> KVSpec:
+        return self.kv.spec
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.kv.block_size
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.kv.copy_blocks(copies)
+        for source, destination in copies:
+            self._filled[destination] = self._filled[source]
+
+    def overwritten(self, blocks: IntArray, start: int) -> None:
+        """The target computed positions from `start` on in a sequence that has `blocks`: nothing is filled there."""
+        first, offset = divmod(start, self.block_size)
+        if first < len(blocks):
+            self._filled[blocks[first]] = min(int(self._filled[blocks[first]]), offset)
+            self._filled[blocks[first + 1 :]] = 0
+
+    def filled(self, blocks: IntArray, limit: int) -> int:
+        """How many of the first `limit` positions of a sequence hold the drafter's KV."""
+        size = self.block_size
+        for place, count in enumerate(self._filled[blocks].tolist()):
+            if count < size:
+                return int(min(limit, place * size + count))
+        return int(min(limit, len(blocks) * size))
+
+    def fill(self, blocks: IntArray, start: int, stop: int) -> int:
+        """The drafter computed positions start..stop-1. Returns up to where they are in blocks of the sequence."""
+        size = self.block_size
+        stop = min(stop, len(blocks) * size)
+        for place in range(start // size, -(-stop // size)):
+            self._filled[blocks[place]] = min(size, stop - place * size)
+        return stop
+
+    def lay_table(self, slot: int, blocks: IntArray) -> None:
+        """The slot's row: the sequence's blocks, then the slot's own."""
+        row = self.table_SM[slot]
+        row[: len(blocks)] = blocks
+        row[len(blocks) : len(blocks) + self._scratch] = self._own[slot]
+
+
+def scratch_blocks(ahead: int, block_size: int) -> int:
+    """Blocks of its own that each slot needs to draft `ahead` tokens."""
+    return -(-(ahead + 1) // block_size) + 1

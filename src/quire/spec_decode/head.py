@@ -1,0 +1,191 @@
+"""A drafter that runs a model: its graphs, what it reads of the target, and its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.devices.protocol import Array, Backend, FloatArray, Graph, IntArray, KVSpec, Matrix, Norm
+from quire.errors import ModelError
+from quire.files import read_json
+from quire.model.load import LoadedModel
+from quire.model.pack import Packer, WeightTypes
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.checkpoint.safetensors import SafetensorsFile
+from quire.weights.checkpoint.torch_pickle import TorchFile
+from quire.weights.parts import Part, Take
+
+MEDUSA_FILES: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
+    ("medusa_lm_head.safetensors", SafetensorsFile),
+    ("medusa_lm_head.pt", TorchFile),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a proposer runs.
+
+    `first` computes new tokens of a sequence: it receives what `features` makes of the target's hidden states (nothing
+    if `taps` is empty). `again` computes drafted tokens and receives what the pass before left in its only tap; None:
+    `first` does both, from tokens alone. Heads without attention have one graph per token in `stages` instead.
+
+    `taps` are the target's layers whose outputs are read, joined in this order. `target_ids` [D] maps the drafter's
+    token ids to the target's, if they differ. `num_tokens` is how many tokens it drafts unless told otherwise, and
+    `most` how many it can.
+    """
+
+    first: Graph | None = None
+    again: Graph | None = None
+    stages: tuple[Graph, ...] = ()
+    block: Graph | None = None
+    kv_spec: KVSpec | None = None
+    taps: tuple[int, ...] = ()
+    tap_norms: tuple[FloatArray, ...] = ()
+    tap_eps: float = 0.0
+    target_ids: IntArray | None = None
+    draft_ids: IntArray | None = None
+    num_tokens: int = 3
+    most: int = 256
+    mask_token: int = 0
+    max_len: int | None = None
+    weight_bytes: int = 0
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [g for g in (self.first, self.again, self.block, *self.stages) if g is not None]
+
+    def features(self, taps: Sequence[FloatArray], rows: slice) -> FloatArray:
+        """Rows of the target's tapped layers side by side: [rows, F]. `taps` are those of the graph, ascending."""
+        order = sorted(set(self.taps))
+        parts = [taps[order.index(tap)][rows] for tap in self.taps]
+        if self.tap_norms:
+            parts = [
+                x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(self.tap_eps)) * weight
+                for x, weight in zip(parts, self.tap_norms, strict=True)
+            ]
+        return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+@dataclass(slots=True)
+class HeadSource:
+    """The config and the tensors of a head, packed one by one for a backend. `outline`: shapes without values."""
+
+    path: Path
+    config: dict[str, Any]
+    checkpoint: Checkpoint
+    packer: Packer
+    nbytes: int = 0
+    used: set[str] = field(default_factory=set)
+
+    @classmethod
+    def open(cls, path: Path, backend: Backend, target: LoadedModel, outline: bool) -> HeadSource:
+        """ModelError: there are no weights, or they cannot be read."""
+        return cls.over(path, read_json(path / "config.json"), _open(path), backend, target, outline)
+
+    @classmethod
+    def over(
+        cls,
+        path: Path,
+        config: dict[str, Any],
+        checkpoint: Checkpoint,
+        backend: Backend,
+        target: LoadedModel,
+        outline: bool,
+    ) -> HeadSource:
+        types = WeightTypes.of(target.dtype, None)
+        return cls(path, config, checkpoint, Packer(checkpoint, backend, types, outline))
+
+    def has(self, name: str) -> bool:
+        return name in set(self.checkpoint.names())
+
+    def matrix(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        width: int,
+        take: Take | None = None,
+        use: Any = "linear",
+    ) -> Matrix:
+        """Matrices [rows[i], width] stacked; `take` picks from each."""
+        parts = [self.part(name, (count, width), take) for name, count in zip(names, rows, strict=True)]
+        return self._count(self.packer.matrix(parts, use))
+
+    def gated(self, gate: str, up: str, rows: int, width: int) -> Matrix:
+        return self._count(self.packer.gated(self.part(gate, (rows, width)), self.part(up, (rows, width))))
+
+    def vector(self, name: str, size: int) -> FloatArray:
+        return self.packer.vector([self.part(name, (size,))])
+
+    def norm(self, name: str, size: int, eps: float, bias: bool = False) -> Norm:
+        module = name.removesuffix(".weight")
+        shift = self.vector(f"{module}.bias", size) if bias else None
+        return Norm("rms", self.vector(f"{module}.weight", size), shift, eps)
+
+    def token_ids(self, name: str, size: int) -> Array:
+        self.part(name, (size,))
+        return self.checkpoint.get(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if not self.has(name):
+            raise ModelError(f"{self.path}: tensor {name} is missing; it is not a drafter of this kind")
+        return self.checkpoint.shape(name)
+
+    def part(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Part:
+        found = self.shape(name)
+        if found != shape:
+            raise ModelError(
+                f"{self.checkpoint.path(name)}: tensor {name} is {list(found)}, and this drafter with its target needs "
+                f"{list(shape)}: use a drafter that was made for the target"
+            )
+        self.used.add(name)
+        return Part(((name, shape),), take)
+
+    def _count(self, matrix: Matrix) -> Matrix:
+        self.nbytes += matrix.nbytes
+        return matrix
+
+    def refuse_left(self, ignored: Sequence[str] = ()) -> None:
+        """ModelError if nothing read some tensor of the checkpoint. Names that begin with `ignored` may be left."""
+        left = sorted(
+            name
+            for name in self.checkpoint.names()
+            if name not in self.used and not name.startswith(tuple(ignored))
+        )
+        if left:
+            raise ModelError(
+                f"{self.path}: nothing reads tensor {left[0]}; this kind of drafter has none of that name"
+            )
+
+
+def _open(path: Path) -> Checkpoint:
+    for name, opener in MEDUSA_FILES:
+        if (path / name).exists():
+            return opener(path / name)
+    return open_checkpoint(path)
+
+
+def integer(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if type(value) is not int or value < 0:
+        raise ModelError(f"{path}/config.json: {key} must be a whole number, got {value!r}")
+    return value
+
+
+def target_map(source: HeadSource, draft_vocab: int, vocab_size: int) -> IntArray | None:
+    """The target's id of each draft id: `d2t` holds the difference. None: they are the same."""
+    if not source.has("d2t"):
+        if draft_vocab != vocab_size:
+            raise ModelError(
+                f"{source.path}: the drafter has {draft_vocab} tokens and its target {vocab_size}, and there is no "
+                "d2t that maps them"
+            )
+        return None
+    offsets = np.asarray(source.token_ids("d2t", draft_vocab)).astype(np.int64)
+    ids = np.arange(draft_vocab) + offsets
+    if draft_vocab and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise ModelError(f"{source.path}: d2t names tokens outside the target's vocabulary of {vocab_size}")
+    return ids.astype(np.int32)

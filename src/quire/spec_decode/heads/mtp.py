@@ -1,0 +1,131 @@
+"""Multi-token prediction as DeepSeek-V3 ships it (arXiv:2412.19437): one more layer in the target's own checkpoint.
+
+The same layer is applied again on its own output to draft more than one token.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from quire.devices.protocol import Backend, Graph, Matrix, Norm, Ops
+from quire.errors import ModelError
+from quire.model.assemble import Assembly
+from quire.model.decoder import Layers, LayerWeights
+from quire.model.load import LoadedModel, open_tensors
+from quire.model.rope import make_rope
+from quire.model.spec import ArchSpec
+from quire.spec_decode.head import Head, HeadSource
+
+T = TypeVar("T")
+
+
+def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
+    """ModelError: the target's files have no such layer."""
+    path, spec = target.info.directory, target.spec
+    config, checkpoint, names = open_tensors(path)
+    source = HeadSource.over(path, config, checkpoint, backend, target, outline)
+    last, width = spec.num_layers, spec.hidden_size
+    prefix = names.layer.format(i=last)
+    if not source.has(f"{prefix}eh_proj.weight"):
+        raise ModelError(
+            f"{path}: there is no layer that predicts further tokens ({prefix}eh_proj.weight): choose another method"
+        )
+    longer = one_layer(spec, last)
+    layer = Assembly(longer, names, source.packer).layer(last)
+    single = one_layer(spec, 0)
+    graph = MTP(
+        single,
+        target,
+        (
+            source.norm(f"{prefix}enorm", width, spec.norm_eps),
+            source.norm(f"{prefix}hnorm", width, spec.norm_eps),
+        ),
+        (
+            source.matrix([f"{prefix}eh_proj.weight"], [width], 2 * width, lambda array: array[:, :width]),
+            source.matrix([f"{prefix}eh_proj.weight"], [width], 2 * width, lambda array: array[:, width:]),
+        ),
+        layer,
+        source.norm(f"{prefix}shared_head.norm", width, spec.norm_eps),
+    )
+
+    def made(feed: bool) -> Graph:
+        return Graph(partial(graph.hidden, feed=feed), graph.head, spec.vocab_size, width, range(1), (0,))
+
+    kv_spec = single.kv_spec(target.dtype)
+    return Head(
+        first=made(True),
+        again=made(False),
+        kv_spec=kv_spec,
+        taps=(last - 1,),
+        num_tokens=1,
+        weight_bytes=source.nbytes + layer_bytes(layer),
+    )
+
+
+def one_layer(spec: ArchSpec, index: int) -> ArchSpec:
+    """`spec` with layers up to `index`, of which that one is like the target's last layer."""
+
+    def extended(each: tuple[object, ...] | None) -> tuple[object, ...] | None:
+        return None if each is None else (*each[:index], each[-1])
+
+    moe = spec.moe
+    return replace(
+        spec,
+        num_layers=index + 1,
+        windows=extended(spec.windows),
+        layer_ropes=extended(spec.layer_ropes),
+        chunks=extended(spec.chunks),
+        moe=None if moe is None else replace(moe, layers=extended(moe.layers)),
+    )
+
+
+def layer_bytes(layer: LayerWeights) -> int:
+    """What the matrices of a layer take."""
+    found: dict[int, int] = {}
+
+    def count(value: object) -> None:
+        if hasattr(value, "nbytes") and hasattr(value, "greedy_nbytes"):
+            found[id(value)] = value.nbytes
+        elif isinstance(value, tuple):
+            for each in value:
+                count(each)
+        elif hasattr(value, "__struct_fields__"):
+            for name in value.__struct_fields__:
+                count(getattr(value, name))
+
+    count(layer)
+    return sum(found.values())
+
+
+class MTP:
+    """The graph of the layer. With `feed` it starts from the target's last layer, else from its own output."""
+
+    def __init__(
+        self,
+        spec: ArchSpec,
+        target: LoadedModel,
+        norms: tuple[Norm, Norm],
+        projection: tuple[Matrix, Matrix],
+        layer: LayerWeights,
+        norm: Norm,
+    ) -> None:
+        self.spec, self.head = spec, target.decoder.head
+        self._target_norm, self._embedding = target.weights.norm, target.weights.embedding
+        self._norms, self._projection, self._layer, self._norm = norms, projection, layer, norm
+        self._layers = Layers(spec)
+
+    def hidden(self, ops: Ops[T], feed: bool) -> T:
+        x = ops.receive(self.spec.hidden_size)
+        if feed and self._target_norm is not None:
+            x = ops.norm(x, self._target_norm)
+        token = ops.norm(ops.embed(self._embedding), self._norms[0])
+        hidden = ops.norm(x, self._norms[1])
+        u = ops.linear(hidden, self._projection[1], residual=ops.linear(token, self._projection[0]))
+        rope = self.spec.rope_of(0)
+        angles = {} if rope is None else {rope: ops.rope_angles(make_rope(rope))}
+        y = ops.norm(self._layers.layer(ops, u, angles, 0, 0, self._layer), self._norm)
+        ops.tap(y)
+        return ops.select_rows(y)

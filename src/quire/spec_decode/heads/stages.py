@@ -1,0 +1,133 @@
+"""Heads without attention: Medusa (Cai et al. 2024, arXiv:2401.10774) and IBM's MLP speculator (arXiv:2404.19124).
+
+Each reads the target's last hidden state alone and has a graph per token that it drafts.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from quire.devices.protocol import GELU, FloatArray, Graph, Matrix, Norm, Ops
+from quire.errors import ModelError
+from quire.model.load import LoadedModel
+from quire.spec_decode.head import Head, HeadSource, integer
+
+T = TypeVar("T")
+
+
+def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
+    """ModelError: the heads do not fit the target. Their number is that of the tensors, whatever the config says."""
+    width, vocab = target.spec.hidden_size, target.spec.vocab_size
+    base = "medusa_head." if source.has("medusa_head.0.0.linear.weight") else ""
+    stages: list[Graph] = []
+    while source.has(f"{base}{len(stages)}.0.linear.weight"):
+        prefix = f"{base}{len(stages)}."
+        blocks: list[tuple[Matrix, FloatArray]] = []
+        while source.has(f"{prefix}{len(blocks)}.linear.weight"):
+            name = f"{prefix}{len(blocks)}.linear"
+            blocks.append(
+                (source.matrix([f"{name}.weight"], [width], width), source.vector(f"{name}.bias", width))
+            )
+        head = source.matrix([f"{prefix}{len(blocks)}.weight"], [vocab], width, use="head")
+        hidden = partial(medusa_hidden, width=width, norm=target.weights.norm, blocks=tuple(blocks))
+        stages.append(Graph(hidden, partial(linear, weight=head), vocab, width))
+    if not stages:
+        raise ModelError(f"{source.path}: there are no Medusa heads (0.0.linear.weight)")
+    source.refuse_left()
+    return Head(
+        stages=tuple(stages),
+        taps=(target.spec.num_layers - 1,),
+        num_tokens=len(stages),
+        most=len(stages),
+        weight_bytes=source.nbytes,
+    )
+
+
+def medusa_hidden(
+    ops: Ops[T], width: int, norm: Norm | None, blocks: tuple[tuple[Matrix, FloatArray], ...]
+) -> T:
+    x = ops.receive(width)
+    x = x if norm is None else ops.norm(x, norm)
+    for weight, bias in blocks:
+        x = ops.linear(x, weight, bias, "silu", residual=x)
+    return ops.select_rows(x)
+
+
+def linear(ops: Ops[T], x: T, weight: Matrix) -> T:
+    return ops.linear(x, weight)
+
+
+def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
+    """ModelError: the speculator does not fit the target."""
+    config, path, vocab, width = source.config, source.path, target.spec.vocab_size, target.spec.hidden_size
+    count = integer(config, "n_predict", path)
+    emb = integer(config, "emb_dim", path)
+    inner = integer(config, "inner_dim", path, 0) or emb
+    if (emb, config.get("vocab_size")) != (width, vocab) or not count:
+        raise ModelError(
+            f"{path}: made for a target {emb} wide with {config.get('vocab_size')} tokens, and drafts {count}; this "
+            f"target is {width} wide with {vocab} tokens: use a speculator that was made for it"
+        )
+    state_weight = 0.5 ** (0.5 / count)
+    emb_weight = math.sqrt((1 - state_weight**2) * inner / 2)
+    tied, scaled = bool(config.get("tie_weights")), bool(config.get("scale_input"))
+    made: dict[str, Matrix] = {}
+
+    def matrix(kind: str, stage: int, rows: int, columns: int) -> Matrix:
+        """Tied stages have one matrix, which is stored for each of them."""
+        name = f"speculator.{kind}.{stage}.weight"
+        first = int(kind == "proj" and stage > 0) if tied else stage
+        shared = f"speculator.{kind}.{first}.weight"
+        source.part(name, (rows, columns))
+        if shared not in made:
+            use = {"emb": "table", "head": "head"}.get(kind, "linear")
+            made[shared] = source.matrix([shared], [rows], columns, use=use)
+        return made[shared]
+
+    norms = [target.weights.norm] if target.weights.norm is not None else []
+    if scaled:
+        norms.append(Norm("rms", np.full(width, 1 / math.sqrt(2), np.float32), None, 1e-6))
+    stages = []
+    for i in range(count):
+        columns = inner if i else width
+        hidden = partial(
+            mlp_hidden,
+            width=columns,
+            norms=() if i else tuple(norms),
+            projection=matrix("proj", i, inner, columns),
+            embedding=matrix("emb", i, vocab, inner),
+            scale=emb_weight / state_weight,
+            norm=source.norm(f"speculator.ln.{0 if tied else i}", inner, 1e-6, bias=True),
+        )
+        head = partial(linear, weight=matrix("head", i, vocab, inner))
+        stages.append(Graph(hidden, head, vocab, inner, range(1), (0,)))
+    source.refuse_left(("speculator.ln.",) if tied else ())
+    return Head(
+        stages=tuple(stages),
+        taps=(target.spec.num_layers - 1,),
+        num_tokens=count,
+        most=count,
+        weight_bytes=source.nbytes,
+    )
+
+
+def mlp_hidden(
+    ops: Ops[T],
+    width: int,
+    norms: tuple[Norm, ...],
+    projection: Matrix,
+    embedding: Matrix,
+    scale: float,
+    norm: Norm,
+) -> T:
+    state = ops.receive(width)
+    for each in norms:
+        state = ops.norm(state, each)
+    state = ops.add(ops.linear(state, projection), ops.embed(embedding), scale)
+    state = ops.elementwise(ops.norm(state, norm), GELU())
+    ops.tap(state)
+    return ops.select_rows(state)

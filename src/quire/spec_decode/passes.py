@@ -1,0 +1,134 @@
+"""Runs the graphs of drafters: lays tokens of several sequences out as one step, and picks tokens from its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.devices.host import HostLogits
+from quire.devices.protocol import Executable, FloatArray, IntArray, ModelInput
+from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, takes_largest
+from quire.spec_decode.proposer import SpecSequence
+
+
+@dataclass(slots=True)
+class Feed:
+    """Tokens of one sequence at positions start, start + 1, ..., with what the graph receives for each [n, F]."""
+
+    seq: SpecSequence
+    start: int
+    tokens: list[int]
+    hidden: FloatArray | None = None
+
+
+class Pass:
+    """An executable and its limits. `max_logit_rows` rows of logits are held at a time."""
+
+    def __init__(self, executable: Executable, max_logit_rows: int) -> None:
+        self._executable = executable
+        self._max_logit_rows = max_logit_rows
+
+    def run(self, feeds: Sequence[Feed], table_SM: IntArray, rows: Sequence[int], greedy: bool) -> Logits:
+        """Compute the feeds, and the logits of the tokens `rows` of all feeds in a row. Returns the first of them."""
+        counts = [len(feed.tokens) for feed in feeds]
+        ends = [feed.start + count for feed, count in zip(feeds, counts, strict=True)]
+        positions = np.concatenate(
+            [np.arange(feed.start, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]
+        )
+        hidden = None
+        if feeds[0].hidden is not None:
+            hidden = np.concatenate(
+                [feed.hidden for feed in feeds if feed.hidden is not None], dtype=np.float32
+            )
+        return self._executable.run(
+            ModelInput(
+                np.array([token for feed in feeds for token in feed.tokens], np.int32),
+                positions,
+                np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+                np.array(ends, np.int32),
+                np.array([feed.seq.slot for feed in feeds], np.int32),
+                table_SM,
+                np.array(rows, np.int32),
+                greedy,
+                hidden,
+            )
+        )
+
+    def pieces(self, first: Logits, count: int) -> Iterator[tuple[int, Logits]]:
+        """All rows of logits in pieces, each with the number of its first row."""
+        yield 0, first
+        for start in range(len(first), count, self._max_logit_rows):
+            yield start, self._executable.logits(start, min(start + self._max_logit_rows, count))
+
+    def tap(self) -> FloatArray:
+        """What the graph tapped, of all tokens: [T, h]."""
+        return self._executable.taps()[0]
+
+
+class Picker:
+    """Chooses the tokens of drafts: the likeliest ones, or those that the target's own sampler draws from the logits.
+
+    The sampler has the noise of each position, and the penalties and limits of each request, so that it draws what the
+    target will draw if their logits are alike. What it drew is taken back when the draft is made.
+    """
+
+    def __init__(self, sampler: Sampler, vocab_size: int, target_ids: IntArray | None, largest: bool) -> None:
+        self._sampler, self._vocab_size, self._target_ids, self._largest = (
+            sampler,
+            vocab_size,
+            target_ids,
+            largest,
+        )
+        self._drawn: dict[int, int] = {}  # by slot
+
+    def needs_largest(self, seqs: Sequence[SpecSequence]) -> bool:
+        """Whether the largest logit of each row decides."""
+        return self._largest or all(
+            takes_largest(seq.request.sampling, seq.request.bad_words_token_ids) for seq in seqs
+        )
+
+    def pick(self, logits: Logits, seqs: Sequence[SpecSequence], ahead: Sequence[int]) -> list[int]:
+        """The target's id of one token per row, NOT_DRAWN where none can be drawn. `ahead`: tokens drafted before."""
+        if self.needs_largest(seqs):
+            ids = self._best(logits)
+            return ids if self._target_ids is None else self._target_ids[ids].tolist()
+        slots = np.array([seq.slot for seq in seqs], np.int32)
+        positions = np.array([len(seq.tokens) + n for seq, n in zip(seqs, ahead, strict=True)], np.int64)
+        tokens: list[int] = self._sampler.sample(self._widened(logits), slots, positions).tokens.tolist()
+        for seq, token in zip(seqs, tokens, strict=True):
+            if token != NOT_DRAWN:
+                self._drawn[seq.slot] = self._drawn.get(seq.slot, 0) + 1
+        return tokens
+
+    def take_back(self) -> None:
+        """Make the sampler forget what it drew for drafts."""
+        for slot, count in self._drawn.items():
+            self._sampler.retract(slot, count)
+        self._drawn.clear()
+
+    def _best(self, logits: Logits) -> list[int]:
+        if isinstance(logits, HostLogits) and logits.best is not None and (logits.best >= 0).all():
+            best: list[int] = logits.best.tolist()
+        else:
+            values = logits.numpy()
+            width = (
+                values.shape[1] if self._target_ids is not None else min(values.shape[1], self._vocab_size)
+            )
+            best = values[:, :width].argmax(1).tolist()
+        return best
+
+    def _widened(self, logits: Logits) -> Logits:
+        """Rows over the target's vocabulary: tokens that the drafter lacks cannot be drawn."""
+        values = logits.numpy()
+        if self._target_ids is None and values.shape[1] == self._vocab_size:
+            return logits
+        wide = np.full((len(values), self._vocab_size), -np.inf, np.float32)
+        if self._target_ids is None:
+            width = min(values.shape[1], self._vocab_size)
+            wide[:, :width] = values[:, :width]
+        else:
+            known = self._target_ids >= 0
+            wide[:, self._target_ids[known]] = values[:, known]
+        return HostLogits(wide)

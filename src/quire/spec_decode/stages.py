@@ -1,0 +1,86 @@
+"""Drafts by heads without attention: they read the hidden state behind the newest known token, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.devices.protocol import FloatArray
+from quire.devices.sampling import NOT_DRAWN
+from quire.spec_decode.head import Head
+from quire.spec_decode.passes import Feed, Pass, Picker
+from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView
+
+
+class StageProposer:
+    """One graph per token. If the graphs tap a state, each gets that of the one before (an MLP speculator), else all
+    get the target's (Medusa).
+    """
+
+    drafts_freely = False
+
+    def __init__(self, head: Head, stages: Sequence[Pass], picker: Picker, max_seqs: int) -> None:
+        self._head, self._stages, self._picker = head, stages, picker
+        self._recurs = bool(head.stages[0].taps)
+        self._table_SM = np.zeros((max_seqs, 1), np.int32)  # nothing is cached
+        self._last: dict[int, tuple[int, FloatArray]] = {}  # by slot: a position, and its features [1, F]
+
+    def start(self, seq: SpecSequence) -> None: ...
+
+    def stop(self, seq: SpecSequence) -> None:
+        self._last.pop(seq.slot, None)
+
+    def observe(self, computed: Sequence[Computed], step: StepView) -> None:
+        for each in computed:
+            row = each.row + each.count - 1
+            self._last[each.seq.slot] = (
+                each.start + each.count - 1,
+                self._head.features(step.taps, slice(row, row + 1)),
+            )
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        drafts = {seq.slot: Draft() for seq, _ in asks}
+        left = [
+            (seq, min(count, len(self._stages)))
+            for seq, count in asks
+            if self._last.get(seq.slot, (-1,))[0] == len(seq.tokens) - 2
+        ]
+        hidden = [self._last[seq.slot][1] for seq, _ in left]
+        newest = [seq.tokens[-1] for seq, _ in left]
+        try:
+            for depth, stage in enumerate(self._stages):
+                if not left:
+                    break
+                feeds = [
+                    Feed(seq, 0, [token], own)
+                    for (seq, _), token, own in zip(left, newest, hidden, strict=True)
+                ]
+                left, newest, hidden = self._one(depth, stage, feeds, [n for _, n in left], drafts)
+        finally:
+            self._picker.take_back()
+        return [drafts[seq.slot] for seq, _ in asks]
+
+    def _one(
+        self, depth: int, stage: Pass, feeds: list[Feed], counts: list[int], drafts: dict[int, Draft]
+    ) -> tuple[list[tuple[SpecSequence, int]], list[int], list[FloatArray]]:
+        """One more token for each feed. Returns the sequences that go on, their tokens, and what they feed on."""
+        seqs = [feed.seq for feed in feeds]
+        rows = list(range(len(feeds)))
+        logits = stage.run(feeds, self._table_SM, rows, self._picker.needs_largest(seqs))
+        states = stage.tap().copy() if self._recurs else None
+        tokens: list[int] = []
+        for start, piece in stage.pieces(logits, len(rows)):
+            some = seqs[start : start + len(piece)]
+            tokens += self._picker.pick(piece, some, [depth] * len(some))
+        left, newest, hidden = [], [], []
+        for row, (feed, token, count) in enumerate(zip(feeds, tokens, counts, strict=True)):
+            if token == NOT_DRAWN:
+                continue
+            drafts[feed.seq.slot].tokens.append(token)
+            if count > depth + 1:
+                left.append((feed.seq, count))
+                newest.append(token)
+                assert feed.hidden is not None
+                hidden.append(feed.hidden if states is None else states[row : row + 1])
+        return left, newest, hidden

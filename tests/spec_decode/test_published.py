@@ -1,0 +1,109 @@
+"""Drafters in published layouts: logits, drafts and accepted counts are those that their authors' code computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from quire import LLM, SamplingParams
+from quire.devices.sampling import Logits
+from quire.spec_decode.passes import Picker
+
+FOLDERS = (
+    "eagle-llama",
+    "eagle3-llama",
+    "eagle3-llama-narrow",
+    "eagle3-qwen3-speculators",
+    "eagle31-llama-speculators",
+    "mtp-deepseek-v3",
+    "medusa-llama",
+    "mlp-llama-untied",
+    "mlp-qwen3-tied",
+    "dflash-qwen3",
+)
+
+
+class Recorder(Picker):
+    """A picker that keeps the logits it is shown."""
+
+    seen: list[np.ndarray]
+
+    def pick(self, logits: Logits, seqs: Any, ahead: Any) -> list[int]:
+        values = logits.numpy()
+        self.seen += [row.copy() for row in values]
+        best = values.argmax(1)
+        found: list[int] = (best if self._target_ids is None else self._target_ids[best]).tolist()
+        return found
+
+    def needs_largest(self, seqs: Any) -> bool:
+        return False  # so that all logits are computed
+
+
+def drafting(llm: LLM) -> tuple[Any, Recorder]:
+    """The proposer of `llm`, which records from now on."""
+    proposer = llm._core.core._executor.parts[-1]._proposer
+    proposer._picker.__class__ = Recorder
+    proposer._picker.seen = []
+    return proposer, proposer._picker
+
+
+def start(data: Path, folder: str, **options: Any) -> LLM:
+    expected = json.loads((data / folder / "expected.json").read_text())
+    config = {"num_speculative_tokens": expected["k"], "adaptive": False, "draft_sample_method": "greedy"}
+    config |= {"method": "mtp"} if expected["kind"] == "mtp" else {"model": str(data / folder)}
+    return LLM(str(data / expected["target"]), dtype="float32", speculative_config=config, **options)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_logits_and_drafts(folder: str, data: Path) -> None:
+    data = data / "speculators"
+    expected = json.loads((data / folder / "expected.json").read_text())
+    tensors = load_file(data / folder / "expected.safetensors")
+    tokens = expected["prompt"] + expected["continuation"]
+    llm = start(data, folder)
+    proposer, picker = drafting(llm)
+    drafts: list[list[int]] = []
+    propose = proposer.propose
+
+    def watched(asks: Any, step: Any) -> Any:
+        found = propose(asks, step)
+        drafts.append(list(found[0].tokens))
+        return found
+
+    proposer.propose = watched
+    count = expected["k"]
+    for place, p in enumerate(expected["positions"]):
+        picker.seen, drafts[:] = [], []
+        params = SamplingParams(temperature=0, max_tokens=count + 2, allowed_token_ids=[tokens[p]])
+        llm.generate({"prompt_token_ids": tokens[:p]}, params, use_tqdm=False)
+        found = np.stack(picker.seen[:count])
+        np.testing.assert_allclose(found, tensors["logits"][place], atol=1e-4, rtol=0, err_msg=f"p = {p}")
+        assert drafts[0] == expected["draft_tokens"][place]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_accepted_counts(folder: str, data: Path) -> None:
+    """Greedy text from each position of the target's own continuation accepts what the table says."""
+    data = data / "speculators"
+    expected = json.loads((data / folder / "expected.json").read_text())
+    tokens, count = expected["prompt"] + expected["continuation"], expected["k"]
+    llm = start(data, folder, enable_prefix_caching=False)
+    for p, accepted in zip(expected["positions"], expected["accepted_greedy"], strict=True):
+        if p < len(expected["prompt"]):
+            continue  # the target's greedy text does not pass here
+        before = llm.stats()
+        params = SamplingParams(temperature=0, max_tokens=count + 2)
+        output = llm.generate({"prompt_token_ids": tokens[:p]}, params, use_tqdm=False)[0].outputs[0]
+        assert output.token_ids[: len(tokens) - p] == tokens[p : p + count + 2]
+        first = llm.stats().spec_accepted_per_pos
+        steps = [
+            now - then
+            for now, then in zip(first, [*before.spec_accepted_per_pos, *[0] * count], strict=False)
+        ]
+        assert sum(steps) >= accepted
+        assert all(steps[:accepted]), f"p = {p}: {steps}"
