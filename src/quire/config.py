@@ -292,17 +292,10 @@ def _joined(given: dict[str, Any], flag: str, key: str, value: Any) -> dict[str,
 
 def _check_speculation(options: SpeculativeOptions) -> None:
     low, high = options.lookup_range
-    method, model = options.method, options.model
     if low > high:
         raise ConfigError(
             f"--speculative-config: prompt_lookup_min {low} is more than prompt_lookup_max {high}: lower it"
         )
-    if method in ("ngram", "suffix") and model is not None:
-        raise ConfigError(f"--speculative-config: method {method} uses no model: leave out model {model!r}")
-    if method is None and model is None:
-        raise ConfigError("--speculative-config: give a method, a model, or both")
-    if method not in (None, "ngram", "suffix", "mtp") and model is None:
-        raise ConfigError(f"--speculative-config: method {method} needs a model: add its directory or id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

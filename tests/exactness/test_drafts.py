@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire import LLM
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 from tests.exactness.requests import PARAMS, make_prompts
@@ -56,7 +56,7 @@ class Drafter:
     def clear(self, slot: int) -> None:
         self._outputs.pop(slot, None)
 
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         self._drafts = {seq.slot: seq.draft for seq in step.seqs}
         return []
 

@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.devices.sampling import Logits, Sampler, Samples, SlotSampling, takes_largest
-from quire.runtime.inputs import Layout
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
@@ -122,7 +122,7 @@ class WholeLogits:
 
     def set(self, new: NewSeq) -> None: ...
     def clear(self, slot: int) -> None: ...
-    def rows(self, step: Layout) -> list[int]:
+    def rows(self, step: StepLayout) -> list[int]:
         return []
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None: ...

@@ -22,8 +22,9 @@ class World:
         self, num_blocks: int = 64, block_size: int = 4, max_len: int = 64, **options: object
     ) -> None:
         caching = bool(options.pop("caching", True))
+        again = bool(options.pop("recompute_last", False))
         config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **options})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(config, num_blocks, block_size, max_len, caching)
+        self.scheduler = Scheduler(config, num_blocks, block_size, max_len, caching, recompute_last=again)
         self.executor = FakeExecutor(num_blocks, block_size, random.Random(0))
         self.journal = Journal()
         self.max_total = min(max_len, num_blocks * block_size)
@@ -578,3 +579,21 @@ def test_reset_forgets_prefixes_but_not_running_sequences() -> None:
     assert scheduled(world.step())[1] == (0, 9, True)
     world.drain()
     world.expect(made)
+
+
+@pytest.mark.parametrize("common", range(1, 12))
+def test_the_last_token_of_a_cached_prefix_can_be_computed_again(common: int) -> None:
+    """A drafter's KV depends on the next token too. It comes from the block that had the same next token."""
+    world = World(recompute_last=True)
+    first = list(range(20, 32))
+    world.add("a", first, 3)
+    world.drain()
+    other = [*first[: common - 1], 1, 2]  # a branch that ends one token earlier
+    world.add("b", other, 3)
+    world.drain()
+    world.add("c", [*first[:common], 5, 6, 7], 3)
+    batch = world.step()
+    assert batch.seqs[0].start == common - 1
+    for made in batch.copies:
+        assert made[0] >= 0
+    world.drain()

@@ -30,7 +30,14 @@ class Trace:
             scheduling_policy=rng.choice(["fcfs", "priority"]),
         )
         self.budget = config.max_num_batched_tokens
-        self.scheduler = Scheduler(config, self.num_blocks, self.block_size, self.max_model_len, self.caching)
+        self.scheduler = Scheduler(
+            config,
+            self.num_blocks,
+            self.block_size,
+            self.max_model_len,
+            self.caching,
+            recompute_last=seed % 3 == 0,
+        )
         self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, rng.choice([0.0, 0.7]))
         self.loop = Loop(self.scheduler, self.executor, depth)
         self.faults = faults

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from quire import LLM, SamplingParams
 from quire.devices.sampling import Logits
+from quire.errors import ConfigError, ModelError
 from quire.spec_decode.passes import Picker
 
 FOLDERS = (
@@ -107,3 +108,70 @@ def test_accepted_counts(folder: str, data: Path) -> None:
         ]
         assert sum(steps) >= accepted
         assert all(steps[:accepted]), f"p = {p}: {steps}"
+
+
+def outputs(llm: LLM, tokens: list[int]) -> list[Any]:
+    """Greedy and sampled text from many places of `tokens`, in one batch."""
+    prompts: list[Any] = [{"prompt_token_ids": tokens[start : 6 + 2 * start]} for start in range(8)]
+    params = [
+        SamplingParams(
+            temperature=i % 3 / 2, seed=i, max_tokens=30, logprobs=1, repetition_penalty=1 + i % 2 / 5
+        )
+        for i in range(8)
+    ]
+    return [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_outputs_are_those_of_the_target_alone(folder: str, data: Path) -> None:
+    """In batches, in chunks, from the prefix cache and after preemption."""
+    data = data / "speculators"
+    expected = json.loads((data / folder / "expected.json").read_text())
+    tokens = expected["prompt"] + expected["continuation"]
+    wanted = outputs(LLM(str(data / expected["target"]), dtype="float32"), tokens)
+    limits = {"num_gpu_blocks_override": 9, "max_model_len": 128, "max_num_batched_tokens": 16}
+    llm = start(data, folder, **limits)
+    for _ in range(2):
+        assert outputs(llm, tokens) == wanted
+    llm._core.core.scheduler.check()
+    stats = llm.stats()
+    assert stats.num_preemptions > 0
+    assert stats.spec_draft_tokens > 50
+
+
+def test_a_speculator_alone_finds_its_target(data: Path) -> None:
+    folder = data / "speculators" / "eagle3-qwen3-speculators"
+    expected = json.loads((folder / "expected.json").read_text())
+    llm = LLM(
+        str(folder), dtype="float32", speculative_config={"num_speculative_tokens": 2, "adaptive": False}
+    )
+    prompt: Any = {"prompt_token_ids": expected["prompt"]}
+    output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)[0].outputs[0]
+    assert output.token_ids == expected["continuation"][:8]
+    assert llm.stats().spec_accepted_tokens > 2
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "message"),
+    [
+        ("target-qwen3", {"model": "mlp-llama-untied", "num_speculative_tokens": 4}, "more than the 3"),
+        ("mtp-deepseek-v3", {"model": "eagle-llama"}, "wide"),
+        ("mtp-deepseek-v3", {"model": "medusa-llama"}, "needs"),
+        ("target-qwen3", {"model": "eagle3-llama-narrow", "method": "medusa"}, "no Medusa heads"),
+        ("target-llama", {"model": "medusa-llama", "method": "dflash"}, "num_hidden_layers is missing"),
+        ("target-llama", {"method": "mtp"}, "no layer that predicts further tokens"),
+        ("mtp-deepseek-v3", {"model": "eagle3-llama"}, "layers|needs"),
+        ("mtp-deepseek-v3", {"model": "mlp-qwen3-tied"}, "wide"),
+        ("target-llama", {"method": "eagle3"}, "give a model for method eagle3"),
+        ("target-llama", {"num_speculative_tokens": 3}, "give a method or a model"),
+        ("target-llama", {"method": "ngram", "model": "medusa-llama"}, "uses no model"),
+    ],
+)
+def test_drafters_that_do_not_fit_are_refused(
+    target: str, config: dict[str, Any], message: str, data: Path
+) -> None:
+    data = data / "speculators"
+    if "model" in config:
+        config = {**config, "model": str(data / config["model"])}
+    with pytest.raises((ModelError, ConfigError), match=message):
+        LLM(str(data / target), speculative_config=config)

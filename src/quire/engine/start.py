@@ -38,7 +38,14 @@ from quire.runtime.slots.scoring import ScoringPart
 from quire.runtime.slots.speculation import SpeculationPart
 from quire.sched.scheduler import Scheduler
 from quire.spec_decode.controller import Controller
-from quire.spec_decode.make import Drafter, find_drafter, make_drafting, plan_draft, verifier_of
+from quire.spec_decode.make import (
+    WITHOUT_MODEL,
+    Drafter,
+    find_drafter,
+    make_drafting,
+    plan_draft,
+    verifier_of,
+)
 from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
@@ -101,9 +108,14 @@ class Started:
 
 
 def model_directory(config: ModelConfig) -> Path:
-    """The local directory or GGUF file of the configured model; by default, of the model inside the package."""
+    """The local directory or GGUF file of the configured model; by default, of the model inside the package.
+
+    A speculator stands for the target that it names.
+    """
     if config.model:
-        return find_model(config.model, config.revision, config.download_dir)
+        path = find_model(config.model, config.revision, config.download_dir)
+        target = verifier_of(path)
+        return path if target is None else find_model(target, download_dir=config.download_dir)
     shipped = ASSETS / SHIPPED_MODEL
     if not shipped.is_dir():
         raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
@@ -113,7 +125,7 @@ def model_directory(config: ModelConfig) -> Path:
 def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
     """How to draft. If the configured model is a speculator, it drafts unless another drafter is asked for."""
     options, model = config.speculation.options, config.model
-    if options is not None and (options.model is not None or options.method in ("ngram", "suffix", "mtp")):
+    if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
         return options
     if model.model and verifier_of(find_model(model.model, model.revision, model.download_dir)) is not None:
         return msgspec.structs.replace(options or SpeculativeOptions(), model=model.model)

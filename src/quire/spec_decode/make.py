@@ -31,6 +31,7 @@ from quire.spec_decode.suffix import SuffixProposer
 from quire.weights.hub import find_model
 from quire.weights.schemes import scheme
 
+WITHOUT_MODEL = ("ngram", "suffix", "mtp")
 LOOKUP_TOKENS = 5
 DRAFT_MODEL_TOKENS = 4
 NO_CACHE = KVSpec(1, 1, 16, "float32")
@@ -118,9 +119,15 @@ def find_drafter(options: SpeculativeOptions | None, download_dir: str | None = 
     """The drafter that the options ask for. ModelError: there is none at that place, or of a kind nobody knows."""
     if options is None:
         return None
-    if options.model is None:
-        assert options.method is not None
+    if options.method is not None and options.method in WITHOUT_MODEL:
+        if options.model is not None:
+            raise ConfigError(
+                f"--speculative-config: method {options.method} uses no model: leave out model {options.model!r}"
+            )
         return Drafter(options.method, options)
+    if options.model is None:
+        what = "a method or a model" if options.method is None else f"a model for method {options.method}"
+        raise ConfigError(f"--speculative-config: give {what}")
     path = find_model(options.model, options.revision, download_dir)
     return Drafter(options.method or detect(path), options, path)
 
