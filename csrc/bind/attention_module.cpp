@@ -99,9 +99,29 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
   for (const auto& values : {slopes, sinks})
     check(!values || int(values->shape(0)) == heads, "slopes and sinks need one value a head");
   const size_t stride = size_t(heads) * q.shape(2);
-  AttentionArgs args{q.data(), stride, out.data(), stride, cache.view(), 0, heads, seqs, cu_q.data(), kv_len.data(),
-                     slots.data(), table.data(), table.shape(1), nullptr, nullptr, scale, window, chunk, ahead, cap,
-                     slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, nullptr};
+  AttentionArgs args{.q = q.data(),
+                     .q_stride = stride,
+                     .out = out.data(),
+                     .out_stride = stride,
+                     .kv = cache.view(),
+                     .layer = 0,
+                     .num_heads = heads,
+                     .num_seqs = seqs,
+                     .cu_q = cu_q.data(),
+                     .kv_len = kv_len.data(),
+                     .slots = slots.data(),
+                     .block_table = table.data(),
+                     .block_table_stride = table.shape(1),
+                     .order = nullptr,
+                     .shared = nullptr,
+                     .scale = scale,
+                     .window = window,
+                     .chunk = chunk,
+                     .ahead = ahead,
+                     .cap = cap,
+                     .slopes = slopes ? slopes->data() : nullptr,
+                     .sinks = sinks ? sinks->data() : nullptr,
+                     .workspace = nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
   const KVView& kv = cache.view();
   const AttentionLimits limits{tokens, seqs, heads, kv.num_kv_heads, kv.head_dim, kv.value_dim, pool.threads()};

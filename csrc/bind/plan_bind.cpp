@@ -307,8 +307,20 @@ void bind_plan(nb::module_& m) {
            [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,
               float scale, int num_groups, int top_groups, bool group_sum, const OptionalFloats& correction,
               bool shared, bool shared_gate, float sparse_mixer, bool correct_logits) {
-             new (self) RoutingParams{num_experts, top_k, sigmoid, softmax_after, renormalize, correct_logits, sparse_mixer,
-                                      scale, num_groups, top_groups, group_sum, to_vector(correction), shared, shared_gate};
+             new (self) RoutingParams{.num_experts = num_experts,
+                                      .top_k = top_k,
+                                      .sigmoid = sigmoid,
+                                      .softmax_after = softmax_after,
+                                      .renormalize = renormalize,
+                                      .correct_logits = correct_logits,
+                                      .sparse_mixer = sparse_mixer,
+                                      .scale = scale,
+                                      .num_groups = num_groups,
+                                      .top_groups = top_groups,
+                                      .group_sum = group_sum,
+                                      .correction = to_vector(correction),
+                                      .shared = shared,
+                                      .shared_gate = shared_gate};
            },
            "num_experts"_a, "top_k"_a, "sigmoid"_a, "softmax_after"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
            "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a, "sparse_mixer"_a, "correct_logits"_a);

@@ -151,7 +151,7 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   alignas(64) float c[max_of(kMaxRows * 2, 16) * 16];
   const size_t panel_bytes = w.panel_bytes(), c_stride = size_t(group) * 16;
   const ptrdiff_t tail = ptrdiff_t(w.tail_bytes());
-  MicroArgs m{tile, nullptr, panel_bytes, w.padded_cols() / Dot::kStepK, nullptr, c_stride, false, 0};
+  MicroArgs m{.a = tile, .panel_bytes = panel_bytes, .steps = w.padded_cols() / Dot::kStepK, .c_stride = c_stride};
   m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
   if (a.x_sums) m.sums = a.x_sums;
   for (int panel = first; panel < last;) {
@@ -220,7 +220,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
       const char* next = panel + count < last ? b + panel_bytes * size_t(count)
                          : last_block         ? following
                                               : w.data + panel_bytes * size_t(first) + w.offset(k + columns);
-      MicroArgs m{nullptr, nullptr, 0, 0, nullptr, c_stride, k > 0, 0};
+      MicroArgs m{.c_stride = c_stride, .accumulate = k > 0};
       m.group = w.format.group, m.offsets = w.format.offsets, m.narrow = w.format.narrow;
       m.out_stride = a.y_stride, m.out_lines = far && last_block ? w.gated ? (count + 1) / 2 : count : 0;
       const bool same = count < step_panels && BlockTile<Dot>::rows > kExactRows;  // one panel stands for both

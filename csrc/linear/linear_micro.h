@@ -77,14 +77,14 @@ inline constexpr int32_t kNoSums[kMaxRows] = {};
 
 // One block of K for one tile of rows and P panels.
 struct MicroArgs {
-  const void* a;       // tile, at the block's first step
-  const char* b;       // first panel, at the block's first step
-  size_t panel_bytes;  // from panel to panel
-  int steps;
-  float* c;  // [R][c_stride]
-  size_t c_stride;
-  bool accumulate;       // continue the chains in c; else begin at zero
-  ptrdiff_t next_block;  // Prefetch::weights: bytes from the end of this block to the weights that are read next
+  const void* a = nullptr;  // tile, at the block's first step
+  const char* b = nullptr;  // first panel, at the block's first step
+  size_t panel_bytes = 0;   // from panel to panel
+  int steps = 0;
+  float* c = nullptr;  // [R][c_stride]
+  size_t c_stride = 0;
+  bool accumulate = false;   // continue the chains in c; else begin at zero
+  ptrdiff_t next_block = 0;  // Prefetch::weights: bytes from the end of this block to the weights that are read next
   // Prefetch::activations: a panel to fetch meanwhile, 64 bytes a step, and where the sums will go: of row r
   // `out_lines` lines at out + r * out_stride.
   const char* next = nullptr;

@@ -128,7 +128,11 @@ inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, 
   for (int count; first < last; first += count) {
     count = min_of(most, int(last - first));
     const int panels[] = {first[0].panel, first[count - 1].panel};
-    MicroArgs m{packed, w.data + panel_bytes * size_t(panels[0]), 0, w.padded_cols() / Dot::kStepK, c, 16, false, 0};
+    MicroArgs m{.a = packed,
+                .b = w.data + panel_bytes * size_t(panels[0]),
+                .steps = w.padded_cols() / Dot::kStepK,
+                .c = c,
+                .c_stride = 16};
     m.panel_bytes = panel_bytes * size_t(ptrdiff_t(panels[1] - panels[0]));
     CompactPanel compact[most];
     if constexpr (Dot::kLoop == Loop::compact) {

@@ -51,11 +51,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """The seed of parallel sample `index`."""
         return (self.seed + index) & SEED_MASK
 
-    @property
-    def reads_every_position(self) -> bool:
-        """Whether it needs results at each prompt position, so that a cached prefix is of no use."""
-        return self.sampling.prompt_logprobs is not None or self.pooling in ("mean", "cls")
-
 
 @dataclass(slots=True, frozen=True)
 class NewSeq:

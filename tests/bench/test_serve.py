@@ -139,6 +139,22 @@ def test_failures_are_counted_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         bench(server, tmp_path)
 
 
+def test_a_warm_cache_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(cached_tokens=5) as server:
+        bench(server, tmp_path)
+        assert "pass another --seed" in capsys.readouterr().out
+    with fake_server(cached_tokens=0) as server:
+        bench(server, tmp_path)
+        assert "pass another --seed" not in capsys.readouterr().out
+
+
+def test_random_prompts_fit_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server() as server:
+        result = bench(server, tmp_path, num_prompts=2, random_input_len=9000, save_detailed=True)
+        assert max(result["input_lens"]) + 5 == 4096
+        assert "takes 4096 tokens" in capsys.readouterr().err
+
+
 def test_a_key_is_sent_and_never_printed_or_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "key").write_text("top-secret\n")
     with fake_server(key="top-secret") as server:

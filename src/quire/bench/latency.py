@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.bench.lengths import fitted_lengths
+from quire.bench.progress import progress
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
@@ -32,9 +34,11 @@ class LatencyOptions:
 
 
 def run(config: EngineConfig, options: LatencyOptions) -> None:
-    llm = LLM.from_config(config)
+    with progress("loading"):
+        llm = LLM.from_config(config)
+        limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
+    options = _fitted(options, llm.max_model_len)
     rng = random.Random(1)
-    limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
 
     def once() -> tuple[float, float]:
         """Seconds until every sequence has its first token, and from then to the end."""
@@ -47,9 +51,18 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
         first = max(o.metrics.first_token_time or 0.0 for o in outputs if o.metrics)
         return first - start, time.perf_counter() - first
 
-    for _ in range(options.num_iters_warmup):
-        once()
-    _report(llm, options, [once() for _ in range(options.num_iters)], limits).show(options.output_json)
+    runs = []
+    with progress("runs", options.num_iters_warmup + options.num_iters) as advance:
+        for _ in range(options.num_iters_warmup + options.num_iters):
+            runs.append(once())
+            advance()
+    _report(llm, options, runs[options.num_iters_warmup :], limits).show(options.output_json)
+
+
+def _fitted(options: LatencyOptions, longest: int) -> LatencyOptions:
+    """The options with lengths that the model takes."""
+    prompt, output = fitted_lengths(options.input_len, options.output_len, longest)
+    return replace(options, input_len=prompt, output_len=output)
 
 
 def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:

@@ -20,6 +20,11 @@ class Figure:
     spread: tuple[float, float] | None
 
 
+def readable(value: float) -> str:
+    """Four significant digits, without an exponent for large values: 24,893 and 0.0123."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 @dataclass(slots=True)
 class Report:
     """Rows in order. `show` prints them and, if a file is named, writes them as JSON by key."""
@@ -50,10 +55,10 @@ class Report:
     def show(self, output_json: str | None = None) -> None:
         table = Table("", "median", "min", "max", "limit", "share", title=self.title, title_justify="left")
         for f in self.figures:
-            low, high = (f"{f.spread[0]:.4g}", f"{f.spread[1]:.4g}") if f.spread else ("", "")
-            limit = f"{f.limit:.4g}" if f.limit is not None else ""
+            low, high = (readable(f.spread[0]), readable(f.spread[1])) if f.spread else ("", "")
+            limit = readable(f.limit) if f.limit is not None else ""
             share = f"{f.value / f.limit:.0%}" if f.limit else ""
-            table.add_row(f.label, f"{f.value:.4g} {f.unit}", low, high, limit, share)
+            table.add_row(f.label, f"{readable(f.value)} {f.unit}", low, high, limit, share)
         Console().print(table)
         if output_json is not None:
             Path(output_json).write_text(json.dumps(self.as_dict(), indent=1) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from quire.bench.client import Client, Outcome, Target
 from quire.bench.datasets import DatasetOptions, Sample, as_text, ideal_cached_tokens, load_samples
+from quire.bench.lengths import fitted_lengths
 from quire.bench.load import Api, Arrivals, Sent, send_all
 from quire.bench.metrics import (
-    METRICS,
     Summary,
     parse_goodput,
     parse_metrics,
@@ -31,6 +28,8 @@ from quire.bench.metrics import (
     spec_result,
 )
 from quire.bench.plot import need_matplotlib, plot_run, plot_sweep
+from quire.bench.progress import progress
+from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
@@ -250,6 +249,8 @@ class _Run:
     """Measures one load on one server."""
 
     def __init__(self, options: ServeOptions, client: Client, served: _Served) -> None:
+        if options.dataset_name == "random" and served.max_model_len:
+            options = _fitted(options, served.max_model_len)
         self.options, self.client, self.served = options, client, served
         self.api = options.api(served.name)
         self.tokenizer = _tokenizer(options, served)
@@ -288,18 +289,9 @@ class _Run:
 
     async def _send(self, times: Sequence[float]) -> Sent:
         count = len(self.samples)
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                       console=Console(stderr=True), refresh_per_second=2,
-                       disable=self.options.disable_tqdm or not sys.stderr.isatty())  # fmt: skip
-        with bar:
-            task = bar.add_task("requests", total=count)
+        with progress("requests", count, self.options.disable_tqdm) as advance:
             return await send_all(
-                self.client,
-                self.api,
-                self.samples,
-                times,
-                self.options.max_concurrency,
-                lambda _: bar.advance(task),
+                self.client, self.api, self.samples, times, self.options.max_concurrency, lambda _: advance()
             )
 
     def _result(self, sent: Sent) -> dict[str, Any]:
@@ -326,6 +318,11 @@ class _Run:
                 for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
             }
         result |= self._prefix_cache(self.made, outcomes, result["total_input_tokens"])
+        hit, ideal = result["prefix_hit_rate"], result["ideal_prefix_hit_rate"]
+        if hit is not None and ideal is not None and hit > ideal + 0.02:
+            self.notes.append(
+                "the server had cached some of these prompts before: pass another --seed, or reset its cache"
+            )
         self._note(sent, lens)
         return result
 
@@ -380,51 +377,27 @@ class _Run:
         out = Console()
         for error in [e for e in result["errors"] if e][:MAX_ERRORS_SHOWN]:
             out.print(f"failed: {error}", markup=False, soft_wrap=True)
-        out.print(_table(self.options, result))
-        out.print(_latencies(self.options, result))
+        if not result["completed"]:
+            return
+        out.print(load_table(result, self.options.dataset_name, self.options.timed))
+        out.print(latency_table(result, self.options.summary().metrics))
         for note in self.notes:
             out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def _table(options: ServeOptions, result: dict[str, Any]) -> Table:
-    title = f"{result['model_id']}: {result['num_prompts']} requests of {options.dataset_name}"
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-
-    def row(label: str, value: Any, form: str = ",.2f") -> None:
-        if value is not None:
-            table.add_row(label, value if isinstance(value, str) else format(value, form))
-
-    row("Request rate configured (req/s)", "the trace's" if options.timed else result["request_rate"])
-    row("Most requests in flight, configured", options.max_concurrency, "d")
-    row("Benchmark duration (s)", result["duration"])
-    row("Successful requests", result["completed"], "d")
-    row("Failed requests", result["failed"], "d")
-    row("Total input tokens", result["total_input_tokens"], ",d")
-    row("Total generated tokens", result["total_output_tokens"], ",d")
-    row("Request throughput (req/s)", result["request_throughput"])
-    row("Request goodput (req/s)", result["request_goodput"])
-    row("Output token throughput (tok/s)", result["output_throughput"])
-    row("Peak output token throughput (tok/s)", result["max_output_tokens_per_s"])
-    row("Total token throughput (tok/s)", result["total_token_throughput"])
-    row("Peak concurrent requests", result["max_concurrent_requests"], "d")
-    row("Prefix hit rate, server", result["prefix_hit_rate"], ".2%")
-    row("Prefix hit rate, ideal infinite cache", result["ideal_prefix_hit_rate"], ".2%")
-    row("Draft tokens accepted (%)", result.get("spec_decode_acceptance_rate"))
-    return table
-
-
-def _latencies(options: ServeOptions, result: dict[str, Any]) -> Table:
-    """One line per metric, one column per statistic, in milliseconds."""
-    names = options.summary().metrics
-    words = [key.split("_", 1)[0] for key in result if names and key.endswith(f"_{names[0]}_ms")]
-    table = Table("ms", *words)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name in names:
-        table.add_row(METRICS[name], *(f"{result[f'{word}_{name}_ms']:,.2f}" for word in words))
-    return table
+def _fitted(options: ServeOptions, longest: int) -> ServeOptions:
+    """The options with lengths of random prompts that the server takes."""
+    prefix, own = options.random_prefix_len, options.input_len or options.random_input_len
+    prompt, output = fitted_lengths(prefix + own, options.output_len or options.random_output_len, longest)
+    prefix = min(prefix, prompt - 1)
+    return replace(
+        options,
+        input_len=None,
+        output_len=None,
+        random_prefix_len=prefix,
+        random_input_len=prompt - prefix,
+        random_output_len=output,
+    )
 
 
 def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:

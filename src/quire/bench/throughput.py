@@ -6,10 +6,12 @@ import json
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quire.bench.lengths import fitted_lengths
+from quire.bench.progress import progress
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
@@ -42,22 +44,32 @@ Job = tuple[list[int], int]
 
 
 def run(config: EngineConfig, options: ThroughputOptions) -> None:
-    llm = LLM.from_config(config)
-    limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
+    with progress("loading"):
+        llm = LLM.from_config(config)
+        limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
+    prompt, output = fitted_lengths(
+        options.prefix_len + options.input_len, options.output_len, llm.max_model_len
+    )
+    prefix = min(options.prefix_len, prompt - 1)
+    options = replace(options, prefix_len=prefix, input_len=prompt - prefix, output_len=output)
     rng = random.Random(config.seed)
     llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # page in the weights
     seconds, jobs = [], []
-    for _ in range(options.num_iters):
-        jobs = _dataset_jobs(llm, options, rng) if options.dataset_path else _random_jobs(llm, options, rng)
-        start = time.perf_counter()
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt, _ in jobs],
-            [_params(n) for _, n in jobs],
-            use_tqdm=False,
-        )
-        seconds.append(time.perf_counter() - start)
-        for output, (_, wanted) in zip(outputs, jobs, strict=True):
-            assert len(output.outputs[0].token_ids) == wanted
+    with progress("runs", options.num_iters) as advance:
+        for _ in range(options.num_iters):
+            jobs = (
+                _dataset_jobs(llm, options, rng) if options.dataset_path else _random_jobs(llm, options, rng)
+            )
+            start = time.perf_counter()
+            outputs = llm.generate(
+                [{"prompt_token_ids": prompt} for prompt, _ in jobs],
+                [_params(n) for _, n in jobs],
+                use_tqdm=False,
+            )
+            seconds.append(time.perf_counter() - start)
+            for made, (_, wanted) in zip(outputs, jobs, strict=True):
+                assert len(made.outputs[0].token_ids) == wanted
+            advance()
     prompt_tokens, output_tokens = sum(len(p) for p, _ in jobs), sum(n for _, n in jobs)
     median = statistics.median(seconds)
     report = Report(f"{llm.name}: {len(jobs)} requests, {llm.threads} threads")

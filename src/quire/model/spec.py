@@ -126,8 +126,6 @@ class ModelShape(Protocol):
     @property
     def max_position(self) -> int: ...
     @property
-    def num_table_parameters(self) -> int: ...
-    @property
     def bidirectional(self) -> bool: ...
     @property
     def segments(self) -> int: ...
@@ -283,12 +281,6 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def is_sparse(self, layer: int) -> bool:
         return self.moe is not None and self.moe.layers[layer]
-
-    @property
-    def num_table_parameters(self) -> int:
-        """Parameters of the embedding and the head, which only a prompt's last token multiplies with."""
-        tables = 1 if self.tie_embeddings or not self.has_head else 2
-        return self.vocab_size * (self.embedding_size or self.hidden_size) * tables
 
     def kv_spec(self, dtype: KVDtype) -> KVSpec:
         if self.latent is not None:

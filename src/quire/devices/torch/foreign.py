@@ -80,7 +80,6 @@ class TransformersModel:
     num_kv_heads: int
     head_dim: int
     num_parameters: int
-    num_table_parameters: int
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
     bidirectional: bool = False
@@ -141,7 +140,6 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
                 f"{directory}: {type(model).__name__} is the decoder of a model that reads {name}"
             )
     seen = _probe(model, paged, directory)
-    tables = _made(partial(_table_sizes, model), directory)
     generation = directory / "generation_config.json"
     settings: dict[str, Any] = json.loads(generation.read_text()) if generation.exists() else {}
     eos = settings.get("eos_token_id", config.eos_token_id)
@@ -156,16 +154,9 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
         num_kv_heads=max(s.num_kv_heads for s in seen.values()),
         head_dim=max(s.head_dim for s in seen.values()),
         num_parameters=sum(p.numel() for p in model.parameters()),
-        num_table_parameters=sum(tables.values()),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         generation=settings,
     )
-
-
-def _table_sizes(model: Any) -> dict[int, int]:
-    """Elements of the embedding and the head; a tied head counts once."""
-    tables = model.get_input_embeddings(), model.get_output_embeddings()
-    return {id(table.weight): table.weight.numel() for table in tables}
 
 
 def _from_config(config: Any, **options: Any) -> Any:
