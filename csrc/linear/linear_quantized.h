@@ -74,7 +74,7 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
   for (int r = 0; r < count; ++r) {
     const Int8Scale scale = int8_scale(a.x + size_t(begin + r) * a.x_stride, w.cols);
     rows.scale[begin + r] = scale.scale;
-    inverse[r] = scale.inverse;
+    inverse[r] = scale.inverse;  // 0 if a value of the row is not finite: sums of NaN would overflow
   }
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k), present = min_of(columns, w.cols - k);

@@ -2,6 +2,7 @@
 #include "linear/matrix.h"
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -62,6 +63,10 @@ MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated)
   constexpr size_t limit = size_t(std::numeric_limits<int>::max()) / 64;
   if (rows == 0 || cols == 0) throw std::invalid_argument("a weight needs at least one row and one column");
   if (rows > limit || cols > limit) throw std::invalid_argument("a weight has more rows or columns than fit");
+  if (gated && rows % 2) throw std::invalid_argument("a gated weight needs an even number of rows");
+  // Sums of products of bytes, 255 x 127 each, have to fit in 32 bits.
+  if (format.layout == Layout::int8 && format.int8_rows && cols > 65536)
+    throw std::invalid_argument("a weight of int8 that is multiplied with int8 has at most 65536 columns");
   MatrixView view;
   view.rows = int(rows), view.cols = int(cols);
   view.format = format;
@@ -103,6 +108,18 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool 
   if (reinterpret_cast<uintptr_t>(data) % 64 != 0)
     throw std::invalid_argument("a packed weight must be 64-byte aligned");
   view_.data = data;
+  if (view_.has_screen()) check_screen();
+}
+
+// A screen's bounds decide which rows a greedy step looks at.
+void PackedMatrix::check_screen() const {
+  const MatrixView screen = view_.screen();
+  for (int panel = 0; panel < screen.panels(); ++panel) {
+    const float* tail = reinterpret_cast<const float*>(screen.tail(panel));
+    for (int i = 0; i < 3 * kLanes; ++i)  // scales, lengths, roundings
+      if (!std::isfinite(tail[i]) || tail[i] < 0)
+        throw std::invalid_argument("a screen holds bounds that are negative or not finite");
+  }
 }
 
 void PackedMatrix::allocate() {

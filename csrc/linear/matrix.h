@@ -26,7 +26,7 @@ class PackedMatrix {
   PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
 
   // Bytes that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
-  // std::invalid_argument if its size or alignment is not this shape's.
+  // std::invalid_argument if its size or alignment is not this shape's, or a screen has impossible bounds.
   PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated, const char* data, size_t nbytes);
 
   const MatrixView& view() const { return view_; }
@@ -36,6 +36,7 @@ class PackedMatrix {
 
  private:
   void allocate();
+  void check_screen() const;
   char* bytes_of(const char* place) { return static_cast<char*>(memory_.data()) + (place - view_.data); }
 
   HugeBuffer memory_;

@@ -190,6 +190,7 @@ inline bool screened_best_as(const LinearArgs& a, Linear* screen_product, int32_
   for (int r = 0; r < a.rows; ++r) {
     Largest largest = kNone;
     for (int part = 0; part < parts; ++part) largest.meet(memory.largest[r * parts + part]);
+    if (largest.at < 0 || largest.at >= a.weight.rows) return false;  // no candidate: weights that are no numbers
     best[r] = largest.at;
     a.y[size_t(r) * a.y_stride + size_t(largest.at)] = largest.value;
   }

@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -11,21 +12,24 @@ namespace quire {
 namespace {
 
 constexpr size_t kAlignFloats = 16;  // 64 bytes
+constexpr int64_t kMaxWidth = 1 << 27;  // columns of a tensor
+constexpr int64_t kMaxRoutes = 1 << 30;  // of a step: tokens times experts of each
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-void check_norm(const NormParams& norm, int width) {
-  require(int(norm.weight.size()) == width && (norm.bias.empty() || int(norm.bias.size()) == width),
+void check_norm(const NormParams& norm, int64_t width) {
+  require(std::isfinite(norm.eps), "a norm's eps is not finite");
+  require(int64_t(norm.weight.size()) == width && (norm.bias.empty() || int64_t(norm.bias.size()) == width),
           "a norm's weight has " + std::to_string(norm.weight.size()) + " elements, its input " +
               std::to_string(width));
 }
 
 void check_head_norm(const NormParams& norm, int heads, int head_dim) {
   if (!norm.present()) return;
-  const bool of_one = int(norm.weight.size()) == head_dim && !norm.own_head;
-  check_norm(norm, of_one ? head_dim : heads * head_dim);
+  const bool of_one = int64_t(norm.weight.size()) == head_dim && !norm.own_head;
+  check_norm(norm, of_one ? head_dim : int64_t(heads) * head_dim);
 }
 
 std::vector<float> packed_bias(const MatrixView& view, const std::vector<float>& bias) {
@@ -50,17 +54,21 @@ Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_lay
       head_dim_(head_dim),
       value_dim_(value_dim > 0 ? value_dim : head_dim),
       limits_(limits) {
+  require(num_layers > 0 && num_kv_heads > 0 && head_dim > 0 && value_dim >= 0 && value_dim <= head_dim &&
+              int64_t(num_kv_heads) * head_dim <= kMaxWidth,
+          "a plan needs layers, key/value heads and a head size of at least 1, and of sizes that fit");
   require(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0,
           "limits of a plan must be at least 1 token, 1 sequence and 1 row of logits");
 }
 
-int Plan::add_buffer(int width, RowKind rows) {
+int Plan::add_buffer(int64_t width, RowKind rows) {
+  require(width > 0 && width <= kMaxWidth, "a tensor of the plan would have " + std::to_string(width) + " columns");
   const int id = int(buffers_.size());
-  buffers_.push_back({width, rows, id});
+  buffers_.push_back({int(width), rows, id});
   return id;
 }
 
-int Plan::add_op(Op op, int width, RowKind rows) {
+int Plan::add_op(Op op, int64_t width, RowKind rows) {
   op.out = add_buffer(width, rows);
   ops_.push_back(std::move(op));
   return ops_.back().out;
@@ -139,7 +147,7 @@ int Plan::linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<
 
 int Plan::rope(std::vector<float> inv_freq, float scale) {
   require(!inv_freq.empty(), "rope needs at least one frequency");
-  const int width = 2 * int(inv_freq.size());
+  const int64_t width = 2 * int64_t(inv_freq.size());
   Op op{.kind = OpKind::rope};
   op.vector = std::move(inv_freq);
   op.scale = scale;
@@ -151,7 +159,7 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
   require(in.rows == RowKind::tokens, "store_kv needs one row per token");
   require(layer >= 0 && layer < num_layers_, "store_kv: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
-  require(in.width == (num_heads + 2 * num_kv_heads_) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
+  require(in.width == (num_heads + 2 * int64_t(num_kv_heads_)) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
   // The keys of 16 tokens, and again those of one head.
   require(size_t(num_kv_heads_ + 1) * size_t(head_dim_) * 16 * 4 <= ThreadPool::kScratchBytes,
           "store_kv: the keys are too large");
@@ -169,14 +177,16 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
   op.k_norm = std::move(k_norm);
   op.layer = layer;
   op.num_heads = num_heads;
-  return add_op(std::move(op), num_heads * head_dim_, RowKind::tokens);
+  return add_op(std::move(op), int64_t(num_heads) * head_dim_, RowKind::tokens);
 }
 
 int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
   const Buffer in = checked(q, "the input of attention");
-  require(in.rows == RowKind::tokens && in.width == num_heads * head_dim_, "attention: the input is not [T, N H]");
+  require(in.rows == RowKind::tokens && in.width == int64_t(num_heads) * head_dim_, "attention: the input is not [T, N H]");
   require(layer >= 0 && layer < num_layers_, "attention: layer " + std::to_string(layer) + " is not in the cache");
   require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
+  require(std::isfinite(params.scale) && std::isfinite(params.cap) && params.cap >= 0,
+          "attention: the scale and the cap of scores must be finite");
   require(params.window >= 0 && params.chunk >= 0, "attention: a window or chunk must be at least 1 token");
   require(params.ahead >= 0 && params.ahead <= 1 << 28, "attention: a query cannot see that many positions ahead");
   for (const auto* values : {&params.slopes, &params.sinks})
@@ -185,7 +195,7 @@ int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
   op.layer = layer;
   op.num_heads = num_heads;
   op.attention = std::move(params);
-  return add_op(std::move(op), num_heads * value_dim_, RowKind::tokens);
+  return add_op(std::move(op), int64_t(num_heads) * value_dim_, RowKind::tokens);
 }
 
 int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm) {
@@ -205,7 +215,7 @@ int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, 
   op.norm = std::move(norm);
   op.layer = layer;
   op.num_heads = num_heads;
-  return add_op(std::move(op), num_heads * head_dim_, RowKind::tokens);
+  return add_op(std::move(op), int64_t(num_heads) * head_dim_, RowKind::tokens);
 }
 
 int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights) {
@@ -216,9 +226,9 @@ int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights)
     const MatrixView v = weight->view();
     require(!v.gated && v.rows == rows && v.cols == cols, "head_linear: the weights have different shapes");
   }
-  require(in.width == cols * int(weights.size()), "head_linear: the input is not [T, N K]");
+  require(in.width == int64_t(cols) * int64_t(weights.size()), "head_linear: the input is not [T, N K]");
   Op op{.kind = OpKind::head_linear, .in = x};
-  const int width = rows * int(weights.size());
+  const int64_t width = int64_t(rows) * int64_t(weights.size());
   op.weights = std::move(weights);
   return add_op(std::move(op), width, in.rows);
 }
@@ -226,12 +236,14 @@ int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights)
 int Plan::route(int scores, RoutingParams params) {
   const Buffer in = checked(scores, "the input of route");
   const RoutingParams& p = params;
-  require(p.num_experts > 0 && in.width == p.num_experts + (p.shared && p.shared_gate ? 1 : 0),
+  require(p.num_experts > 0 && in.width == int64_t(p.num_experts) + (p.shared && p.shared_gate ? 1 : 0),
           "route: the scores are not [T, experts]");
   require(p.num_groups > 0 && p.num_experts % p.num_groups == 0 && p.top_groups > 0 && p.top_groups <= p.num_groups,
           "route: groups of experts must be equal and some of them chosen");
   require(p.top_k > 0 && p.top_k <= p.num_experts / p.num_groups * p.top_groups, "route: too many experts a token");
   require(p.correction.empty() || int(p.correction.size()) == p.num_experts, "route: one correction an expert");
+  require(std::isfinite(p.scale) && std::isfinite(p.sparse_mixer), "route: the scale is not finite");
+  require(int64_t(limits_.max_tokens) * p.chosen() <= kMaxRoutes, "route: too many experts for so many tokens");
   const int width = 2 * p.chosen();
   Op op{.kind = OpKind::route, .in = scores};
   op.routing = std::move(params);
@@ -241,7 +253,11 @@ int Plan::route(int scores, RoutingParams params) {
 int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation, bool weigh_inputs) {
   const Buffer in = checked(x, "the input of experts"), chosen = checked(routes, "the routes of experts");
   require(in.rows == chosen.rows && in.rows == RowKind::tokens, "experts: as many routes as rows, one per token");
-  require(!experts.empty(), "experts: there are none");
+  const auto route = std::find_if(ops_.begin(), ops_.end(), [&](const Op& op) { return op.out == routes; });
+  require(route != ops_.end() && route->kind == OpKind::route, "experts: the routes are not those of a router");
+  const size_t named = size_t(route->routing.num_experts) + (route->routing.shared ? 1 : 0);
+  require(experts.size() == named, "experts: there are " + std::to_string(experts.size()) + ", the router names " +
+                                       std::to_string(named));
   for (ExpertWeights& e : experts) {
     if (!e.up) continue;
     const MatrixView up = e.up->view(), down = e.down->view();

@@ -179,8 +179,8 @@ class Plan {
     size_t offset = 0;  // in floats
   };
 
-  int add_buffer(int width, RowKind rows);
-  int add_op(Op op, int width, RowKind rows);
+  int add_buffer(int64_t width, RowKind rows);
+  int add_op(Op op, int64_t width, RowKind rows);
   const Buffer& checked(int buffer, const char* what) const;
   size_t max_rows(RowKind rows) const;
   size_t buffer_floats(const Buffer& buffer) const;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "simd/simd.h"
 
@@ -103,11 +104,12 @@ inline I iload(const void* p) {
   return r;
 }
 inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof(x.v)); }
+// Sums wrap around.
 inline I operator+(I x, I y) {
-  return each([&](int i) { return x.v[i] + y.v[i]; });
+  return each([&](int i) { return int32_t(uint32_t(x.v[i]) + uint32_t(y.v[i])); });
 }
 inline I operator-(I x, I y) {
-  return each([&](int i) { return x.v[i] - y.v[i]; });
+  return each([&](int i) { return int32_t(uint32_t(x.v[i]) - uint32_t(y.v[i])); });
 }
 inline I operator&(I x, I y) {
   return each([&](int i) { return x.v[i] & y.v[i]; });
@@ -145,7 +147,10 @@ inline V signed_byte(I x) {
 inline I to_int(V v) {
   alignas(64) float lanes[kLanes];
   store(lanes, round_even(v));
-  return each([&](int i) { return int32_t(lanes[i]); });
+  // As x86 does it: a value that no integer holds, NaN among them, becomes the least integer.
+  return each([&](int i) {
+    return lanes[i] >= -0x1p31f && lanes[i] < 0x1p31f ? int32_t(lanes[i]) : std::numeric_limits<int32_t>::min();
+  });
 }
 #endif
 
@@ -198,10 +203,10 @@ inline int32_t reduce_add(I a) { return _mm512_reduce_add_epi32(a.r); }
 inline int32_t reduce_max(I a) { return _mm512_reduce_max_epi32(a.r); }
 #else
 inline int32_t reduce_add(I a) {
-  int32_t lanes[kLanes], total = 0;
+  uint32_t lanes[kLanes], total = 0;
   istore(lanes, a);
-  for (const int32_t lane : lanes) total += lane;
-  return total;
+  for (const uint32_t lane : lanes) total += lane;
+  return int32_t(total);
 }
 inline int32_t reduce_max(I a) {
   int32_t lanes[kLanes];
@@ -251,8 +256,13 @@ inline void store_int8_first(int8_t* p, I a, int n) {
   std::memcpy(p, bytes, size_t(n));
 }
 
-// Rounds n values to q; returns the sum of q.
+// Rounds n values to q; returns the sum of q. An inverse of 0 makes all of them 0: the values are too small, or one of
+// the row is no number (then the row's scale is none either).
 inline int32_t round_to_int8(const float* x, int n, float inverse, int8_t* q) {
+  if (inverse == 0.0f) {
+    std::memset(q, 0, size_t(n));
+    return 0;
+  }
   I sum = iset1(0);
   int k = 0;
   for (; k + kLanes <= n; k += kLanes) {

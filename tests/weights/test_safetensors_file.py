@@ -106,7 +106,14 @@ def test_unaligned_data_is_copied_into_place(tmp_path: Path) -> None:
         ([1], 0, "not a JSON object"),
         (b"{not json", 0, "not valid JSON"),
         (b"\xff\xfe", 0, "not valid JSON"),
-        (b'{"a": 1, "a": 2}', 0, "occurs twice"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+            b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+            4,
+            "occurs twice",
+        ),
+        ({f"t{i}": tensor(0, 0, [0]) for i in range((1 << 17) + 1)}, 0, "lists 131073 tensors"),
+        (b'{"a": ' + b"[0," * 2_000_000 + b"0" + b"]" * 2_000_000 + b"}", 0, "not valid JSON"),
         (b"[" * 100_000, 0, "not valid JSON"),
     ],
 )

@@ -105,6 +105,26 @@ class DecoderWeights(msgspec.Struct, frozen=True):
     head: Matrix | None
     head_bias: FloatArray | None
 
+    def check(self, spec: ArchSpec) -> None:
+        """Raise ModelError if the parts are not those that the spec asks for. Shapes are checked by the device."""
+        if len(self.layers) != spec.num_layers:
+            raise ModelError(
+                f"there are weights of {len(self.layers)} layers, the model has {spec.num_layers}"
+            )
+        if (self.head is not None) != spec.has_head or (self.positions is None) != (
+            spec.position_offset is None
+        ):
+            raise ModelError("the head or the positions are not those of the model")
+        for i, layer in enumerate(self.layers):
+            sparse, latent = spec.is_sparse(i), spec.latent is not None
+            present = layer.mlp is None, layer.moe is not None
+            if present != (sparse, sparse):
+                raise ModelError(f"layer {i} has not the mixture or the MLP that the model has there")
+            if (layer.attention.qkv is None, layer.attention.latent is not None) != (latent, latent):
+                raise ModelError(f"layer {i} has not the attention that the model has there")
+            if layer.attention_norm is None and not spec.bare_first and spec.placement not in ("post", "sum"):
+                raise ModelError(f"layer {i} has no norm before its attention")
+
 
 class Layers:
     """What a layer computes. Knows the spec; the weights come with each call."""

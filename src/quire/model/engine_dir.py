@@ -138,9 +138,24 @@ def read_manifest(directory: Path) -> Manifest:
             )
         if _checksum(bytes(file.engine)) != file.checksum:
             raise ModelError(f"{path}: the file was altered after it was built; {_REBUILD}")
-        return msgspec.json.decode(file.engine, type=Manifest)
+        manifest = msgspec.json.decode(file.engine, type=Manifest)
+        _check(path, manifest)
+        return manifest
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{path}: not an engine's manifest ({error}); {_REBUILD}") from error
+
+
+def _check(path: Path, manifest: Manifest) -> None:
+    """Raise ModelError for sizes and tokens that no engine has: whoever writes a manifest can write its checksum."""
+    manifest.spec.check(str(path))
+    for token in manifest.eos_token_ids:
+        if not 0 <= token < manifest.spec.vocab_size:
+            raise ModelError(
+                f"{path}: eos_token_ids holds {token}, the vocabulary {manifest.spec.vocab_size} tokens"
+            )
+    for tensor in manifest.tensors:
+        if tensor.offset % PAGE or tensor.offset + tensor.nbytes > manifest.size:
+            raise ModelError(f"{path}: a tensor does not lie on a page inside the weights; {_REBUILD}")
 
 
 class _Reader:
@@ -172,8 +187,10 @@ def place_weights(directory: Path, manifest: Manifest, data: Array, backend: Bac
         )
     reader = _Reader(data, manifest.tensors, backend)
     try:
-        return msgspec.json.decode(manifest.weights, type=DecoderWeights, dec_hook=reader.tensor)
-    except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        weights = msgspec.json.decode(manifest.weights, type=DecoderWeights, dec_hook=reader.tensor)
+        weights.check(manifest.spec)
+        return weights
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{directory / MANIFEST}: {error}; {_REBUILD}") from error
 
 

@@ -18,6 +18,8 @@ class _NativeErrors:
     ) -> None:
         if isinstance(error, (ValueError, IndexError, TypeError)):
             raise EngineError(str(error)) from error
+        if isinstance(error, MemoryError):
+            raise EngineError("the plan needs more memory than can be addressed") from error
 
 
 native_errors = _NativeErrors()

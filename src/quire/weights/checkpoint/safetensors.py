@@ -7,7 +7,6 @@ library, whose numpy loader copies each tensor.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from quire.errors import ModelError
@@ -23,7 +23,8 @@ from quire.files import map_file
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.tensor import Array
 
-MAX_HEADER = 100_000_000  # bytes; the format's own limit
+MAX_HEADER = 16 << 20  # bytes: more than 100,000 tensors take; the format allows 100 MB
+MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 8
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -89,23 +90,20 @@ def read_header(path: Path, data: mmap.mmap, size: int) -> dict[str, Entry]:
             f"{path}: the header claims {length} bytes of {size}; the file is truncated or not safetensors"
         )
     try:
-        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=_no_duplicates)
+        header = msgspec.json.decode(data[8 : 8 + length])
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
     header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise ModelError(f"{path}: the header lists {len(header)} tensors; at most {MAX_TENSORS} are read")
+    if data[8 : 8 + length].count(b'"data_offsets"') > len(header):
+        raise ModelError(f"{path}: a tensor occurs twice in the header")
     start = 8 + length
     entries = {name: _entry(path, name, value, start) for name, value in header.items()}
     _check_cover(path, entries, start, size)
     return entries
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return result
 
 
 def _is_sizes(value: object) -> bool:
@@ -117,11 +115,11 @@ def _entry(path: Path, name: str, value: object, start: int) -> Entry:
         raise ModelError(f"{path}: tensor {name}: expected dtype, shape and data_offsets")
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
-        raise ModelError(f"{path}: tensor {name}: dtype {code!r} is not supported")
+        raise ModelError(f"{path}: tensor {name}: dtype {code!r:.200} is not supported")
     if not _is_sizes(shape) or len(shape) > MAX_DIMENSIONS:
-        raise ModelError(f"{path}: tensor {name}: shape {shape!r} is not up to {MAX_DIMENSIONS} sizes")
+        raise ModelError(f"{path}: tensor {name}: shape {shape!r:.200} is not up to {MAX_DIMENSIONS} sizes")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ModelError(f"{path}: tensor {name}: data_offsets {offsets!r} are not a range of bytes")
+        raise ModelError(f"{path}: tensor {name}: data_offsets {offsets!r:.200} are not a range of bytes")
     needed = math.prod(shape) * DTYPES[code].itemsize
     if offsets[1] - offsets[0] != needed:
         raise ModelError(

@@ -1,115 +1,27 @@
 """A PyTorch zip checkpoint (pytorch_model.bin) read without torch and without running anything in it.
 
-The pickle inside may hold only dictionaries, lists, tuples, numbers, strings and tensors. Opcodes that could
-build other objects are refused before unpickling, and every global resolves to one of a few inert, immutable
-stand-ins, so that no opcode can alter anything. Storages are mapped, never copied.
+The pickle inside is read by pickles.py, which runs nothing. Storages are mapped, never copied.
 """
 
 from __future__ import annotations
 
-import collections
-import io
 import mmap
-import pickle
-import pickletools
 import struct
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
 from quire.files import map_file, open_regular
+from quire.weights.checkpoint.pickles import STORAGES, Storage, Tensor, is_size, read_pickle
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.tensor import Array
 
-MAX_PICKLE = 256 << 20  # bytes; the pickle holds names and shapes only
-STORAGES: dict[str, np.dtype[Any]] = {
-    "FloatStorage": np.dtype("<f4"),
-    "HalfStorage": np.dtype("<f2"),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "DoubleStorage": np.dtype("<f8"),
-    "LongStorage": np.dtype("<i8"),
-    "IntStorage": np.dtype("<i4"),
-    "ShortStorage": np.dtype("<i2"),
-    "CharStorage": np.dtype("i1"),
-    "ByteStorage": np.dtype("u1"),
-    "BoolStorage": np.dtype("?"),
-}
-OPCODES_BY_USE = {
-    "frame": "PROTO FRAME STOP MARK POP POP_MARK",
-    "memo": "PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET",
-    "numbers": "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT NONE NEWTRUE NEWFALSE",
-    "strings": "STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
-    "BINBYTES SHORT_BINBYTES",
-    "containers": "EMPTY_DICT DICT SETITEM SETITEMS EMPTY_LIST LIST APPEND APPENDS "
-    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3",
-    "tensors": "GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID",
-}
-OPCODES = frozenset(name for names in OPCODES_BY_USE.values() for name in names.split())
-
-
-class Storage(NamedTuple):
-    """A run of `size` elements kept in the archive under data/`key`."""
-
-    dtype: str
-    key: str
-    size: int
-
-
-class Tensor(NamedTuple):
-    """A strided view of a storage; offset and strides in elements. Unchecked until `_check_tensor`."""
-
-    storage: Any
-    offset: Any
-    shape: Any
-    strides: Any
-
-
-class RebuildTensor:
-    """Stands in for torch._utils._rebuild_tensor_v2."""
-
-    __slots__ = ()
-
-    def __call__(self, storage: Any, offset: Any, shape: Any, strides: Any, *_grad_and_hooks: Any) -> Tensor:
-        return Tensor(storage, offset, shape, strides)
-
-
-class RebuildParameter:
-    """Stands in for torch._utils._rebuild_parameter: a parameter is its tensor."""
-
-    __slots__ = ()
-
-    def __call__(self, tensor: Any, *_grad_and_hooks: Any) -> Any:
-        return tensor
-
-
-class Unpickler(pickle.Unpickler):
-    """Resolves only what a state dict needs."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return RebuildTensor()
-        if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return RebuildParameter()
-        if (module, name) == ("collections", "OrderedDict"):
-            return collections.OrderedDict
-        if module == "torch" and name in STORAGES:
-            return name
-        raise ModelError(
-            f"the pickle asks for {module}.{name}, which no checkpoint needs; refused, it may be hostile"
-        )
-
-    def persistent_load(self, pid: Any) -> Storage:
-        if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage":
-            raise ModelError("a persistent id in the pickle is not a storage")
-        _, dtype, key, _device, count = pid
-        if dtype not in STORAGES or not isinstance(key, str) or not _is_size(count):
-            raise ModelError("a storage in the pickle has no known type, key or size")
-        return Storage(dtype, key, count)
+MAX_PICKLE = 64 << 20  # bytes; the pickle holds names and shapes only
+MAX_DIRECTORY = 16 << 20  # bytes of the archive's list of members
 
 
 class TorchFile(Unquantized):
@@ -120,6 +32,7 @@ class TorchFile(Unquantized):
         try:
             self._map, _ = map_file(path)
             _check_zip(path, self._map[:8])
+            _check_directory(path, self._map)
             with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 self._records = _records(path, archive, self._map)
         except ModelError:
@@ -171,10 +84,10 @@ class TorchFile(Unquantized):
     def _check_tensor(self, name: str, tensor: Tensor) -> None:
         storage, sizes = tensor.storage, (tensor.shape, tensor.strides)
         where = f"{self._path}: tensor {name}"
-        if not isinstance(storage, Storage) or not _is_size(tensor.offset):
+        if not isinstance(storage, Storage) or not is_size(tensor.offset):
             raise ModelError(f"{where} is not made from a storage and an offset")
-        if not all(isinstance(v, tuple) and all(_is_size(n) for n in v) for v in sizes):
-            raise ModelError(f"{where} has shape {tensor.shape!r} and strides {tensor.strides!r}")
+        if not all(isinstance(v, tuple) and all(is_size(n) for n in v) for v in sizes):
+            raise ModelError(f"{where} has shape or strides that are no tuples of sizes")
         if len(tensor.shape) != len(tensor.strides) or len(tensor.shape) > 8:
             raise ModelError(f"{where} has {len(tensor.shape)} sizes and {len(tensor.strides)} strides")
         record = self._records.get(f"data/{storage.key}")
@@ -183,10 +96,6 @@ class TorchFile(Unquantized):
         last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
         if 0 not in tensor.shape and (last + 1) * STORAGES[storage.dtype].itemsize > record[1] - record[0]:
             raise ModelError(f"{where} reaches beyond its data (data/{storage.key}); the file is corrupt")
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
 
 
 def _check_zip(path: Path, head: bytes) -> None:
@@ -200,6 +109,18 @@ def _check_zip(path: Path, head: bytes) -> None:
     raise ModelError(
         f"{path}: not a PyTorch checkpoint (no zip archive); it may be truncated or a pointer to a file"
     )
+
+
+def _check_directory(path: Path, data: mmap.mmap) -> None:
+    """Refuse an archive whose list of members is long: zipfile reads all of it when it opens."""
+    end = data.rfind(b"PK\x05\x06", max(0, len(data) - (1 << 16) - 22))
+    longer = data.rfind(b"PK\x06\x06", max(0, end - (1 << 12)), max(0, end))
+    sizes = [int.from_bytes(data[end + 12 : end + 16], "little")] if end >= 0 else [0]
+    sizes = [0 if sizes[0] == (1 << 32) - 1 else sizes[0]]
+    if longer >= 0:
+        sizes.append(int.from_bytes(data[longer + 40 : longer + 48], "little"))
+    if max(sizes) > MAX_DIRECTORY:
+        raise ModelError(f"{path}: the archive lists its members in {max(sizes)} bytes; the file is corrupt")
 
 
 def _records(path: Path, archive: zipfile.ZipFile, data: mmap.mmap) -> dict[str, tuple[int, int]]:
@@ -228,26 +149,18 @@ def _records(path: Path, archive: zipfile.ZipFile, data: mmap.mmap) -> dict[str,
     return records
 
 
-def check_opcodes(data: bytes) -> None:
-    """Raise ModelError unless every opcode is one that a state dict needs. Memo indices stay small."""
-    for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name not in OPCODES:
-            raise ModelError(f"the pickle uses {opcode.name}, which no checkpoint needs; it may be hostile")
-        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(data):
-            raise ModelError("the pickle has a memo index beyond its size; it may be hostile")
-
-
 def _load_tensors(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
-        check_opcodes(data)
-        state = Unpickler(io.BytesIO(data)).load()
+        state = read_pickle(data)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except Exception as error:  # a corrupt pickle can fail in any way; nothing in it has run
         raise ModelError(f"{path}: the pickle is corrupt: {error}") from error
     if not isinstance(state, dict):
         raise ModelError(f"{path}: holds a {type(state).__name__}, not a state dict of tensors")
-    for name, value in dict.items(state):
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ModelError(f"{path}: entry {name!r} is not a tensor; save the model's state dict alone")
-    return dict(dict.items(state))
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"{path}: entry {name!r:.200} is not a tensor; save the model's state dict alone"
+            )
+    return state

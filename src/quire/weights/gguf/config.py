@@ -60,6 +60,9 @@ class Keys:
             raise self.wrong(name, "an integer above 0, the same for all layers", value)
         return value
 
+    def optional_integer(self, name: str) -> int | None:
+        return None if self.get(name) is None else self.integer(name)
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name)
         value = default if value is None else value
@@ -80,7 +83,10 @@ class Keys:
             return None
         if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > 1 << 16:
             raise ModelError(f"{self.file.path}: tensor {tensor} must be a vector of F32")
-        return [float(str(x)) for x in self.file.raw(tensor).view(PLAIN["F32"])]
+        values = self.file.raw(tensor).view(PLAIN["F32"])
+        if not ((values >= 1e-6) & (values <= 1e6)).all():
+            raise ModelError(f"{self.file.path}: tensor {tensor} must hold factors from 1e-06 to 1000000.0")
+        return [float(str(x)) for x in values]
 
     def finish(self) -> None:
         """Raise ModelError for keys that nobody read, unless harmless or at a neutral value."""
@@ -148,7 +154,7 @@ def _scaling(keys: Keys, size: int) -> Config | None:
     linear = keys.get("rope.scale_linear")
     long, short = keys.vector("rope_factors_long.weight"), keys.vector("rope_factors_short.weight")
     original, attention = (
-        keys.get("rope.scaling.original_context_length"),
+        keys.optional_integer("rope.scaling.original_context_length"),
         keys.get("rope.scaling.attn_factor"),
     )
     if long is not None or short is not None:
@@ -178,11 +184,13 @@ def _llama3(keys: Keys, size: int, theta: float) -> Config | None:
     factors = keys.vector("rope_freqs.weight")
     if factors is None or all(factor == 1 for factor in factors):
         return None
+    if len(factors) != size // 2 or theta <= 1:
+        raise keys.wrong("rope.freq_base", f"above 1, with factors for {size // 2} frequencies", theta)
     low, high, original, factor = 1.0, 4.0, 8192, max(factors)
     waves = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
     smooth = np.clip((original / waves - low) / (high - low), 0, 1)
     expected = 1 / ((1 - smooth) / factor + smooth)
-    if len(expected) == len(factors) and np.allclose(expected, factors, rtol=1e-5):
+    if np.allclose(expected, factors, rtol=1e-5):
         return {
             "rope_type": "llama3",
             "factor": factor,

@@ -24,8 +24,8 @@ from quire.weights.tensor import Array
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_PAIRS = 1 << 16
-MAX_TENSORS = 1 << 20
-MAX_STRINGS = 1 << 24  # in all arrays together
+MAX_TENSORS = 1 << 16
+MAX_STRINGS = 1 << 22  # in all arrays together
 MAX_KEY = 1 << 16  # bytes; the format's own limit
 MAX_NAME = 256  # bytes of a tensor's name
 MAX_DIMENSIONS = 4

@@ -1,0 +1,271 @@
+"""A reader of the pickles in PyTorch checkpoints that builds plain values and tensors, and runs nothing.
+
+It knows the few opcodes that state dicts use and refuses all others. Python's own unpickler is not used: a dictionary
+key of nested tuples makes it hash without end. Here keys are strings, and the number of operations is bounded.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from quire.errors import ModelError
+
+MAX_OPERATIONS = 1_000_000  # a state dict takes 30 for each tensor
+STORAGES: dict[str, np.dtype[Any]] = {
+    "FloatStorage": np.dtype("<f4"),
+    "HalfStorage": np.dtype("<f2"),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "DoubleStorage": np.dtype("<f8"),
+    "LongStorage": np.dtype("<i8"),
+    "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"),
+    "ByteStorage": np.dtype("u1"),
+    "BoolStorage": np.dtype("?"),
+}
+
+
+class Storage(NamedTuple):
+    """A run of `size` elements kept in the archive under data/`key`."""
+
+    dtype: str
+    key: str
+    size: int
+
+
+class Tensor(NamedTuple):
+    """A strided view of a storage; offset and strides in elements. The fields are unchecked and may be anything."""
+
+    storage: Any
+    offset: Any
+    shape: Any
+    strides: Any
+
+
+class Global(NamedTuple):
+    """A name that a state dict may mention. Nothing is imported for it."""
+
+    module: str
+    name: str
+
+
+REBUILD_TENSOR = Global("torch._utils", "_rebuild_tensor_v2")
+REBUILD_PARAMETER = Global("torch._utils", "_rebuild_parameter")
+ORDERED_DICT = Global("collections", "OrderedDict")
+GLOBALS = frozenset(
+    {REBUILD_TENSOR, REBUILD_PARAMETER, ORDERED_DICT, *(Global("torch", s) for s in STORAGES)}
+)
+
+IGNORED = frozenset({"PROTO", "FRAME"})
+PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_VALUES = """INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE
+    BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES"""
+VALUES = frozenset(_VALUES.split())  # pushed as they stand in the pickle
+CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+
+
+def is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def read_pickle(data: bytes) -> Any:
+    """The value that the pickle builds: dictionaries, lists, tuples, numbers, text, `Storage` and `Tensor`.
+
+    Raises ModelError for a pickle that needs more, and anything else where it is corrupt.
+    """
+    machine = _Machine()
+    for name, argument in _operations(data):
+        if name == "STOP":
+            break
+        machine.step(name, argument)
+    return machine.pop()
+
+
+def _operations(data: bytes) -> Iterator[tuple[str, Any]]:
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if count == MAX_OPERATIONS:
+            raise ModelError(f"the pickle has more than {MAX_OPERATIONS} operations; it may be hostile")
+        yield opcode.name, argument
+
+
+class _Machine:
+    """The stack of a pickle, its marks and its memo."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._marks: list[int] = []  # places in the stack
+        self._memo: dict[int, Any] = {}
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in VALUES:
+            self._stack.append(argument)
+        elif name in PUTS or name == "MEMOIZE":
+            self._memo[len(self._memo) if name == "MEMOIZE" else int(argument)] = self._top()
+        elif name in GETS:
+            self._stack.append(self._memo[int(argument)])
+        elif name in CONSTANTS:
+            self._stack.append(CONSTANTS[name])
+        elif name in STEPS:
+            STEPS[name](self, argument)
+        elif name not in IGNORED:
+            raise ModelError(f"the pickle uses {name}, which no checkpoint needs; it may be hostile")
+
+    def pop(self) -> Any:
+        if self._marks and self._marks[-1] == len(self._stack):
+            raise ModelError("the pickle takes a value that is not there; it is corrupt")
+        return self._stack.pop()
+
+    def _top(self) -> Any:
+        value = self.pop()
+        self._stack.append(value)
+        return value
+
+    def _items(self) -> list[Any]:
+        """All above the last mark, which goes with them."""
+        begin = self._marks.pop()
+        items = self._stack[begin:]
+        del self._stack[begin:]
+        return items
+
+    def mark(self, _: Any) -> None:
+        self._marks.append(len(self._stack))
+
+    def drop(self, _: Any) -> None:
+        self.pop()
+
+    def drop_items(self, _: Any) -> None:
+        self._items()
+
+    def start_list(self, _: Any) -> None:
+        self._stack.append([])
+
+    def make_list(self, _: Any) -> None:
+        self._stack.append(self._items())
+
+    def append(self, _: Any) -> None:
+        self._extend([self.pop()])
+
+    def append_items(self, _: Any) -> None:
+        self._extend(self._items())
+
+    def _extend(self, items: list[Any]) -> None:
+        if not isinstance(self._top(), list):
+            raise ModelError("the pickle appends to what is no list; it may be hostile")
+        self._top().extend(items)
+
+    def start_tuple(self, _: Any) -> None:
+        self._stack.append(())
+
+    def make_tuple(self, _: Any) -> None:
+        self._stack.append(tuple(self._items()))
+
+    def tuple_1(self, _: Any) -> None:
+        self._stack.append((self.pop(),))
+
+    def tuple_2(self, _: Any) -> None:
+        second, first = self.pop(), self.pop()
+        self._stack.append((first, second))
+
+    def tuple_3(self, _: Any) -> None:
+        third, second, first = self.pop(), self.pop(), self.pop()
+        self._stack.append((first, second, third))
+
+    def start_dict(self, _: Any) -> None:
+        self._stack.append({})
+
+    def make_dict(self, _: Any) -> None:
+        items = self._items()
+        self._stack.append({})
+        self._set(items)
+
+    def set_item(self, _: Any) -> None:
+        value, key = self.pop(), self.pop()
+        self._set([key, value])
+
+    def set_items(self, _: Any) -> None:
+        self._set(self._items())
+
+    def _set(self, items: list[Any]) -> None:
+        target = self._top()
+        if not isinstance(target, dict) or len(items) % 2:
+            raise ModelError("the pickle sets items of what is no dictionary; it may be hostile")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str):
+                raise ModelError(f"the pickle has a {type(key).__name__} as a key, state dicts have text")
+            target[key] = value
+
+    def name_global(self, argument: Any) -> None:
+        module, _, name = str(argument).partition(" ")
+        self._name(module, name)
+
+    def name_stacked(self, _: Any) -> None:
+        name, module = self.pop(), self.pop()
+        self._name(module, name)
+
+    def _name(self, module: Any, name: Any) -> None:
+        if not isinstance(module, str) or not isinstance(name, str) or Global(module, name) not in GLOBALS:
+            raise ModelError(
+                f"the pickle asks for {str(module)[:80]}.{str(name)[:80]}, which no checkpoint needs; refused, "
+                "it may be hostile"
+            )
+        self._stack.append(Global(module, name))
+
+    def call(self, _: Any) -> None:
+        arguments, function = self.pop(), self.pop()
+        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+            raise ModelError("the pickle calls what is no function; it may be hostile")
+        if function == ORDERED_DICT and not arguments:
+            self._stack.append({})
+        elif function == REBUILD_TENSOR and len(arguments) >= 4:
+            self._stack.append(Tensor(*arguments[:4]))
+        elif function == REBUILD_PARAMETER and arguments:
+            self._stack.append(arguments[0])
+        else:
+            raise ModelError(f"the pickle calls {function.name} as no checkpoint does; it may be hostile")
+
+    def set_attributes(self, _: Any) -> None:
+        """A state dict's own attributes (_metadata) say nothing of its tensors."""
+        self.pop()
+        if not isinstance(self._top(), dict):
+            raise ModelError("the pickle sets attributes of what is no dictionary; it may be hostile")
+
+    def find_storage(self, _: Any) -> None:
+        found = self.pop()
+        match found:
+            case ["storage", Global("torch", dtype), str(key), _, count] if dtype in STORAGES and is_size(
+                count
+            ):
+                self._stack.append(Storage(dtype, key, count))
+            case _:
+                raise ModelError("a persistent id in the pickle is not a storage of known type, key and size")
+
+
+STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": _Machine.mark,
+    "POP": _Machine.drop,
+    "POP_MARK": _Machine.drop_items,
+    "EMPTY_LIST": _Machine.start_list,
+    "LIST": _Machine.make_list,
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.append_items,
+    "EMPTY_TUPLE": _Machine.start_tuple,
+    "TUPLE": _Machine.make_tuple,
+    "TUPLE1": _Machine.tuple_1,
+    "TUPLE2": _Machine.tuple_2,
+    "TUPLE3": _Machine.tuple_3,
+    "EMPTY_DICT": _Machine.start_dict,
+    "DICT": _Machine.make_dict,
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": _Machine.set_items,
+    "GLOBAL": _Machine.name_global,
+    "STACK_GLOBAL": _Machine.name_stacked,
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.set_attributes,
+    "BINPERSID": _Machine.find_storage,
+}
