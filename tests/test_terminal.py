@@ -205,3 +205,21 @@ def test_help_is_short_and_help_all_is_whole() -> None:
     assert b"bench latency" in quire("bench").stdout
     assert b"bench latency" in quire("bench", "--help").stdout
     assert b"serve" in quire().stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["plan", "bench latency --num-iters 1 --num-iters-warmup 0 --output-len 4", "--help", "serve --help"],
+)
+def test_sixty_columns_are_enough(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.cli", *command.split()],
+        env={**os.environ, "COLUMNS": "60", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "…" not in done.stdout
+    assert "\x1b" not in done.stdout
+    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 60

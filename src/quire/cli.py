@@ -6,7 +6,9 @@ import argparse
 import difflib
 import importlib
 import logging
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -109,9 +111,16 @@ def _overview(args: list[str]) -> None:
     elif not rest or rest[0] in ("-h", "--help", "--help-all"):
         shown = {n: entry for n, entry in COMMANDS.items() if not group or n.startswith(f"{group} ")}
         width = max(map(len, shown))
-        lines = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in shown.items())
+        columns = shutil.get_terminal_size().columns
+        lines = "\n".join(
+            textwrap.fill(
+                entry.help, columns, initial_indent=f"  {name:{width}}  ", subsequent_indent=" " * (width + 4)
+            )
+            for name, entry in shown.items()
+        )
+        more = "`quire COMMAND --help` shows the common options of a command, `--help-all` all of them."
         print(f"usage: quire {f'{group} ' if group else ''}COMMAND [options]\n\n{lines}\n")
-        print("`quire COMMAND --help` shows the common options of a command, `--help-all` all of them.")
+        print(textwrap.fill(more, columns))
     else:
         word = f"{group} {rest[0]}".strip()
         known = [*COMMANDS, *{name.split()[0] for name in COMMANDS}]

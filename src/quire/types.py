@@ -233,3 +233,5 @@ class ModelCard:
     scores: str | None = None
     labels: tuple[str, ...] = ()
     segment_size: int = 0
+    num_parameters: int = 0
+    weight_bytes: int = 0

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +19,9 @@ class Figure:
     unit: str
     limit: float | None
     spread: tuple[float, float] | None
+
+
+WIDE = 80  # columns of a terminal that has room for the spread
 
 
 def readable(value: float) -> str:
@@ -53,12 +57,17 @@ class Report:
         return figures
 
     def show(self, output_json: str | None = None) -> None:
-        table = Table("", "median", "min", "max", "limit", "share", title=self.title, title_justify="left")
+        console = Console()
+        wide = console.width >= WIDE
+        heads = ["median", *(["min", "max"] if wide else []), "limit", "share"]
+        table = Table("", *heads, title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for f in self.figures:
-            low, high = (readable(f.spread[0]), readable(f.spread[1])) if f.spread else ("", "")
+            scale, unit = (1e3, "ms") if f.unit == "s" and f.value < 1 else (1.0, f.unit)
+            ends = [readable(end * scale) for end in f.spread] if f.spread else ["", ""]
             limit = readable(f.limit) if f.limit is not None else ""
             share = f"{f.value / f.limit:.0%}" if f.limit else ""
-            table.add_row(f.label, f"{readable(f.value)} {f.unit}", low, high, limit, share)
-        Console().print(table)
+            value = f"{readable(f.value * scale)} {unit}"
+            table.add_row(f.label, value, *(ends if wide else []), limit, share)
+        console.print(table)
         if output_json is not None:
             Path(output_json).write_text(json.dumps(self.as_dict(), indent=1) + "\n")

@@ -328,6 +328,8 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         scores=None if head is None else head.scores,
         labels=() if head is None else head.labels,
         segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
+        num_parameters=plan.model.num_parameters,
+        weight_bytes=memory.weights,
     )
     core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
     return Started(Programs(core), info, report, grammars), model

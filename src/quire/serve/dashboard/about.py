@@ -39,6 +39,8 @@ def about_model(service: Service) -> dict[str, Any]:
         "model": service.name,
         "version": __version__,
         "max_model_len": info.max_model_len,
+        "parameters": info.num_parameters,
+        "weight_bytes": info.weight_bytes,
         "max_logprobs": info.max_logprobs,
         "generates": info.generates,
         "scores": info.scores,
