@@ -114,8 +114,8 @@ class Detokenizer:
 
     All text given equals the tokenizer's decoding of the output after the prompt, cut at the stop string. A
     character that the prompt's last token began and the output completes belongs to the output.
-    `stopped` is the stop string that was met. `offsets[i]` is the place in the text where token i begins.
-    Before `min_tokens` tokens no stop string is met. Tokens after a stop are ignored.
+    `stopped` is the stop string that was found. `offsets[i]` is the start of token i in the text. Before `min_tokens`
+    tokens no stop string counts. Tokens after a stop are ignored.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Detokenizer:
     def for_sampling(
         cls, tokenizer: Tokenizer, sampling: SamplingParams, prompt_tokens: Sequence[int] = ()
     ) -> Detokenizer:
-        """The detokenizer that a request's parameters ask for."""
+        """The detokenizer for a request's parameters."""
         return cls(
             tokenizer,
             tuple(sampling.stop or ()),
@@ -208,7 +208,7 @@ class Detokenizer:
         return "".join(given)
 
     def _adjust(self, token: int, data: bytes) -> bytes:
-        """The token's bytes where the output begins, or where spaces between special tokens are unwanted."""
+        """The token's bytes at the start of the output, or without unwanted spaces between special tokens."""
         if self._tight:
             added = self._tokenizer.is_added(token)
             if added and self._after_added:
@@ -223,7 +223,7 @@ class Detokenizer:
         return data
 
     def _release(self, text: str) -> str:
-        """Pass `text` through the stop matcher: what may be sent, up to the stop string if one is met."""
+        """Pass `text` through the stop matcher; returns what may be sent, up to a stop string."""
         matcher = self._matcher
         if matcher is None:
             return text

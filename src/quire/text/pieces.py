@@ -142,7 +142,7 @@ class Pieces(dict[int, bytes]):
         return piece
 
     def at_start(self, token_id: int) -> bytes:
-        """The bytes where the token begins a text: sentencepiece drops the space it put before it."""
+        """The token's bytes at the start of a text: without the space that sentencepiece puts before it."""
         token = self._look_up(token_id)
         data = _run(self._chain.first, token) if token else b""
         return data.removeprefix(self._chain.strip)

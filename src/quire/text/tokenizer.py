@@ -1,6 +1,6 @@
 """Text to token ids and ids to exact bytes, over the `tokenizers` library. Knows a directory's files.
 
-A directory's tokenizer.json is read as it is; where only older files exist, `vocab` builds the same.
+Reads a directory's tokenizer.json as it is; from older files, `vocab` builds the same.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Tokenizer:
         return default if token is None else self.token_to_id(token)
 
     def _set_ends(self, options: TokenizerOptions) -> None:
-        """Settle what `add_special_tokens` adds: our own ends where the options name them."""
+        """Set what `add_special_tokens` adds: our own ends if the options name them."""
         self._own_ends = options.add_bos is not None or options.add_eos is not None
         self._prefix: list[int] = []
         self._suffix: list[int] = []
@@ -185,7 +185,7 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
     def pieces(self, skip_special_tokens: bool) -> Mapping[int, bytes]:
-        """Id -> bytes added inside a text, computed on access; special tokens add nothing where skipped."""
+        """Id -> bytes added inside a text, computed on access; skipped special tokens add nothing."""
         return self._visible if skip_special_tokens else self._pieces
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -193,7 +193,7 @@ class Tokenizer:
         return self._pieces[token_id]
 
     def start_bytes(self, token_id: int) -> bytes:
-        """As `token_bytes`, where the token begins a text (sentencepiece drops its leading space)."""
+        """As `token_bytes`, at the start of a text (without sentencepiece's leading space)."""
         return self._pieces.at_start(token_id)
 
     @property
@@ -379,10 +379,10 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
 
 
 def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOptions) -> tokenizers.Tokenizer:
-    """Build from the best file there is, completing `options` where the file tells more."""
+    """Build from the best file available, and complete `options` from it."""
     full = directory / "tokenizer.json"
     if full.exists():
-        # Its post-processor already says what is added; transformers 5 ignores the config's flags here too.
+        # Its post-processor already defines what is added; transformers 5 ignores the config's flags here too.
         options.add_bos = options.add_eos = None
         return _read_full(full)
     if (directory / "tokenizer.model").exists():
@@ -414,7 +414,7 @@ def _read_full(path: Path) -> tokenizers.Tokenizer:
 
 
 def _quick_to_read(text: str) -> str:
-    """The same tokenizer.json with merges as strings, where they can be: the library reads those a quarter sooner."""
+    """The same tokenizer.json with merges as strings if possible: the library reads those a quarter faster."""
     content = json.loads(text)
     merges = content["model"].get("merges", [])
     if content["model"]["type"] == "BPE" and not any(" " in part for merge in merges for part in merge):

@@ -167,7 +167,7 @@ def from_ranks(path: Path) -> Tokenizer:
 
 @dataclass(slots=True)
 class SentencePiece:
-    """What a sentencepiece model file says, as far as tokenizing needs it."""
+    """The parts of a sentencepiece model file that tokenizing needs."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)
     model_type: int = 1
