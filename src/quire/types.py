@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     separates prefix caches. With `choices` (token ids) the output is the likeliest of them. With `pooling` the request
     makes no token but one vector: the mean, last or first final hidden state, after the model's own head, and
     without `activate` not scaled to length 1. Prompt log-probabilities are due for the tokens after position
-    `scored_from`. `prediction` is a guess at the output.
+    `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API keys) take turns.
     """
 
     id: str
@@ -45,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     choices: tuple[tuple[int, ...], ...] = ()
     scored_from: int = 0
     prediction: tuple[int, ...] = ()
+    owner: str = ""
     activate: bool = True
 
     def sample_seed(self, index: int) -> int:

@@ -235,6 +235,29 @@ def test_n_samples_equal_separate_requests(model: str, caching: bool, tiny_model
     assert len({tuple(o.token_ids) for o in together[0].outputs}) > 1
 
 
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("model", ["llama-f32", "llama-int8-kv-int8"])
+def test_samples_that_give_way_equal_separate_requests(
+    model: str, caching: bool, tiny_model: Callable[..., str]
+) -> None:
+    llm = load(tiny_model, model, enable_prefix_caching=caching, max_num_seqs=4)
+    sampling = SamplingParams(n=6, seed=11, temperature=0.9, max_tokens=30, ignore_eos=True)
+    core, found = llm._core, {i: list[int]() for i in range(6)}
+    core.add(llm._front.request("many", list(range(40, 77)), sampling))
+    for step in range(200):
+        if step in (5, 9, 14):
+            core.add(llm._front.request(f"one {step}", [step] * 9, SamplingParams(max_tokens=4)))
+        for delta in core.step():
+            if delta.request_id == "many":
+                found[delta.index] += delta.tokens
+    assert not core.has_work
+    assert llm.stats().num_preemptions > 0
+    for i, tokens in found.items():
+        params = SamplingParams(seed=11 + i, temperature=0.9, max_tokens=30, ignore_eos=True)
+        (alone,) = llm.generate({"prompt_token_ids": list(range(40, 77))}, params, use_tqdm=False)
+        assert alone.outputs[0].token_ids == tokens
+
+
 def test_native_equals_reference(tiny_model: Callable[..., str]) -> None:
     """Greedy tokens of both backends agree: the kernels compute what the oracle computes."""
     for family in ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "gpt_oss", "deepseek_v3", "bloom"):

@@ -9,6 +9,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
 from quire.params import StructuredOutputsParams
+from quire.program.select import MAX_LIVE
 from quire.types import FinishReason
 
 CHOICES = ["the park", " a big red ball", " sad", "purple elephants of the night"]
@@ -72,6 +73,16 @@ def test_the_prompt_is_computed_once(llm: LLM) -> None:
     (output,) = llm.generate(PROMPT * 5, selecting(CHOICES), use_tqdm=False)
     llm._core.on_batch = None
     assert sum(scheduled) < 2 * len(output.prompt_token_ids)
+
+
+def test_many_choices_leave_slots_to_others(llm: LLM) -> None:
+    core = llm._core
+    core.add(llm._front.request("select", PROMPT, selecting([f" choice {i}" for i in range(40)])))
+    most, ended = 0, False
+    while not ended:
+        ended = any(delta.finish_reason is not None for delta in core.step())
+        most = max(most, core.stats().num_running + core.stats().num_waiting)
+    assert 1 < most <= MAX_LIVE
 
 
 def test_an_abort_ends_all_readers(llm: LLM) -> None:

@@ -65,6 +65,7 @@ class Trace:
             seed=rng.randrange(3),
             salt=rng.choice(["", "", "tenant"]),
             adapter=rng.choice([None, None, "adapter"]),
+            owner=rng.choice(["", "", "other"]),
             priority=rng.randint(-2, 2),
             eos_token_ids=rng.choice([(), (0,)]),
             stop_token_ids=rng.choice([(), (1,)]),

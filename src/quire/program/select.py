@@ -2,12 +2,13 @@
 
 Each choice is appended to the prompt in a request of its own, and its tokens' log-probabilities are averaged. The
 best average wins, the first among equals. The prompt is computed once: the first request leaves it in the prefix
-cache for the others, which wait for it.
+cache for the others, which wait for it. Few are under way at a time, so that other requests get their turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import islice
 
 import msgspec
 
@@ -15,40 +16,47 @@ from quire.params import SamplingParams
 from quire.program.core import Run
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 
+MAX_LIVE = 4
+
 
 def select(request: Request, run: Run) -> Generator[None, Delta, Delta]:
     """Score the choices of `request`; returns the best as the last delta, or the error of a request that failed."""
-    readers = _readers(request)
-    scores: dict[str, list[TokenLogprobs]] = {reader.id: [] for reader in readers}
-    run.add(readers[0])
-    waiting = readers[1:]
-    while run.live or waiting:
+    waiting = iter(enumerate(request.choices))
+    entries: dict[str, list[TokenLogprobs]] = {}  # of the choices under way
+    best: tuple[float, int, list[TokenLogprobs]] | None = None
+    allowed = 1  # until the prompt is computed
+    while True:
+        for number, choice in islice(waiting, allowed - len(run.live)):
+            reader = _reader(request, number, choice)
+            entries[reader.id] = []
+            run.add(reader)
+        if not run.live:
+            break
         delta = yield
-        scores[delta.request_id] += delta.prompt_logprobs or []
+        entries[delta.request_id] += delta.prompt_logprobs or []
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             return _last(run, [], delta.finish_reason, delta.error)
         if delta.finish_reason is not None:
-            for reader in waiting:
-                run.add(reader)
-            waiting = []
-    best = max(readers, key=lambda reader: _mean(scores[reader.id]))  # the first among equals
-    return _last(run, scores[best.id], FinishReason.STOP, None)
+            scored, number = entries.pop(delta.request_id), int(delta.request_id.rpartition("/")[2])
+            score = _mean(scored)
+            if best is None or (score, -number) > (best[0], -best[1]):
+                best = score, number, scored
+            allowed = MAX_LIVE
+    assert best is not None
+    return _last(run, best[2], FinishReason.STOP, None)
 
 
-def _readers(request: Request) -> list[Request]:
+def _reader(request: Request, number: int, choice: tuple[int, ...]) -> Request:
     top = request.sampling.logprobs or 0
-    return [
-        msgspec.structs.replace(
-            request,
-            id=f"{request.id}/{number}",
-            tokens=[*request.tokens, *choice],
-            sampling=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=top, detokenize=False),
-            max_tokens=1,
-            choices=(),
-            scored_from=len(request.tokens) - 1,
-        )
-        for number, choice in enumerate(request.choices)
-    ]
+    return msgspec.structs.replace(
+        request,
+        id=f"{request.id}/{number}",
+        tokens=[*request.tokens, *choice],
+        sampling=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=top, detokenize=False),
+        max_tokens=1,
+        choices=(),
+        scored_from=len(request.tokens) - 1,
+    )
 
 
 def _last(run: Run, chosen: list[TokenLogprobs], reason: FinishReason, error: str | None) -> Delta:

@@ -16,9 +16,9 @@ gets at least one, so a long prompt delays no decode. (2) A sequence that finds 
 sequences behind it in the order, never from one ahead. Hence the first running sequence gets all it needs:
 at worst all others are preempted, and a sequence never needs more than the whole pool (`refusal` and
 `max_total` ensure it). So it advances with each step, or waits for a result that is under way; in finitely many
-steps it ends, and the next becomes first. (3) Waiting sequences are admitted in order, and only when there are blocks
-for all their known tokens, so nothing overtakes the head of the queue, and a victim does not come back only to be
-preempted at once.
+steps it ends, and the next becomes first. (3) Waiting sequences are admitted in order, those first whose turn it is
+(`turns`), and only when there are blocks for all their known tokens. So nothing overtakes the head of the queue but
+the first sample of a request, and a victim does not come back only to be preempted at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from quire.config import SchedulerConfig
 from quire.sched.queue import WaitingQueue, key_of
 from quire.sched.sequence import RUNNING, Sequence
 from quire.sched.tables import BlockTables
+from quire.sched.turns import Turns
 from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
 
 
@@ -83,6 +84,7 @@ class Planner:
         self._whole_prompts = whole_prompts
         self._tables = tables
         self._queue = queue
+        self._turns = Turns(queue)
         self._stats = stats
         self._slots = list(range(self._max_running - 1, -1, -1))
         self._freed: list[int] = []  # free slots that no batch has announced yet
@@ -96,6 +98,8 @@ class Planner:
         plan = Plan(self._stats.num_steps + 1, self._budget)
         if self._by_priority and self._queue.seqs:
             self._make_way()
+        if self._queue.seqs and self._turns.pressing:
+            self._take_turns()
         self._continue_running(plan)
         if self._queue.seqs and not plan.short:
             self._admit(plan)
@@ -113,6 +117,7 @@ class Planner:
     def release(self, seq: Sequence, failed_from: int | None = None) -> None:
         """Take slot and blocks from a sequence that stops running; steps in flight may still compute it."""
         self._tables.close(seq, failed_from)
+        self._turns.stopped(seq)
         self._slots.append(seq.slot)
         self._freed.append(seq.slot)
         seq.slot = -1
@@ -203,25 +208,40 @@ class Planner:
                     return
             self._preempt(lower.pop())
 
+    def _take_turns(self) -> None:
+        """Displace further samples of others if that makes room for a request that has none running."""
+        tables, seq = self._tables, self._turns.next()
+        while not self._is_in_flight(seq):
+            other = self._turns.displaced(seq, self.running)
+            found = tables.match(seq) if other is not None else None
+            if other is None or found is None:
+                return
+            if tables.fit(seq, found[0]) is not None:
+                if len(self.running) < self._max_running:
+                    return
+            elif self._turns.gain(self.running) + tables.pool.num_available < tables.count(len(seq.tokens)):
+                return
+            self._preempt(other)
+
     def _is_in_flight(self, seq: Sequence) -> bool:
         """Whether a preempted sequence still awaits results; until they come, its tokens are not all known."""
         return seq.num_preemptions > 0 and any(seq in plan.flight for plan in self.in_flight)
 
     def _admit(self, plan: Plan) -> None:
-        """Admit waiting sequences in order while there are slots, tokens, and blocks for all they have.
+        """Admit waiting sequences, by turns and in order, while there are slots, tokens, and blocks for all they have.
 
         Call it when every running sequence that may go on has all its pending tokens and their blocks.
         """
         tables, queue = self._tables, self._queue
         while queue.seqs and plan.budget > 0 and len(self.running) < self._max_running:
-            seq = queue.seqs[0]
+            seq = self._turns.next()
             if self._is_in_flight(seq):
                 return
             if not tables.pool.num_available and not queue.drop_bases(spare=seq):
                 return
             found = tables.match(seq)
             if found is None:
-                queue.hold_first()
+                queue.hold(seq)
                 continue
             match = tables.fit(seq, found[0])
             if match is None:
@@ -230,7 +250,7 @@ class Planner:
                 return
             if self._whole_prompts and plan.budget < len(seq.tokens):
                 return
-            queue.pop()
+            queue.take(seq)
             count = min(len(seq.tokens) - match.num_tokens, plan.budget)
             plan.copies += tables.open(seq, match, found[1], match.num_tokens + count)
             queue.drop_base(seq)
@@ -240,6 +260,7 @@ class Planner:
     def _start(self, seq: Sequence, plan: Plan) -> None:
         seq.slot = self._slots.pop()
         seq.status = RUNNING
+        self._turns.started(seq)
         insort(self.running, seq, key=key_of)
         if seq.tokens is seq.request.tokens:
             seq.tokens = list(seq.tokens)
@@ -268,6 +289,7 @@ class Planner:
     def check(self, idle: list[Sequence]) -> None:
         """Assert the invariants of slots and running sequences; `idle` are those that wait."""
         self._tables.check(self.running, self._queue.bases)
+        self._turns.check(self.running)
         slots = [seq.slot for seq in self.running]
         assert sorted(slots + self._slots) == list(range(self._max_running)), "slots are lost or used twice"
         assert len(set(self._freed)) == len(self._freed), "a slot is announced as free twice"

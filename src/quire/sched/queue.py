@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from itertools import pairwise
 
 from quire.sched.prefix import PrefixMatch
@@ -26,6 +27,7 @@ class WaitingQueue:
         self._tables = tables
         self.groups: dict[str, Group] = {}
         self.seqs: list[Sequence] = []
+        self.owners: Counter[str] = Counter()  # live samples of each
         self.num_held = 0
         self.num_tokens = 0  # of queued and held sequences
         self._with_base: list[Sequence] = []
@@ -33,6 +35,7 @@ class WaitingQueue:
     def join(self, seq: Sequence) -> None:
         """Add a new sequence to its group and to the queue."""
         self.groups[seq.request.id] = seq.group
+        self.owners[seq.request.owner] += 1
         seq.group.live.append(seq)
         if seq.base is not None:
             self._tables.hold(seq.base)
@@ -44,15 +47,14 @@ class WaitingQueue:
         insort(self.seqs, seq, key=key_of)
         self.num_tokens += len(seq.tokens)
 
-    def pop(self) -> Sequence:
-        """Take out the first sequence, to run it."""
-        seq = self.seqs.pop(0)
+    def take(self, seq: Sequence) -> None:
+        """Take out a queued sequence, to run it."""
+        self._unqueue(seq)
         self.num_tokens -= len(seq.tokens)
-        return seq
 
-    def hold_first(self) -> None:
-        """Hold the first sequence until another sample of its request has the prompt."""
-        seq = self.seqs.pop(0)
+    def hold(self, seq: Sequence) -> None:
+        """Hold a queued sequence until another sample of its request has the prompt."""
+        self._unqueue(seq)
         seq.group.held.append(seq)
         self.num_held += 1
 
@@ -68,14 +70,21 @@ class WaitingQueue:
             seq.group.held.remove(seq)
             self.num_held -= 1
         else:
-            del self.seqs[bisect_left(self.seqs, seq.key, key=key_of)]
+            self._unqueue(seq)
         self.num_tokens -= len(seq.tokens)
         self.drop_base(seq)
+
+    def _unqueue(self, seq: Sequence) -> None:
+        del self.seqs[bisect_left(self.seqs, seq.key, key=key_of)]
 
     def leave(self, seq: Sequence) -> None:
         """Record that a sequence has ended: samples that wait for it look again."""
         group = seq.group
         group.live.remove(seq)
+        owner = seq.request.owner
+        self.owners[owner] -= 1
+        if not self.owners[owner]:
+            del self.owners[owner]
         if group.held:
             self.requeue_held(group)
         if not group.live:
@@ -112,6 +121,7 @@ class WaitingQueue:
         assert self.num_held == len(held)
         assert all(set(seq.group.live) - set(seq.group.held) for seq in held), "samples wait for nobody"
         idle = self.seqs + held
+        assert self.owners.total() == sum(len(group.live) for group in self.groups.values())
         assert self.num_tokens == sum(len(seq.tokens) for seq in idle)
         assert all(seq.slot < 0 and not seq.blocks and seq.status is WAITING for seq in idle)
         assert all(seq in seq.group.live for seq in idle)

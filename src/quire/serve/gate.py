@@ -31,17 +31,20 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
-    def admits(self, headers: Headers) -> bool:
-        """Whether `Authorization: Bearer KEY` or `x-api-key: KEY` holds a known key; takes constant time."""
+    def owner(self, headers: Headers) -> str | None:
+        """A name for the known key in `Authorization: Bearer KEY` or `x-api-key: KEY`; takes constant time.
+
+        None without a known key. If no key is needed, all requests have the same owner, "".
+        """
         if not self._digests:
-            return True
+            return ""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         digest = _digest(given.encode("latin-1", "replace"))
         found = False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
-        return found
+        return digest.hex()[:16] if found else None
 
 
 def _digest(key: bytes) -> bytes:
@@ -61,7 +64,7 @@ def _listed(names: Iterable[str]) -> bytes:
 
 
 class Gate:
-    """Sets `state.request_id`, refuses wrong keys, counts answers, adds X-Request-Id and X-Ignored-Fields to them."""
+    """Sets `state.request_id` and `state.owner`, refuses wrong keys, counts answers and adds headers to them."""
 
     def __init__(
         self,
@@ -84,7 +87,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        owner = self._keys.owner(headers)
+        scope.setdefault("state", {}).update(request_id=request_id, owner=owner or "")
         path = _path(scope)
 
         async def answer(message: Message) -> None:
@@ -96,7 +100,7 @@ class Gate:
                     message["headers"] = [*message["headers"], (b"x-ignored-fields", _listed(ignored))]
             await send(message)
 
-        if path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._keys.admits(headers):
+        if path in OPEN_PATHS or scope["method"] == "OPTIONS" or owner is not None:
             await self._app(scope, receive, answer)
         else:
             await self._error_response(path, unauthorized())(scope, receive, answer)

@@ -27,6 +27,7 @@ from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
 from quire.serve.tools import Formats, Offer, offer_of
+from quire.types import Request
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -141,13 +142,14 @@ class Service:
         inline = size <= INLINE_CHARACTERS and (not renders or self.front.renders_quickly)
         return job() if inline else await asyncio.to_thread(job)
 
-    async def start(self, call_id: str, prompts: list[Prompt]) -> Call:
+    async def start(self, http: HttpRequest, call_id: str, prompts: list[Prompt]) -> Call:
         """Queue the requests of a call after checking that their constraints compile.
 
         Raises HttpError 503 if there is no room or no engine, RequestError for a constraint that is refused.
         """
         self.check_draining()
         prompts = [await self._with_grammar(prompt) for prompt in prompts]
+        prompts = [replace(p, request=owned(p.request, http.state.owner)) for p in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
 
@@ -175,6 +177,11 @@ class Service:
         """The text of token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def owned(request: Request, owner: str) -> Request:
+    """The request of a user, who is known by an API key."""
+    return msgspec.structs.replace(request, owner=owner) if owner else request
 
 
 async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:

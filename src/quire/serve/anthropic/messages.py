@@ -48,7 +48,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     prompt = await service.work(
         len(str(body.messages)), lambda: _make(service, body, tools, call_id), renders=True
     )
-    return MessageAnswer(body, model, await service.start(call_id, [prompt]))
+    return MessageAnswer(body, model, await service.start(http, call_id, [prompt]))
 
 
 def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -> Prompt:

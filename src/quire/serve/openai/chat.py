@@ -45,7 +45,7 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     _check(body)
     call_id = service.new_id("chatcmpl-", http, body.request_id)
     prompt = await service.work(size_of(body), lambda: _make(service, body, call_id), renders=True)
-    return ChatAnswer(service, body, model, await service.start(call_id, [prompt]))
+    return ChatAnswer(service, body, model, await service.start(http, call_id, [prompt]))
 
 
 async def count_input(service: Service, http: HttpRequest) -> bytes:

@@ -45,7 +45,7 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     call_id = service.new_id("cmpl-", http, body.request_id)
     size = sum(len(p) for p in prompts if isinstance(p, str))
     made = await service.work(size, lambda: [_make(service, body, p, call_id) for p in prompts])
-    return CompletionAnswer(service, body, model, await service.start(call_id, made))
+    return CompletionAnswer(service, body, model, await service.start(http, call_id, made))
 
 
 def _make(service: Service, body: CompletionRequest, prompt: str | list[int], call_id: str) -> Prompt:

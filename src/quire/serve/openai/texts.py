@@ -21,7 +21,7 @@ from quire.serve.native.protocol import PoolingRequest, TextsRequest
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import render
 from quire.serve.openai.prompts import split_prompts
-from quire.serve.service import Service
+from quire.serve.service import Service, owned
 from quire.serve.stream import watched
 from quire.serve.tools import Offer
 from quire.types import FinishReason, Pooling, Request
@@ -88,6 +88,7 @@ def usage_of(requests: Sequence[Request]) -> TextUsage:
 async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:
     """Queue pooled requests and wait for their vectors, in order. A client that disconnects aborts them."""
     service.check_draining()
+    requests = [owned(request, http.state.owner) for request in requests]
     with service.engine.submit(requests) as generation:
         async with watched(http.receive, generation):
             vectors = await _vectors(generation)
