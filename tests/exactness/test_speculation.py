@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from quire import SamplingParams
+from quire.spec_decode.proposer import Draft, SpecSequence, StepView, TokenProposer
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.exactness.test_schedule import load, results
 
@@ -148,3 +149,47 @@ def test_a_model_that_drafts_for_itself_is_always_right(
             stats = llm.stats()
             drafted = stats.spec_draft_tokens - before.spec_draft_tokens
             assert stats.spec_accepted_tokens - before.spec_accepted_tokens >= drafted - 3 * params.n, params
+
+
+class Checking(TokenProposer):
+    """Proposes nothing, and compares the tokens of each sequence with those that it is known to have."""
+
+    def __init__(self, known: dict[tuple[int, int], list[int]]) -> None:
+        self._known = known
+        self.seen = 0
+
+    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        for seq, _ in asks:
+            whole = seq.request.tokens + self._known[seq.request.seed, seq.index]
+            assert seq.tokens.tolist() == whole[: len(seq.tokens)]
+            self.seen += 1
+        return [Draft() for _ in asks]
+
+
+@pytest.mark.parametrize("schedule", ["batched", "overlapped, preempted"])
+def test_tokens_are_known_after_steps_without_drafts(
+    schedule: str, tiny_model: Callable[..., str], plain: Callable[[str], list[Any]]
+) -> None:
+    """The part rests where looking for drafts takes long, and takes in later what it missed."""
+    llm = load(tiny_model, "llama-f32", speculative_config=PROPOSERS["ngram"], **SCHEDULES[schedule])
+    part = llm._core.core._executor.parts[-1]
+    known = {
+        (params.seed, output.index): list(output.token_ids)
+        for params, (_, outputs) in zip(EACH, plain("llama-f32"), strict=True)
+        if params.seed is not None
+        for output in outputs
+    }
+    part._proposer = checking = Checking(known)
+    asleep = part.controller.asleep
+    naps = []
+
+    def watched(num_seqs: int) -> bool:
+        naps.append(asleep(num_seqs))
+        return naps[-1]
+
+    part.controller.asleep = watched
+    part.controller.record_overhead = lambda seconds: None
+    part.controller._overhead = 4e-5  # rests for a few steps
+    assert results(llm, PROMPTS, EACH) == plain("llama-f32")
+    assert checking.seen > 5
+    assert any(naps)

@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from quire.spec_decode.costs import DraftCosts, StepCosts
+from quire.spec_decode.costs import NEW_SHARE, DraftCosts, StepCosts
 
 LONGEST_NAP = 128
 """Most steps for which nothing is planned after it turned out that drafts do not pay."""
 PROBE_TOKENS = 2
 PROBE_SHARE = 8
 """Of that many sequences one is drafted for to measure acceptance again."""
+LEAST_GAIN = 0.03
+"""Drafts must make tokens come faster by that share: less is within the error of what was measured."""
+MOST_OVERHEAD = 0.01
+"""Share of the time that looking for drafts may take while there are none."""
+EXPLORE = 1.25
+"""A step may have so many times the rows that were ever measured, and a few more."""
+FEW = 8
 REFRESH = 128
 """After so many steps with drafts comes one without: it measures what a step costs that has none."""
 
@@ -27,6 +34,7 @@ class Controller:
         self.adaptive = adaptive
         self.steps = StepCosts()
         self.drafting = DraftCosts()
+        self._overhead = 0.0  # seconds of looking for drafts and planning in one step
         self._nap = 0
         self._left = 0
         self._busy = 0
@@ -48,6 +56,10 @@ class Controller:
             return True
         return False
 
+    def record_overhead(self, seconds: float) -> None:
+        """Looking for drafts and planning took that long in one step."""
+        self._overhead += NEW_SHARE * (seconds - self._overhead) if self._overhead else seconds
+
     def plan(self, chances: Sequence[list[float]], num_seqs: int) -> list[int]:
         """How many tokens to draft for each sequence.
 
@@ -66,24 +78,27 @@ class Controller:
             self._left, self._num_seqs = self._nap, num_seqs
             if self._nap == LONGEST_NAP:
                 return self._probe(chances, num_seqs)
+        else:
+            rest = self._overhead / (MOST_OVERHEAD * self.steps.seconds(num_seqs))
+            self._left = max(self._left, min(LONGEST_NAP, int(rest)))
         return [0] * len(chances)
 
     def _best(self, chances: Sequence[list[float]], num_seqs: int) -> tuple[list[int], bool]:
-        tokens = [
+        tokens = sorted(
             (-probability, depth, number)
             for number, chance in enumerate(chances)
             for depth, probability in enumerate(chance)
-        ]
-        tokens.sort()
-        counts, depth, gain = [0] * len(chances), 0, 0.0
-        best, taken = num_seqs / self.steps.seconds(num_seqs), 0
+        )
+        most = max(int(EXPLORE * self.steps.most_rows), num_seqs + FEW) - num_seqs
+        del tokens[most:]
         stride = max(1, len(tokens) // 32)  # a coarse search is good enough where there are many
         gains = list(accumulate(-token[0] for token in tokens))
         depths = list(accumulate((token[1] + 1 for token in tokens), max))
+        counts, taken = [0] * len(chances), 0
+        best = (1 + LEAST_GAIN) * num_seqs / self.steps.seconds(num_seqs)
         for count in range(stride, len(tokens) + 1, stride):
-            gain, depth = gains[count - 1], depths[count - 1]
-            seconds = self.steps.seconds(num_seqs + count) + self.drafting.seconds(depth)
-            rate = (num_seqs + gain) / seconds
+            seconds = self.steps.seconds(num_seqs + count) + self.drafting.seconds(depths[count - 1])
+            rate = (num_seqs + gains[count - 1]) / (seconds + self._overhead)
             if rate > best:
                 best, taken = rate, count
         for _, _, number in tokens[:taken]:

@@ -35,7 +35,7 @@ class StepCosts:
             return 1.0
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
-            return times[at]
+            return max(times[at], times[at - 1] if at else 0.0)
         if at == 0:
             return times[0]
         if at == len(known):
@@ -46,9 +46,10 @@ class StepCosts:
         share = (rows - known[at - 1]) / (known[at] - known[at - 1])
         return times[at - 1] + share * max(0.0, times[at] - times[at - 1])
 
-    def known(self, rows: int) -> bool:
-        """Whether as many rows, or more, were ever measured."""
-        return bool(self._rows) and self._rows[-1] >= _bucket(rows)
+    @property
+    def most_rows(self) -> int:
+        """The most rows that were ever measured."""
+        return self._rows[-1] if self._rows else 0
 
 
 class DraftCosts:

@@ -8,7 +8,7 @@ POSITIONS = 8
 """Positions counted apart; later ones are taken to be like the last."""
 FADE = 0.9
 PRIOR_WEIGHT = 2.0
-START = 0.6
+START = 0.5
 
 
 @dataclass(slots=True)

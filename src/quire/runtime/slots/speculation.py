@@ -47,10 +47,13 @@ class SpeculationPart:
         self._count_allowed = count_allowed
         self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL)}
         self._seqs: dict[int, SpecSequence] = {}
+        self._looks_only = proposer is None or proposer.drafts_freely
+        self._late: list[dict[int, list[int]]] = []  # tokens of steps that were slept through, by slot
         self._step: StepLayout | None = None
         self._began = 0.0
 
     def set(self, new: NewSeq) -> None:
+        self._wake()
         request = new.request
         predicts = bool(request.prediction)
         if request.pooling is not None or not request.sampling.speculative_decoding:
@@ -66,6 +69,7 @@ class SpeculationPart:
             self._proposer.start(seq)
 
     def clear(self, slot: int) -> None:
+        self._wake()
         seq = self._seqs.pop(slot, None)
         if seq is None:
             return
@@ -81,16 +85,32 @@ class SpeculationPart:
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
         """Take in what was drawn, and add drafts to `output`."""
         step = self._step
-        if not self._seqs or step is None:
+        if step is None or (self._looks_only and not self._seqs):
             return
-        self._measure(step, time.perf_counter() - self._began)
+        num_seqs = len(output.tokens)
+        asleep = self.controller.asleep(num_seqs)
+        if asleep and self._looks_only and not any(seq.draft for seq in step.seqs):
+            self._late.append(output.tokens)
+            return
+        taken = time.perf_counter()
+        self._measure(step, taken - self._began)
+        self._wake()
         computed, drawing = self._take_tokens(step, output)
         view = self._view(step, rows)
-        if computed and self._proposer is not None:
+        if self._proposer is not None:
             self._proposer.observe(computed, view)
-        num_seqs = len(output.tokens)
-        if drawing and not self.controller.asleep(num_seqs):
-            self._draft(drawing, num_seqs, view, output)
+        if drawing and not asleep:
+            drafting = self._draft(drawing, num_seqs, view, output)
+            self.controller.record_overhead(time.perf_counter() - taken - drafting)
+
+    def _wake(self) -> None:
+        """Take in the tokens of steps that were slept through."""
+        for tokens in self._late:
+            for slot, new in tokens.items():
+                seq = self._seqs.get(slot)
+                if seq is not None:
+                    seq.tokens.extend(new)
+        self._late.clear()
 
     def _view(self, step: StepLayout, rows: StepRows) -> StepView:
         inputs = self._inputs
@@ -121,7 +141,8 @@ class SpeculationPart:
                 drawing.append(seq)
         return computed, drawing
 
-    def _draft(self, drawing: list[SpecSequence], num_seqs: int, view: StepView, output: StepOutput) -> None:
+    def _draft(self, drawing: list[SpecSequence], num_seqs: int, view: StepView, output: StepOutput) -> float:
+        """Add drafts to `output`. Returns the seconds in which a model made them."""
         predicted: list[Ask] = [
             (seq, min(MOST_PREDICTED, seq.room)) for seq in drawing if seq.request.prediction and seq.room > 0
         ]
@@ -139,7 +160,7 @@ class SpeculationPart:
             for (seq, _), draft in zip(asks, self._proposer.propose(asks, view), strict=True):
                 drafts[seq.slot] = draft
             asks = []
-        self._plan(drawing, drafts, asks, num_seqs, view, output)
+        return self._plan(drawing, drafts, asks, num_seqs, view, output)
 
     def _plan(
         self,
@@ -149,8 +170,8 @@ class SpeculationPart:
         num_seqs: int,
         view: StepView,
         output: StepOutput,
-    ) -> None:
-        """Cut drafts to what pays; have those made that cost time, as long as they pay."""
+    ) -> float:
+        """Cut drafts to what pays; have those made that cost time, as long as they pay. Returns that time."""
         limits = {seq.slot: count for seq, count in asks}
         chances = []
         for seq in drawing:
@@ -167,13 +188,16 @@ class SpeculationPart:
                 wanted.append((seq, count))
             elif count:
                 output.drafts[seq.slot] = drafts[seq.slot].tokens[:count]
-        if wanted and self._proposer is not None:
-            began = time.perf_counter()
-            for (seq, _), draft in zip(wanted, self._proposer.propose(wanted, view), strict=True):
-                self._obey_grammar(seq, draft)
-                if draft.tokens:
-                    output.drafts[seq.slot] = draft.tokens
-            self.controller.drafting.record(max(count for _, count in wanted), time.perf_counter() - began)
+        if not wanted or self._proposer is None:
+            return 0.0
+        began = time.perf_counter()
+        for (seq, _), draft in zip(wanted, self._proposer.propose(wanted, view), strict=True):
+            self._obey_grammar(seq, draft)
+            if draft.tokens:
+                output.drafts[seq.slot] = draft.tokens
+        seconds = time.perf_counter() - began
+        self.controller.drafting.record(max(count for _, count in wanted), seconds)
+        return seconds
 
     def _obey_grammar(self, seq: SpecSequence, draft: Draft) -> None:
         """Cut off what the sequence's grammar does not allow."""
