@@ -4,6 +4,10 @@ PYTHON ?= python3
 JOBS ?= 2
 MODEL ?=
 DATA ?= ../shared/data
+# `make fuzz MINUTES=60 SEED=2` fuzzes for an hour; ONLY=engines:17 repeats a case.
+MINUTES ?= 1
+SEED ?= 1
+ONLY ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +19,7 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test wheel lint test test-suite test-wheel eval-model clean
+.PHONY: run install install-test wheel lint test test-suite test-wheel fuzz eval-model clean
 
 run: install
 	$(BIN)/quire serve $(MODEL)
@@ -53,7 +57,7 @@ $(TEST)/installed: $(DIST)/built
 	$(TEST)/bin/pip install --quiet "quire[test] @ file://$$(echo $(CURDIR)/$(DIST)/quire-*.whl)"
 	touch $@
 
-test: lint test-wheel test-suite
+test: lint test-wheel test-suite fuzz
 
 lint: $(TEST)/installed
 	$(TEST)/bin/ruff check .
@@ -77,6 +81,22 @@ test-wheel: $(DIST)/built
 	cp -r pyproject.toml README.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout
 	cd $(CLEAN)/checkout && PATH=$(CURDIR)/$(CLEAN)/bin $(CURDIR)/$(CLEAN)/bin/python -m pytest \
 	  --numprocesses $(JOBS) $(END_TO_END)
+
+# Files, configs, tokenizers and engines are fuzzed with the native module built under GCC's sanitizers, which must be
+# loaded before anything else; without them, with the wheel's own module.
+FUZZ := build/fuzz
+PRELOAD := $(shell for lib in libasan.so libstdc++.so; do gcc -print-file-name=$$lib 2> /dev/null | grep /; done)
+
+$(FUZZ)/built: $(TEST)/installed $(NATIVE)
+	$(TEST)/bin/python -m pip install --quiet 'cmake>=3.20' ninja 'nanobind>=2.7'
+	PATH=$(CURDIR)/$(TEST)/bin:$$PATH cmake -S . -B $(FUZZ)/native -G Ninja -DCMAKE_BUILD_TYPE=None \
+	  -DQUIRE_SANITIZE=ON -DPython_EXECUTABLE=$(CURDIR)/$(TEST)/bin/python > /dev/null
+	PATH=$(CURDIR)/$(TEST)/bin:$$PATH cmake --build $(FUZZ)/native --parallel $(JOBS)
+	touch $@
+
+fuzz: $(if $(PRELOAD),$(FUZZ)/built,$(TEST)/installed)
+	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(TEST)/bin/python -m tests.fuzz \
+	  $(if $(PRELOAD),--native $(FUZZ)/native/_native.*.so) --minutes $(MINUTES) --seed $(SEED) --only "$(ONLY)"
 
 # Bits per byte of the shipped model on held-out stories, beside a public model's.
 eval-model: install-test

@@ -25,7 +25,7 @@ QUIRE_DECLARE(neon)
 
 namespace {
 
-#if defined(__x86_64__)
+#ifdef QUIRE_HAS_avx512_bf16
 // __builtin_cpu_supports also asks the operating system (xgetbv) whether it saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() {
@@ -45,7 +45,7 @@ bool has_quick_bf16() {
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
-#if defined(__x86_64__)
+#ifdef QUIRE_HAS_avx512_bf16
   __builtin_cpu_init();
   if (has_quick_bf16()) names.push_back("avx512_bf16");
   if (has_avx512_vnni()) names.push_back("avx512_vnni");

@@ -26,17 +26,32 @@ MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP
         ("hf_quant_config.json", MODELOPT, "modelopt"),
         ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
         ("quant_config.json", {"w_bit": 4, "version": "gemm"}, "awq"),
-        ("quantization_config.json", {"quant_method": "intel/auto-round"}, "intel/auto-round"),
+        ("quant_config.json", {"wbits": 4}, "squeezellm"),
+        ("quantization_config.json", {"quant_method": "intel/auto-round"}, "auto-round"),
     ],
 )
 def test_a_method_named_beside_the_config_is_not_overlooked(
     file: str, settings: dict[str, Any], method: str, tmp_path: Path
 ) -> None:
-    directory = write_checkpoint(tmp_path / "model")
-    inspect_model(directory)
-    (directory / file).write_text(json.dumps(settings))
-    with pytest.raises(ModelError, match=rf"{file}: quantized .* \({method}\)"):
+    (tmp_path / file).write_text(json.dumps(settings))
+    found = find_quantization({}, "config.json", tmp_path)
+    assert found is not None
+    assert found.method == method
+    assert found.reader()
+
+
+def test_a_method_without_a_reader_is_refused(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", quantization_config={"quant_method": "aqlm"})
+    with pytest.raises(ModelError, match=r"quantized .* \(aqlm\)"):
         inspect_model(directory)
+
+
+def test_floats_under_a_quantization_are_taken_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = write_checkpoint(tmp_path / "model", quantization_config={"quant_method": "fp8"})
+    inspect_model(directory)
+    assert "no quantized weight" in caplog.text
 
 
 def test_the_config_prevails_over_files_beside_it(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def cost_of(spec: ArchSpec, weights: DecoderWeights) -> Cost:
             for expert in layer.moe.experts[: moe.routing.num_experts]:
                 if expert is None:
                     continue
-                routed += [every.pop(id(expert.up)), every.pop(id(expert.down))]
+                found = [every.pop(id(matrix), None) for matrix in (expert.up, expert.down)]
+                routed += [matrix for matrix in found if matrix is not None]
     head = weights.head
     return Cost(
         dense_bytes=sum(matrix.nbytes for matrix in every.values()),

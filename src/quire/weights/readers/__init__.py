@@ -15,11 +15,37 @@ from typing import Any
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.readers.gptq import AWQCheckpoint, GPTQCheckpoint, auto_round_checkpoint
+from quire.weights.readers.libraries import hqq_checkpoint, torchao_checkpoint
 from quire.weights.readers.mxfp4 import MXFP4Checkpoint
+from quire.weights.readers.scaled import ScaledCheckpoint
+from quire.weights.readers.tables import bitsandbytes_checkpoint, squeezellm_checkpoint
 
 Reader = Callable[..., Checkpoint]  # (checkpoint, settings)
 
-READERS: Mapping[str, Reader] = {"mxfp4": MXFP4Checkpoint}
+READERS: Mapping[str, Reader] = {
+    "auto-round": auto_round_checkpoint,
+    "awq": AWQCheckpoint,
+    "bitsandbytes": bitsandbytes_checkpoint,
+    "compressed-tensors": ScaledCheckpoint,
+    "fbgemm_fp8": ScaledCheckpoint,
+    "fp8": ScaledCheckpoint,
+    "gptq": GPTQCheckpoint,
+    "hqq": hqq_checkpoint,
+    "modelopt": ScaledCheckpoint,
+    "mxfp4": MXFP4Checkpoint,
+    "mxfp8": ScaledCheckpoint,
+    "quark": ScaledCheckpoint,
+    "squeezellm": squeezellm_checkpoint,
+    "torchao": torchao_checkpoint,
+}
+# Other names of the same methods.
+ALIASES = {
+    "intel/auto-round": "auto-round",
+    "sparseml": "compressed-tensors",
+    "modelopt_fp4": "modelopt",
+    "modelopt_fp8": "modelopt",
+}
 KEYS = ("quantization_config", "compression_config")  # of config.json
 # Files beside a config.json that says nothing, and the method of one that does not name it.
 METHODS = {
@@ -66,5 +92,21 @@ def find_quantization(config: Mapping[str, Any], where: str, directory: Path | N
 def _described(settings: Any, where: str, method: str | None) -> Quantization:
     if not isinstance(settings, dict):
         raise ModelError(f"{where}: not a JSON object; quantized checkpoints are not supported without it")
-    named = settings.get("quant_method", method)
-    return Quantization(named if isinstance(named, str) else f"quant_method {named!r}", settings, where)
+    named = settings.get("quant_method") or _method_of(settings) or method
+    if not isinstance(named, str):
+        return Quantization(f"quant_method {named!r:.80}", settings, where)
+    return Quantization(ALIASES.get(named, named), settings, where)
+
+
+def _method_of(settings: Mapping[str, Any]) -> str | None:
+    """The method of settings that do not name it."""
+    producer = settings.get("producer")
+    if isinstance(producer, dict) and producer.get("name") == "modelopt":
+        return "modelopt"
+    if any(settings.get(key) for key in ("load_in_4bit", "_load_in_4bit", "load_in_8bit", "_load_in_8bit")):
+        return "bitsandbytes"
+    if "wbits" in settings:
+        return "squeezellm"
+    if "config_groups" in settings:
+        return "compressed-tensors"
+    return None

@@ -1,0 +1,106 @@
+"""Weights of integer codes with a scale, and perhaps a zero point, for each group of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from quire.errors import ModelError
+from quire.weights.layouts import AnyLayout, Int4, Int8
+from quire.weights.readers.fields import Fields
+from quire.weights.readers.module import Packed
+from quire.weights.tensor import Array, FloatArray, QuantTensor
+
+NATIVE_GROUPS = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """value = (code - zero) * scale: codes uint8 [O, K], scales float32 [O, G], zeros integers [O, G] or one for all.
+
+    `order` is the group of each column, or None if groups are runs of `size` columns.
+    """
+
+    codes: Array
+    scales: FloatArray
+    zeros: Array | int
+    size: int
+    order: Array | None = None
+
+    def spread(self, values: Array) -> Array:
+        """Values of groups [O, G] as values of columns [O, K]."""
+        columns = self.codes.shape[1]
+        if self.order is not None:
+            return values[:, self.order]
+        return np.repeat(values, self.size, axis=1)[:, :columns]
+
+    def dequantize(self) -> FloatArray:
+        codes = self.codes.astype(np.float32)
+        zeros = self.zeros if isinstance(self.zeros, int) else self.spread(self.zeros.astype(np.float32))
+        values: FloatArray = (codes - np.float32(zeros)) * self.spread(self.scales)
+        return values
+
+    def tensor(self, layout: AnyLayout) -> QuantTensor:
+        """The same in a layout; one of larger groups repeats the scales."""
+        if isinstance(layout, Int8):
+            return QuantTensor(layout, self.codes, self.scales)
+        assert isinstance(layout, Int4)
+        times = -(-self.codes.shape[1] // layout.group_size) // self.scales.shape[1]
+        scales = np.repeat(self.scales, max(1, times), axis=1)
+        if layout.symmetric:
+            return QuantTensor(layout, self.codes, scales)
+        zeros = np.repeat(np.broadcast_to(self.zeros, self.scales.shape), max(1, times), axis=1)
+        return QuantTensor(layout, self.codes, scales, scales * zeros.astype(np.float32))
+
+
+def packed_groups(
+    shape: tuple[int, int], bits: int, size: int, symmetric: bool, ordered: bool, read: Callable[[], Groups]
+) -> Packed:
+    """A weight that stays in codes if a layout holds it: up to 4 bits as int4, 8 bits with a scale per row as int8."""
+    layout: AnyLayout | None = None
+    columns = shape[1]
+    if not ordered and bits <= 4 and (group := _native_group(size, columns)):
+        layout = Int4(group, symmetric and bits == 4, "float32")
+    elif not ordered and bits == 8 and size >= columns and symmetric:
+        layout = Int8()
+    codes = None if layout is None else partial(_tensor, read, layout)
+    return Packed(shape, lambda: read().dequantize(), layout, codes)
+
+
+def _tensor(read: Callable[[], Groups], layout: AnyLayout) -> QuantTensor:
+    return read().tensor(layout)
+
+
+def _native_group(size: int, columns: int) -> int | None:
+    """The layout's group that holds groups of `size` columns: itself, or a part of a larger one."""
+    if size in NATIVE_GROUPS:
+        return size
+    whole = min(size, columns)
+    fits = [group for group in NATIVE_GROUPS if whole % group == 0 and columns % whole == 0]
+    return max(fits, default=None)
+
+
+def check_order(fields: Fields, suffix: str, groups: int) -> Array:
+    """The group of each column from a tensor, in range. Raises ModelError."""
+    order = fields.get(suffix)
+    if order.size and not (int(order.min()) >= 0 and int(order.max()) < groups):
+        raise fields.wrong(suffix, f"groups from 0 to {groups - 1}")
+    return order.astype(np.intp)
+
+
+def is_plain(order: Array, size: int) -> bool:
+    """Whether groups are runs of `size` columns."""
+    return bool((order == np.arange(len(order)) // size).all())
+
+
+def group_count(fields: Fields, suffix: str, columns: int, size: int, found: int) -> None:
+    """Refuse another number of groups than the columns make."""
+    if size < 1 or found != -(-columns // size):
+        raise fields.wrong(suffix, f"one for each group of {size} of {columns} columns")
+
+
+def refuse(where: str, what: str) -> ModelError:
+    return ModelError(f"{where}: {what}; use another version of the model")

@@ -1,0 +1,121 @@
+"""HQQ (Badri and Shaji 2023) and torchao, whose weights are objects of a library taken apart into tensors.
+
+Names of types in a file are compared with a list; nothing is imported or called for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.layouts import AnyLayout, Int8
+from quire.weights.readers.fields import FLOATS, I8, I32, I64, U8, Fields
+from quire.weights.readers.grouped import Groups, packed_groups
+from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.readers.scaled import FP8
+from quire.weights.tensor import Array, FloatArray, QuantTensor
+
+HQQ_USED = ("W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "packing")
+HQQ_IGNORED = ("channel_wise", "compute_dtype", "encoded_state_dict", "offload_meta", "optimize", "quant_scale",
+               "quant_zero", "round_zero", "stores_quant_config", "unpack_view_dtype", "view_as_float")  # fmt: skip
+TORCHAO_USED = ("_weight_qdata", "_weight_scale", "_weight_zero_point")
+
+
+def hqq_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
+    return ModuleCheckpoint(checkpoint, _hqq_module, HQQ_USED, HQQ_IGNORED)
+
+
+def _number(fields: Fields, suffix: str) -> int:
+    fields.check(suffix, (I32, I64), (), (1,))
+    return int(fields.get(suffix).reshape(())[()])
+
+
+def _hqq_module(fields: Fields) -> Packed:
+    fields.check("shape", (I64, I32), (2,))
+    rows, columns = (int(size) for size in fields.get("shape"))
+    bits, size, axis = (_number(fields, suffix) for suffix in ("nbits", "group_size", "axis"))
+    if bits not in (1, 2, 3, 4, 8) or axis not in (0, 1):
+        raise fields.wrong("nbits", "1, 2, 3, 4 or 8, with an axis of 0 or 1")
+    if min(rows, columns, size) < 1 or rows * columns > 1 << 40 or rows * columns % size:
+        raise fields.wrong("shape", f"a matrix of whole groups of {size}")
+    groups = rows * columns // size
+    height, width = (groups, size) if axis == 1 else (size, groups)
+    fields.check("W_q", (I32,) if bits == 3 else (U8,))
+    held = {1: -(-height // 8), 2: -(-height // 4), 3: -(-height // 10), 4: -(-height // 2), 8: height}[bits]
+    fields.check("W_q", (I32,) if bits == 3 else (U8,), (held, width))
+    wanted = (groups, 1) if axis == 1 else (1, groups)
+    fields.check("scale", FLOATS, wanted)
+    fields.check("zero", FLOATS, wanted)
+    return Packed((rows, columns), partial(_hqq_values, fields, bits, height, (rows, columns)))
+
+
+def _hqq_values(fields: Fields, bits: int, height: int, shape: tuple[int, int]) -> FloatArray:
+    """The rows of the codes lie in equal parts of a word, the first part in the highest bits."""
+    packed = fields.get("W_q")
+    each = 10 if bits == 3 else 8 // bits
+    shifts = np.arange(each - 1, -1, -1, dtype=packed.dtype) * packed.dtype.type(bits)
+    parts = packed[None] >> shifts[:, None, None] & packed.dtype.type((1 << bits) - 1)
+    codes = parts.reshape(-1, packed.shape[1])[:height].astype(np.float32)
+    values: FloatArray = (codes - fields.floats("zero")) * fields.floats("scale")
+    return values.reshape(shape)
+
+
+def torchao_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
+    return ModuleCheckpoint(checkpoint, _torchao_module, TORCHAO_USED)
+
+
+def _torchao_module(fields: Fields) -> Packed:
+    """Codes of the weight's own shape, signed or float8; scales by row or by group."""
+    fields.check("_weight_qdata", (I8, *FP8))
+    fields.check("_weight_scale", FLOATS)
+    shape, scales = fields.shape("_weight_qdata"), fields.shape("_weight_scale")
+    if len(shape) != 2 or len(scales) != 2 or scales[0] not in (1, shape[0]) or shape[1] % scales[1]:
+        raise fields.wrong("_weight_scale", f"one for each row, or group of a row, of {list(shape)}")
+    if "_weight_zero_point" in fields:
+        fields.check("_weight_zero_point", (I8,), scales)
+    rows, columns = shape
+    if not fields.is_of("_weight_qdata", I8):
+        return Packed(
+            (rows, columns), partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
+        )
+    zeros = "_weight_zero_point" in fields and bool(fields.get("_weight_zero_point").any())
+    layout: AnyLayout | None = Int8() if scales == (rows, 1) and not zeros else None
+    decode = partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
+    if layout is not None:
+        return Packed((rows, columns), decode, layout, partial(_torchao_int8, fields))
+    if scales[0] == rows and _are_four_bits(fields):
+        read = partial(_torchao_int4, fields, columns // scales[1])
+        return packed_groups((rows, columns), 4, columns // scales[1], not zeros, False, read)
+    return Packed((rows, columns), decode)
+
+
+def _are_four_bits(fields: Fields) -> bool:
+    codes = fields.get("_weight_qdata")
+    return prod(codes.shape) > 0 and int(codes.min()) >= -8 and int(codes.max()) <= 7
+
+
+def _torchao_groups(fields: Fields, widen: Callable[[Array], FloatArray]) -> FloatArray:
+    codes, scales = widen(fields.get("_weight_qdata")), fields.floats("_weight_scale")
+    size = codes.shape[1] // scales.shape[1]
+    if "_weight_zero_point" in fields:
+        codes = codes - fields.get("_weight_zero_point").astype(np.float32).repeat(size, 1)
+    values: FloatArray = codes * scales.repeat(size, 1)
+    return values
+
+
+def _torchao_int8(fields: Fields) -> QuantTensor:
+    codes = fields.get("_weight_qdata").view(np.uint8) ^ np.uint8(128)
+    return QuantTensor(Int8(), codes, fields.floats("_weight_scale"))
+
+
+def _torchao_int4(fields: Fields, size: int) -> Groups:
+    codes = (fields.get("_weight_qdata") + np.int8(8)).astype(np.uint8)
+    zeros: Array | int = 8
+    if "_weight_zero_point" in fields:
+        zeros = fields.get("_weight_zero_point").astype(np.int16) + 8
+    return Groups(codes, fields.floats("_weight_scale"), zeros, size)

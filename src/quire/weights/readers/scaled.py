@@ -1,0 +1,310 @@
+"""Weights that keep their shape, or hold two codes of 4 bits in a byte, beside a tensor of scales.
+
+compressed-tensors, FP8 as DeepSeek, Qwen, AutoFP8 and fbgemm write it, ModelOpt and Quark: the tensors of a module and
+their types tell its kind; the config gives bits and block sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.layouts import MXFP4, AnyLayout, Int8
+from quire.weights.layouts.mxfp4 import DOUBLED
+from quire.weights.readers.fields import (
+    E4M3,
+    E5M2,
+    E8M0,
+    FLOATS,
+    I8,
+    I32,
+    I64,
+    U8,
+    Fields,
+    nibbles,
+    num_words,
+    unpack,
+    unpack_padded,
+)
+from quire.weights.readers.grouped import Groups, check_order, is_plain, packed_groups, refuse
+from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.tensor import Array, FloatArray, QuantTensor
+
+USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
+        "weight_zero_point", "weight_shape", "weight_g_idx", "pre_quant_scale")  # fmt: skip
+# Scales of activations, which stay whole, and of caches, which are not held in FP8.
+IGNORED = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale", "k_scale",
+           "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")  # fmt: skip
+E2M1 = DOUBLED / np.float32(2)
+FP8 = (E4M3, E5M2)
+SPARSE = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
+
+
+class ScaledCheckpoint(ModuleCheckpoint):
+    """All of these formats. Raises ModelError, naming the field, for what a config asks for beyond them."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+        settings = _inner(settings)
+        _check(settings)
+        self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
+        self._blocks = _block_size(settings)
+        self._padded = _is_old(settings.get("version"))
+        super().__init__(checkpoint, self._find, USED, IGNORED)
+
+    def _find(self, fields: Fields) -> Packed | None:
+        if "weight_packed" in fields:
+            if fields.is_of("weight_packed", U8):
+                return _four_bits(fields, "weight_packed")
+            return _stream(fields, self._bits, self._padded)
+        scale = next((s for s in ("weight_scale", "weight_scale_inv") if s in fields), None)
+        if scale is None:
+            return None
+        if fields.is_of("weight", U8):
+            return _int4_pairs(fields) if fields.is_of(scale, *FLOATS) else _four_bits(fields, "weight")
+        if fields.is_of("weight", I8, *FP8):
+            return _whole(fields, scale, self._blocks)
+        return None if fields.is_of("weight", *FLOATS) else _unknown(fields)
+
+
+def _unknown(fields: Fields) -> Packed:
+    raise fields.wrong("weight", "int8, uint8 or float8 beside its scales")
+
+
+def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """hf_quant_config.json has its settings one level deeper."""
+    inner = settings.get("quantization")
+    return {**inner, **settings} if isinstance(inner, dict) else settings
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    where = "quantization_config"
+    for name in _values(settings, "format"):
+        if name in SPARSE:
+            raise refuse(where, f"format {name} is not read: sparse weights are not supported")
+    sparse = settings.get("sparsity_config")
+    if isinstance(sparse, dict) and sparse.get("format") not in (None, "dense"):
+        raise refuse(where, f"sparsity_config {sparse['format']!r:.80} is not supported")
+    if settings.get("transform_config"):
+        raise refuse(where, "transform_config asks for rotations of activations, which are not supported")
+    algorithm = settings.get("quant_algo")
+    if algorithm in ("NVFP4_SVD", "W4A8_AWQ"):
+        raise refuse(where, f"quant_algo {algorithm} is not supported")
+
+
+def _values(settings: Any, key: str) -> list[Any]:
+    """Every value under `key`, however deep."""
+    found, waiting = [], [settings]
+    for value in waiting:
+        if isinstance(value, dict):
+            if isinstance(value.get(key), (int, str)):
+                found.append(value[key])
+            waiting += value.values()
+    return found
+
+
+def _block_size(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of a block that shares a scale."""
+    waiting: list[Any] = [settings]
+    for value in waiting:
+        if not isinstance(value, dict):
+            continue
+        for key in ("weight_block_size", "block_structure"):
+            size = value.get(key)
+            if isinstance(size, str) and (match := re.fullmatch(r"(\d{1,6})x(\d{1,6})", size)):
+                size = [int(match[1]), int(match[2])]
+            if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
+                return size[0], size[1]
+        waiting += value.values()
+    return 128, 128
+
+
+def _is_old(version: object) -> bool:
+    """Whether compressed-tensors of this version pads each word of codes (up to 0.10)."""
+    match = re.match(r"0\.(\d+)", version) if isinstance(version, str) else None
+    return match is not None and int(match[1]) <= 10
+
+
+def _stream(fields: Fields, allowed: frozenset[Any], padded: bool) -> Packed:
+    """compressed-tensors' pack-quantized: words along K, codes with an offset of half their range."""
+    fields.check("weight_packed", (I32,))
+    fields.check("weight_scale", FLOATS)
+    fields.check("weight_shape", (I64, I32), (2,))
+    rows, columns = (int(size) for size in fields.get("weight_shape"))
+    found, scales = fields.shape("weight_packed"), fields.shape("weight_scale")
+    if len(found) != 2 or found[0] != rows or not 1 <= columns <= found[1] * 32:
+        raise fields.wrong("weight_packed", f"the codes of a weight {[rows, columns]}")
+    wide = {b for b in range(1, 9) if num_words(columns, b) == found[1]}
+    apart = {b for b in range(1, 9) if -(-columns // (32 // b)) == found[1]}
+    fits = (wide | apart) & allowed if allowed & (wide | apart) else wide | apart
+    if len(fits) != 1:
+        raise fields.wrong("weight_packed", f"codes of a weight {[rows, columns]} in some number of bits")
+    bits = fits.pop()
+    old = bits not in wide or (padded and bits in apart)
+    if len(scales) != 2 or scales[0] != rows or columns % scales[1]:
+        raise fields.wrong("weight_scale", f"one for each group of a weight {[rows, columns]}")
+    size = columns // scales[1]
+    if "weight_zero_point" in fields:
+        fields.check("weight_zero_point", (I32, I8))
+    ordered = False
+    if "weight_g_idx" in fields:
+        fields.check("weight_g_idx", (I32,), (columns,))
+        order = fields.get("weight_g_idx")
+        ordered = not (order == -1).all() and not is_plain(
+            check_order(fields, "weight_g_idx", scales[1]), size
+        )
+    symmetric = "weight_zero_point" not in fields
+    read = partial(_stream_groups, fields, bits, (rows, columns), size, ordered, old)
+    return packed_groups((rows, columns), bits, size, symmetric, ordered, read)
+
+
+def _stream_groups(
+    fields: Fields, bits: int, shape: tuple[int, int], size: int, ordered: bool, old: bool
+) -> Groups:
+    take = unpack_padded if old else unpack
+    codes, scales = take(fields.words("weight_packed"), bits, shape[1]), fields.floats("weight_scale")
+    zeros: Array | int = 1 << (bits - 1)
+    if fields.is_of("weight_zero_point", I8):
+        zeros = fields.get("weight_zero_point").astype(np.int16) + zeros
+    elif "weight_zero_point" in fields:
+        zeros = take(np.ascontiguousarray(fields.words("weight_zero_point").T), bits, shape[0]).T
+    if not isinstance(zeros, int) and zeros.shape != scales.shape:
+        raise fields.wrong("weight_zero_point", f"one for each of the scales {list(scales.shape)}")
+    order = check_order(fields, "weight_g_idx", scales.shape[1]) if ordered else None
+    return Groups(codes, scales, zeros, size, order)
+
+
+def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
+    """int8 or float8 codes of the weight's own shape; a scale for all, for rows, groups of columns, or blocks."""
+    shape = fields.shape("weight")
+    fields.check(scale, (*FLOATS, E8M0, U8))
+    if len(shape) != 2:
+        raise fields.wrong("weight", "a matrix")
+    rows, columns = shape
+    found = tuple(size for size in fields.shape(scale) if size != 1)
+    tiles = (-(-rows // blocks[0]), -(-columns // blocks[1]))
+    known = (), (rows,), tuple(size for size in tiles if size != 1)
+    by_group = (
+        len(fields.shape(scale)) == 2
+        and fields.shape(scale)[0] == rows
+        and columns % fields.shape(scale)[1] == 0
+    )
+    if found not in known and not by_group:
+        raise fields.wrong(
+            scale, f"one in all, one for each row, group or block of {list(blocks)} of {list(shape)}"
+        )
+    by_block = found not in ((), (rows,)) and not by_group
+    if "weight_zero_point" in fields:
+        fields.check("weight_zero_point", (I8,))
+    layout: AnyLayout | None = None
+    if fields.is_of("weight", I8) and found in ((), (rows,)) and not _has_zeros(fields):
+        layout = Int8()
+    decode = partial(_whole_values, fields, scale, blocks if by_block else None)
+    return Packed(
+        (rows, columns), decode, layout, None if layout is None else partial(_int8_tensor, fields, scale)
+    )
+
+
+def _has_zeros(fields: Fields) -> bool:
+    return "weight_zero_point" in fields and bool(fields.get("weight_zero_point").any())
+
+
+def _int8_tensor(fields: Fields, scale: str) -> QuantTensor:
+    codes = fields.get("weight").view(np.uint8) ^ np.uint8(128)
+    scales = np.broadcast_to(fields.floats(scale).reshape(-1, 1), (len(codes), 1))
+    return QuantTensor(Int8(), codes, np.ascontiguousarray(scales))
+
+
+def _whole_values(fields: Fields, scale: str, blocks: tuple[int, int] | None) -> FloatArray:
+    values = fields.get("weight").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise fields.wrong("weight", "finite: it holds NaN or infinity")
+    scales = fields.floats(scale)
+    if "weight_zero_point" in fields:
+        values = values - _spread(fields.get("weight_zero_point").astype(np.float32), values.shape, None)
+    product: FloatArray = values * _spread(scales, values.shape, blocks)
+    return _before(fields, product)
+
+
+def _before(fields: Fields, values: FloatArray) -> FloatArray:
+    """Times what activations are multiplied with before the product (ModelOpt's pre_quant_scale)."""
+    if "pre_quant_scale" not in fields:
+        return values
+    fields.check("pre_quant_scale", FLOATS, (values.shape[1],))
+    product: FloatArray = values * fields.floats("pre_quant_scale")
+    return product
+
+
+def _spread(scales: FloatArray, shape: tuple[int, ...], blocks: tuple[int, int] | None) -> FloatArray:
+    """Scales [O, K] of all values."""
+    rows, columns = shape
+    if blocks is not None:
+        tiles = scales.reshape(-(-rows // blocks[0]), -(-columns // blocks[1]))
+        spread: FloatArray = tiles.repeat(blocks[0], 0)[:rows].repeat(blocks[1], 1)[:, :columns]
+        return spread
+    if scales.size == 1:
+        return np.broadcast_to(scales.reshape(()), (rows, columns))
+    return scales.reshape(rows, -1).repeat(columns // (scales.size // rows), 1)
+
+
+def _four_bits(fields: Fields, suffix: str) -> Packed:
+    """E2M1 codes, two in a byte: MXFP4 has powers of two for 32 columns; NVFP4 has E4M3 for 16, and a scale of all."""
+    found = fields.shape(suffix)
+    if len(found) != 2:
+        raise fields.wrong(suffix, "a matrix")
+    shape = found[0], found[1] * 2
+    group = 16 if fields.is_of("weight_scale", E4M3) else 32
+    if shape[1] % group:
+        raise fields.wrong(suffix, f"of rows of whole groups of {group}")
+    scales = shape[0], shape[1] // group
+    if group == 32:
+        fields.check("weight_scale", (U8, E8M0), scales)
+        return Packed(
+            shape, partial(_mx_values, fields, suffix), MXFP4(), partial(_mx_tensor, fields, suffix)
+        )
+    fields.check("weight_scale", (E4M3,), scales)
+    outer = "weight_global_scale" if "weight_global_scale" in fields else "weight_scale_2"
+    fields.check(outer, FLOATS, (), (1,))
+    return Packed(shape, partial(_nv_values, fields, suffix, outer))
+
+
+def _mx_tensor(fields: Fields, suffix: str) -> QuantTensor:
+    return QuantTensor(MXFP4(), nibbles(fields.get(suffix)), fields.floats("weight_scale") / np.float32(2))
+
+
+def _mx_values(fields: Fields, suffix: str) -> FloatArray:
+    return _before(fields, _mx_tensor(fields, suffix).dequantize())
+
+
+def _nv_values(fields: Fields, suffix: str, outer: str) -> FloatArray:
+    """compressed-tensors' outer scale divides, ModelOpt's multiplies."""
+    by = fields.floats(outer).reshape(())
+    if outer == "weight_global_scale" and by == 0:
+        raise fields.wrong(outer, "greater than 0")
+    inner = fields.floats("weight_scale")
+    scales = inner / by if outer == "weight_global_scale" else inner * by
+    values: FloatArray = E2M1[nibbles(fields.get(suffix))] * scales.repeat(16, 1)
+    return _before(fields, values)
+
+
+def _int4_pairs(fields: Fields) -> Packed:
+    """ModelOpt's int4: rows 2 r and 2 r + 1 in the halves of a byte, in two's complement."""
+    fields.check("weight_scale", FLOATS)
+    found, scales = fields.shape("weight"), fields.shape("weight_scale")
+    if len(found) != 2 or len(scales) != 2 or scales[0] != 2 * found[0] or found[1] % scales[1]:
+        raise fields.wrong("weight_scale", f"one for each group of two weights in each byte of {list(found)}")
+    shape, size = (2 * found[0], found[1]), found[1] // scales[1]
+    read = partial(_pair_groups, fields, size)
+    if "pre_quant_scale" in fields:
+        return Packed(shape, lambda: _before(fields, read().dequantize()))
+    return packed_groups(shape, 4, size, True, False, read)
+
+
+def _pair_groups(fields: Fields, size: int) -> Groups:
+    packed = fields.get("weight")
+    pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=1).reshape(-1, packed.shape[1])
+    return Groups(pairs ^ np.uint8(8), fields.floats("weight_scale"), 8, size)

@@ -1,0 +1,149 @@
+"""Weights whose codes point into a table: bitsandbytes (NF4, FP4, and its int8) and SqueezeLLM.
+
+bitsandbytes (Dettmers et al. 2023, arXiv:2305.14314) counts blocks along the flattened weight. SqueezeLLM (Kim et al.
+2023, arXiv:2306.07629) has a table for each row, and outliers beside as a sparse matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.readers.fields import FLOATS, I8, I32, U8, Fields, num_words, unpack
+from quire.weights.readers.grouped import refuse
+from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.tensor import FloatArray
+
+STATE = "weight.quant_state.bitsandbytes__"
+BNB_USED = ("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
+            f"{STATE}nf4", f"{STATE}fp4", "SCB", "weight_format")  # fmt: skip
+MAX_STATE = 1 << 16  # bytes
+
+
+class BlockState(msgspec.Struct, frozen=True, kw_only=True):
+    """What bitsandbytes writes about a weight of 4 bits."""
+
+    shape: tuple[int, ...]
+    blocksize: int
+    nested_blocksize: int | None = None
+    nested_offset: float | None = None
+
+
+def bitsandbytes_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
+    return ModuleCheckpoint(checkpoint, _bitsandbytes_module, BNB_USED)
+
+
+def _bitsandbytes_module(fields: Fields) -> Packed | None:
+    if "SCB" in fields:
+        return _int8_module(fields)
+    state_name = next((f"{STATE}{kind}" for kind in ("nf4", "fp4") if f"{STATE}{kind}" in fields), None)
+    if state_name is None:
+        return None
+    fields.check(state_name, (U8,))
+    if len(fields.shape(state_name)) != 1 or fields.shape(state_name)[0] > MAX_STATE:
+        raise fields.wrong(state_name, "a short text")
+    try:
+        state = msgspec.json.decode(fields.get(state_name).tobytes(), type=BlockState)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise fields.wrong(state_name, f"JSON with shape and blocksize ({error})") from error
+    shape, size = state.shape, state.blocksize
+    if len(shape) != 2 or min(shape) < 1 or prod(shape) > 1 << 40 or not 1 <= size <= 1 << 16:
+        raise fields.wrong(state_name, f"of a matrix in blocks, not {list(shape)[:8]} in blocks of {size}")
+    count = prod(shape)
+    bytes_held = prod(fields.shape("weight")) * fields.dtype("weight").itemsize
+    if bytes_held != -(-count // 2):
+        raise fields.wrong("weight", f"{-(-count // 2)} bytes for {list(shape)}")
+    blocks = -(-count // size)
+    fields.check("weight.quant_map", FLOATS, (16,))
+    if "weight.nested_absmax" in fields:
+        nested = state.nested_blocksize
+        if nested is None or not 1 <= nested <= 1 << 16 or state.nested_offset is None:
+            raise fields.wrong(state_name, "with nested_blocksize and nested_offset")
+        fields.check("weight.absmax", (U8,), (blocks,))
+        fields.check("weight.nested_quant_map", FLOATS, (256,))
+        fields.check("weight.nested_absmax", FLOATS, (-(-blocks // nested),))
+    else:
+        fields.check("weight.absmax", FLOATS, (blocks,))
+    return Packed((shape[0], shape[1]), partial(_block_values, fields, state))
+
+
+def _block_values(fields: Fields, state: BlockState) -> FloatArray:
+    count = prod(state.shape)
+    packed = np.ascontiguousarray(fields.get("weight")).reshape(-1).view(np.uint8)
+    codes = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], axis=1).reshape(-1)[:count]
+    if "weight.nested_absmax" in fields:
+        assert state.nested_blocksize is not None
+        assert state.nested_offset is not None
+        inner = fields.floats("weight.nested_quant_map")[fields.get("weight.absmax")]
+        outer = fields.floats("weight.nested_absmax").repeat(state.nested_blocksize)[: len(inner)]
+        most = inner * outer + np.float32(state.nested_offset)
+    else:
+        most = fields.floats("weight.absmax")
+    values: FloatArray = fields.floats("weight.quant_map")[codes] * most.repeat(state.blocksize)[:count]
+    return values.reshape(state.shape)
+
+
+def _int8_module(fields: Fields) -> Packed:
+    fields.check("weight", (I8,))
+    shape = fields.shape("weight")
+    if len(shape) != 2:
+        raise fields.wrong("weight", "a matrix")
+    fields.check("SCB", FLOATS, (shape[0],))
+    if "weight_format" in fields:
+        fields.check("weight_format", (U8,), (), (1,))
+        if fields.get("weight_format").any():
+            raise fields.wrong("weight_format", "0: weights in rows, not in tiles of a GPU")
+    return Packed((shape[0], shape[1]), partial(_int8_values, fields))
+
+
+def _int8_values(fields: Fields) -> FloatArray:
+    codes = fields.get("weight").astype(np.float32)
+    values: FloatArray = codes * fields.floats("SCB")[:, None] / np.float32(127)
+    return values
+
+
+SQUEEZE_USED = ("qweight", "lookup_table", "rows", "cols", "vals", "full_rows", "full_row_indices")
+
+
+def squeezellm_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
+    bits = settings.get("wbits", settings.get("bits", settings.get("w_bit")))
+    if bits not in (3, 4):
+        raise refuse("quantization_config (squeezellm)", f"wbits = {bits!r:.80} is not read; 3 and 4 are")
+    return ModuleCheckpoint(checkpoint, partial(_squeezellm_module, int(bits)), SQUEEZE_USED, ("startrows",))
+
+
+def _squeezellm_module(bits: int, fields: Fields) -> Packed:
+    fields.check("lookup_table", FLOATS)
+    fields.check("qweight", (I32,))
+    if len(fields.shape("qweight")) != 2:
+        raise fields.wrong("qweight", "a matrix")
+    columns, rows = fields.shape("qweight")[0] * 32 // bits, fields.shape("qweight")[1]
+    fields.check("qweight", (I32,), (num_words(columns, bits), rows))
+    fields.check("lookup_table", FLOATS, (rows, 1 << bits))
+    if "full_rows" in fields:
+        raise refuse(fields.name("full_rows"), "dense rows beside the sparse matrix are not supported")
+    if "vals" in fields:
+        fields.check("rows", (I32,), (rows + 1,))
+        fields.check("vals", FLOATS)
+        fields.check("cols", (I32,), fields.shape("vals"))
+    return Packed((rows, columns), partial(_squeezellm_values, fields, bits))
+
+
+def _squeezellm_values(fields: Fields, bits: int) -> FloatArray:
+    words = np.ascontiguousarray(fields.words("qweight").T)
+    codes = unpack(words, bits, words.shape[1] * 32 // bits)
+    values: FloatArray = np.take_along_axis(fields.floats("lookup_table"), codes.astype(np.intp), axis=1)
+    if "vals" in fields:
+        starts, columns, extra = fields.get("rows"), fields.get("cols"), fields.floats("vals")
+        if starts[0] != 0 or starts[-1] != len(extra) or (np.diff(starts) < 0).any():
+            raise fields.wrong("rows", f"ascending from 0 to {len(extra)}")
+        if len(columns) and not (columns.min() >= 0 and columns.max() < values.shape[1]):
+            raise fields.wrong("cols", f"columns from 0 to {values.shape[1] - 1}")
+        np.add.at(values, (np.repeat(np.arange(len(values)), np.diff(starts)), columns), extra)
+    return values

@@ -1,0 +1,59 @@
+"""Checkpoints that the formats' own libraries wrote: each weight as its library decodes it, and the logits it gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.devices.cpu.backend import NativeBackend
+from quire.model.load import load_model
+from quire.weights.source import open_source
+from tests.model.tiny_models import Session
+
+DATA = Path(__file__).parents[3] / "shared/data/quantized"
+FOLDERS = sorted(
+    path for path in DATA.glob("*") if (path / "expected.npz").exists() and path.name[:6] != "float-"
+)
+OTHERS = ("prompt", "logits", "logits_act")
+
+pytestmark = pytest.mark.skipif(not FOLDERS, reason=f"no quantized checkpoints in {DATA}")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_weights_are_those_of_the_format_s_library(folder: Path) -> None:
+    expected = np.load(folder / "expected.npz")
+    checkpoint = open_source(folder).tensors()
+    names = set(checkpoint.names())
+    weights = [name for name in expected.files if name not in OTHERS]
+    assert weights
+    for name in weights:
+        assert name in names
+        right = expected[name]
+        if folder.name == "mxfp4-gpt-oss":  # transformers keeps these with inputs first
+            right = right.swapaxes(-1, -2)
+        got = checkpoint.get(name).astype(np.float32)
+        assert checkpoint.shape(name) == right.shape
+        # bitsandbytes multiplies by 1/127 where the format divides by 127.
+        np.testing.assert_allclose(got, right, rtol=2e-7 if folder.name == "bnb-int8" else 0, atol=0)
+        if checkpoint.layout(name) is not None:
+            rows = np.arange(right.size // right.shape[-1])[::-1]
+            held = checkpoint.quantized(name, rows).dequantize()
+            np.testing.assert_array_equal(held, got.reshape(-1, got.shape[-1])[rows])
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_model_gives_its_logits(folder: Path) -> None:
+    """In float32 as transformers computes them; codes that a layout holds give the same without being decoded."""
+    expected = np.load(folder / "expected.npz")
+    backend = NativeBackend(threads=2)
+    sizes: dict[str, Any] = {}
+    for dtype in ("float32", "auto"):
+        model = load_model(folder, backend, dtype)  # type: ignore[arg-type]
+        logits = Session(model, backend).feed(expected["prompt"].tolist())
+        exact = dtype == "float32" or model.dtype == "float32"
+        assert np.abs(logits - expected["logits"]).max() < (1e-4 if exact else 0.03)
+        sizes[dtype] = model.weight_bytes
+    assert sizes["auto"] <= sizes["float32"]
