@@ -66,7 +66,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             time.sleep(0.05)
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self, seconds: float = 15) -> int:

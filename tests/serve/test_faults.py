@@ -275,13 +275,21 @@ def test_a_second_signal_stops_at_once() -> None:
     with server.client as http:
         until(lambda: stats(http)["num_running"] == 1)
     server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGTERM)  # the same again, at once: counts once
     time.sleep(0.2)
     assert server.process.poll() is None
     begun = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGINT)
     assert server.wait() == 0
     assert time.monotonic() - begun < 10
     connection.close()
+
+
+def test_sighup_drains_too() -> None:
+    server = start()
+    server.process.send_signal(signal.SIGHUP)
+    assert server.wait() == 0
+    assert "SIGHUP: no new requests" in server.log
 
 
 def test_keys_guard_all_but_what_probes_ask(tmp_path: Path, official: Official) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
+from quire.serve.descriptors import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
 
 DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times",
@@ -180,7 +180,7 @@ class ServeOptions(DatasetOptions):
 def run(options: ServeOptions) -> None:
     if options.plot is not None:
         need_matplotlib()
-    _allow_many_connections()
+    raise_descriptor_limit()
     results = uvloop.run(_measure_all(options))
     if options.save_result or options.append_result:
         _save(options, results)
@@ -449,12 +449,6 @@ def _json_object(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError("--extra-body must be a JSON object")
     return value
-
-
-def _allow_many_connections() -> None:
-    """Raise the soft limit on open files to the hard one: each stream is a file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 COMMAND = Command(run, ServeOptions, engine=False)

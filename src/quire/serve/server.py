@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
 import os
@@ -27,6 +28,8 @@ from quire.config import EngineConfig
 from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError
 from quire.serve import banner
+from quire.serve.connection import Connection, Room
+from quire.serve.descriptors import raise_descriptor_limit
 from quire.serve.options import ServerConfig
 from quire.serve.service import Service
 from quire.serve.stream import Direct
@@ -44,14 +47,16 @@ BACKLOG = 2048
 UNKNOWN = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
 # Seconds to send the last answers after all requests have ended.
 FLUSH_SECONDS = 5
+# The same signal again within this many seconds is the same wish: `docker stop` and shells may send it twice.
+SAME_SIGNAL_SECONDS = 1.0
 
 
 def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> int:
     """Serve until a signal; returns the exit status, 1 if the engine died for good.
 
-    `maker` names the module that makes the engine. SIGTERM or SIGINT: new requests are refused and running ones
-    have `shutdown_timeout` seconds to finish; a second signal aborts them. Raises ConfigError and ModelError if the
-    server cannot start.
+    `maker` names the module that makes the engine. SIGTERM, SIGINT or SIGHUP: new requests are refused and running
+    ones have `shutdown_timeout` seconds to finish; a second signal aborts them. Raises ConfigError and ModelError if
+    the server cannot start.
     """
     if config.check:
         print(check(engine_config, config, maker))
@@ -186,6 +191,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 Direct(app),
+                http=functools.partial(Connection, room=Room(raise_descriptor_limit())),  # type: ignore[arg-type]
                 proxy_headers=False,
                 ws="none",
                 loop="none",
@@ -205,13 +211,14 @@ class _Server(uvicorn.Server):
         self._listener = listener
         self._clock = clock
         self._drain: asyncio.Task[None] | None = None
+        self._last_signal = (0, 0.0)  # number and time
         self._failed = False
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Replaces uvicorn's: the first signal drains, the second stops at once."""
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
@@ -238,6 +245,10 @@ class _Server(uvicorn.Server):
 
     def _on_signal(self, number: int) -> None:
         service = self._service
+        (last, at), now = self._last_signal, time.monotonic()
+        self._last_signal = (number, now)
+        if number == last and now - at < SAME_SIGNAL_SECONDS:
+            return
         if self._drain is None:
             service.draining = True
             seconds = service.config.shutdown_timeout
@@ -249,7 +260,7 @@ class _Server(uvicorn.Server):
             )
             self._drain = asyncio.get_running_loop().create_task(self._finish(seconds))
         else:
-            log.warning("%s again: stopping now", signal.Signals(number).name)
+            log.warning("%s: stopping now", signal.Signals(number).name)
             self._end_all()
             self.force_exit = True
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from quire.client.client import AsyncEngine
@@ -26,6 +27,7 @@ from quire.serve.fields.shapes import Fields
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
+from quire.serve.stream import Disconnected
 from quire.serve.tools import Formats, Offer, offer_of
 from quire.types import Request
 
@@ -187,9 +189,12 @@ def owned(request: Request, owner: str) -> Request:
 async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:
     parts: list[bytes] = []
     size = 0
-    async for part in http.stream():
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
+    try:
+        async for part in http.stream():
+            size += len(part)
+            if size > limit:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect:
+        raise Disconnected("the client disconnected") from None
     return b"".join(parts)
