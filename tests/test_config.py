@@ -24,7 +24,6 @@ def test_flat_options_find_their_sections() -> None:
         ({"dtype": "float8"}, "--dtype must be one of auto"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"),
         ({"scheduling_policy": "lifo"}, "--scheduling-policy must be one of fcfs, priority"),
-        ({"trust_remote_code": True}, "never runs code"),
         ({"kv_cache_memory_bytes": -1}, "--kv-cache-memory-bytes"),
     ],
 )

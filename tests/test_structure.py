@@ -19,10 +19,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"errors", "lazy"},
     {"files"},
-    {"params", "types", "radix"},
+    {"params", "types", "radix", "logits_processor"},
     {"weights.types"},
     {"devices"},
     {"config"},
+    {"flags"},
     {"sched", "text", "grammar"},
     {"weights"},
     {"model"},
@@ -39,9 +40,9 @@ LEVELS = [
 WEIGHT_TYPES = {"tensor", "layouts", "schemes"}
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts of one level that may know each other, one way.
-ALLOWED = {("config", "errors"), ("types", "params"), ("commands", "bench")}
+ALLOWED = {("logits_processor", "params"), ("config", "errors"), ("types", "params"), ("commands", "bench")}
 # The only modules of devices/ that other parts import: no backend is named outside.
-DEVICE_NEUTRAL = {"protocol", "registry", "sampling", "host"}
+DEVICE_NEUTRAL = {"protocol", "registry", "sampling", "host", "processed"}
 ISAS = set(get_args(Isa)) - {"auto"}
 # Optional extras and name-on-demand imports, in one place each.
 INNER_IMPORTS: set[str] = set()

@@ -6,14 +6,41 @@ import importlib
 from typing import Any
 
 from quire.errors import QuireError, RequestError
-from quire.params import SamplingParams, StructuredOutputsParams
+from quire.params import OutputKind as RequestOutputKind
+from quire.params import PoolingParams, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "QuireError", "RequestError", "SamplingParams", "StructuredOutputsParams", "__version__"]
+# Names whose modules bring numpy, the kernels or more: loaded when first asked for.
+_LATER = {
+    "LLM": "quire.llm.llm",
+    "AsyncLLM": "quire.llm.async_llm",
+    "EngineArgs": "quire.llm.engine_args",
+    "AsyncEngineArgs": "quire.llm.engine_args",
+    "RequestOutput": "quire.client.outputs",
+    "CompletionOutput": "quire.client.outputs",
+    "LogitsProcessor": "quire.logits_processor",
+    "AdapterLogitsProcessor": "quire.logits_processor",
+}
+__all__ = [
+    "LLM",
+    "AdapterLogitsProcessor",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "LogitsProcessor",
+    "PoolingParams",
+    "QuireError",
+    "RequestError",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `LLM`, with numpy and the kernels, when it is first asked for."""
-    if name == "LLM":
-        return importlib.import_module("quire.llm").LLM
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

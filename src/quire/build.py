@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend
-from quire.engine.start import make_backend, model_directory, quantized_weights
+from quire.engine.start import make_backend, model_directory, quantized_weights, reading_of
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer
@@ -46,7 +46,7 @@ def build_engine(config: EngineConfig, output: Path, limits: EngineLimits) -> Ma
         backend,
         config.model.dtype,
         quantized_weights(config.model),
-        architecture=config.model.architecture,
+        reading=reading_of(config.model),
     )
     if model.info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not built")

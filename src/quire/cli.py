@@ -10,12 +10,16 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn
 
 from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import QuireError
+from quire.flags.arguments import add_foreign, add_options, rewritten
+from quire.flags.foreign import take_foreign
+
+log = logging.getLogger("quire")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ def _overview(args: list[str]) -> None:
 def _run(name: str, entry: Entry, args: list[str]) -> None:
     """Load a command's module, read its options from `args`, and call it."""
     command: Command = importlib.import_module(entry.module).COMMAND
+    args = rewritten(args)
     everything = "--help-all" in args
     places = "".join(f" [{argument}]" for argument in command.arguments)
     parser = Parser(
@@ -141,12 +146,13 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
     parser.add_argument("--help-all", action="help", help="show every option and exit")
     own_options = parser.add_argument_group("options of this command")
     show_own = everything or not any(f.metadata["common"] for f in fields(command.options))
-    hidden = _add_options(own_options, command.options, command.arguments, show_own)
+    hidden = add_options(own_options, command.options, command.arguments, show_own)
     if command.engine:
         for section, options in SECTIONS.items():
             section_options = parser.add_argument_group(f"{section} options")
-            hidden += _add_options(section_options, options, command.arguments, everything)
-        hidden += _add_options(parser, EngineConfig, (), everything, only=("seed",))
+            hidden += add_options(section_options, options, command.arguments, everything)
+        hidden += add_options(parser, EngineConfig, (), everything, only=("seed",))
+        add_foreign(parser)
     if command.read_config is not None:
         parser.add_argument("--config", help="YAML file of options; flags override it")
         known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
@@ -157,6 +163,10 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
     values = vars(parser.parse_args(args))
     if command.read_config is not None:
         del values["config"]
+    _choose_model(parser, values)
+    if command.engine:
+        for notice in take_foreign(values):
+            log.warning("%s", notice)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
     if command.engine:
@@ -165,63 +175,13 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
         command.run(own)
 
 
-def _add_options(
-    group: argparse._ActionsContainer,
-    options: type,
-    arguments: tuple[str, ...],
-    everything: bool,
-    only: tuple[str, ...] = (),
-) -> int:
-    """Add a flag for each field of the dataclass `options`, and a positional for each of those in `arguments`.
-
-    Unless `everything`, help shows only the fields marked as common. Returns how many it hides.
-    """
-    hints = get_type_hints(options)
-    hidden = 0
-    for f in fields(options):
-        if only and f.name not in only:
-            continue
-        default = None if f.default is MISSING else f.default
-        shown = "" if default in (None, "", ()) else f" (default: {default})"
-        settings: dict[str, Any] = {"help": f.metadata["help"] + shown, "default": default}
-        if not everything and not f.metadata["common"]:
-            settings["help"] = argparse.SUPPRESS
-            hidden += 1
-        settings.update(_reading(hints[f.name]))
-        if f.name in arguments:
-            group.add_argument(f.name, nargs="?", **{**settings, "metavar": f.name})
-        else:
-            flags = [f.metadata["short"]] if f.metadata["short"] else []
-            group.add_argument(*flags, f"--{f.name.replace('_', '-')}", **settings)
-    return hidden
-
-
-def _reading(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of a field's type."""
-    plain = [part for part in get_args(hint) if part is not type(None)]
-    if get_origin(hint) is Literal:
-        return {"choices": plain}
-    if get_origin(hint) is tuple:
-        return {"action": Repeated, "metavar": "VALUE"}
-    if type(None) in get_args(hint):
-        return _reading(plain[0])
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    return {"type": hint, "metavar": hint.__name__.upper()}
-
-
-class Repeated(argparse.Action):
-    """Collects a repeatable flag; the first one given replaces the default."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
-        seen = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [*(seen if isinstance(seen, list) else ()), values])
+def _choose_model(parser: Parser, values: dict[str, Any]) -> None:
+    """The model by position or by --model, not both."""
+    flag = values.pop("model_flag", None)
+    if flag is not None:
+        if values["model"] not in ("", flag):
+            parser.error(f"the model is given twice, as {values['model']!r} and as --model {flag!r}")
+        values["model"] = flag
 
 
 if __name__ == "__main__":

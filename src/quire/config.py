@@ -7,22 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
+from quire.params import SamplingParams
+from quire.types import Pooling
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "int8", "int8wo", "int4", "int4wo"]
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 ModelImpl = Literal["auto", "quire", "transformers"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 SpecMethod = Literal[
     "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash"
 ]
+
+TokenizerMode = Literal["auto"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+_TOKENIZER_MODES = dict.fromkeys(("hf", "slow", "fast"), "auto")
+_LOAD_FORMATS = dict.fromkeys(
+    ("hf", "pt", "mmap", "npcache", "gguf", "fastsafetensors", "instanttensor", "runai_streamer"), "auto"
+)
 
 
 def option(
@@ -33,12 +44,13 @@ def option(
     high: float | None = None,
     short: str | None = None,
     common: bool = False,
+    aliases: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A dataclass field with its help text, numeric range (inclusive) and one-letter flag.
+    """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
 
     `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own.
     """
-    metadata = {"help": help, "low": low, "high": high, "short": short, "common": common}
+    metadata = {"help": help, "low": low, "high": high, "short": short, "common": common, "aliases": aliases}
     return field(default=default, metadata=metadata)
 
 
@@ -71,9 +83,32 @@ class ModelConfig:
     tokenizer: str | None = option(
         None, "Directory, GGUF file or id of the tokenizer, if it is not the model's own."
     )
+    tokenizer_mode: TokenizerMode = option(
+        "auto", "The tokenizer is read from tokenizer.json or its older forms.", aliases=_TOKENIZER_MODES
+    )
+    tokenizer_revision: str | None = option(None, "Branch, tag or commit of --tokenizer on the hub.")
+    skip_tokenizer_init: bool = option(False, "Load no tokenizer: prompts and outputs are token ids.")
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
+    hf_token: str | None = option(None, "Token for gated models on the hub.")
     download_dir: str | None = option(None, "Directory for downloaded models.")
-    dtype: Dtype = option("auto", "Type of the weights in memory; auto takes the checkpoint's.", common=True)
+    load_format: LoadFormat = option(
+        "auto",
+        "auto, safetensors, or dummy: random weights from the config alone, to measure speed.",
+        aliases=_LOAD_FORMATS,
+    )
+    hf_overrides: str | dict[str, Any] | None = option(
+        None, "JSON that replaces keys of config.json, such as '{\"rope_theta\": 1e6}'."
+    )
+    rope_scaling: str | dict[str, Any] | None = option(
+        None, 'JSON that replaces the rope scaling, such as \'{"rope_type": "yarn", "factor": 4.0}\'.'
+    )
+    rope_theta: float | None = option(None, "Base of the rotary embedding, in place of the config's.", low=1)
+    dtype: Dtype = option(
+        "auto",
+        "Type of the weights in memory; auto takes the checkpoint's. float32 holds float16 exactly.",
+        common=True,
+        aliases={"half": "float32", "float16": "float32", "float": "float32"},
+    )
     quantization: Quantization = option(
         "auto",
         "Quantize weights: int8 or int4 (activations to int8 too), int8wo or int4wo (weights only); "
@@ -92,22 +127,74 @@ class ModelConfig:
     architecture: str | None = option(
         None, "Load the model as this class or model_type (for example llama), whatever its config names."
     )
-    max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1, common=True)
+    pooler_config: str | dict[str, Any] | None = option(
+        None, 'JSON that says how vectors are pooled, such as \'{"pooling_type": "MEAN"}\'.'
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt plus output, in tokens; auto is the model's.",
+        low=1,
+        common=True,
+        aliases={"auto": None, "-1": None},
+    )
+    disable_sliding_window: bool = option(False, "Limit --max-model-len to the sliding window.")
     chat_template: str | None = option(
         None, "File with a Jinja chat template, or the template itself.", common=True
     )
     generation_config: str = option(
         "auto", "Source of default sampling parameters: auto (the model's), vllm, or a directory."
     )
+    override_generation_config: str | dict[str, Any] | None = option(
+        None, "JSON of default sampling parameters, such as '{\"temperature\": 0.5}'."
+    )
     max_logprobs: int = option(
         20, "Most log-probabilities per token that a request may ask for; -1 for all.", low=-1
     )
-    trust_remote_code: bool = option(False, "Refused: Quire never runs code from a checkpoint.")
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "Values reported as log-probabilities: before or after penalties, temperature and truncation.",
+    )
+    logits_processors: tuple[str, ...] = option(
+        (), "Python class (module:Class) that changes logits before sampling; repeat for several."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.trust_remote_code:
-            raise ConfigError("--trust-remote-code is refused: Quire never runs code that comes with a model")
+        _ = self.config_changes, self.generation_changes, self.pooling
+
+    @property
+    def config_changes(self) -> dict[str, Any]:
+        """Keys of config.json that options replace. ConfigError: they are no JSON or disagree."""
+        changes = json_object("--hf-overrides", self.hf_overrides)
+        scaling = json_object("--rope-scaling", self.rope_scaling)
+        if scaling:
+            changes = _joined(changes, "--rope-scaling", "rope_scaling", scaling)
+        if self.rope_theta is not None:
+            changes = _joined(changes, "--rope-theta", "rope_theta", self.rope_theta)
+        return changes
+
+    @property
+    def generation_changes(self) -> dict[str, Any]:
+        """Default sampling parameters that options give. ConfigError: one is unknown or wrong."""
+        changes = json_object("--override-generation-config", self.override_generation_config)
+        if "max_new_tokens" in changes:
+            changes["max_tokens"] = changes.pop("max_new_tokens")
+        try:
+            SamplingParams(**changes)
+        except (TypeError, RequestError) as error:
+            raise ConfigError(f"--override-generation-config: {error}") from error
+        return changes
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How vectors are pooled, if options say so. ConfigError: a key or value is not supported."""
+        keys = json_object("--pooler-config", self.pooler_config)
+        kind = keys.pop("pooling_type", None) or keys.pop("seq_pooling_type", None)
+        unknown = [key for key, value in keys.items() if value is not None]
+        if unknown or str(kind).lower() not in ("none", "auto", "mean", "last", "cls"):
+            what = unknown[0] if unknown else f"pooling_type {kind!r}"
+            raise ConfigError(f"--pooler-config: {what} is not supported: pooling_type is MEAN, LAST or CLS")
+        return cast("Pooling | None", None if kind is None or kind == "auto" else str(kind).lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +231,7 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = option(
         "fcfs", "Order of waiting requests: fcfs, or priority (lower first)."
     )
+    stream_interval: int = option(1, "Tokens per update of a stream; the first comes at once.", low=1)
     async_scheduling: bool = option(
         False, "Schedule the next step while one is being computed; results are the same."
     )
@@ -163,9 +251,19 @@ class DeviceConfig:
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
     isa: Isa = option("auto", "Instruction set of the kernels; auto takes the fastest that the CPU has.")
+    profiler_config: str | dict[str, Any] | None = option(
+        None, 'JSON such as \'{"torch_profiler_dir": "DIR"}\': where /start_profile writes traces of steps.'
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        _ = self.trace_directory
+
+    @property
+    def trace_directory(self) -> Path:
+        """Where traces are written; by default the working directory."""
+        keys = json_object("--profiler-config", self.profiler_config)
+        return Path(str(keys.get("torch_profiler_dir") or ".")).expanduser()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +343,7 @@ class SpeculationConfig:
     @property
     def options(self) -> SpeculativeOptions | None:
         """What all the options ask for together; None: no speculation. ConfigError: they are wrong or disagree."""
-        given = _json_object("--speculative-config", self.speculative_config)
+        given = json_object("--speculative-config", self.speculative_config)
         model = self.speculative_model
         if model == "[ngram]":
             given, model = _joined(given, "--speculative-model", "method", "ngram"), None
@@ -274,7 +372,14 @@ class SpeculationConfig:
 MTP_ALIASES = tuple(f"{family}_mtp" for family in ("deepseek", "qwen3_next", "glm4_moe", "mimo", "ernie"))
 
 
-def _json_object(flag: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
+def _settled(aliases: Mapping[str, Any], value: Any) -> Any:
+    """A value by its own name here; a list as a tuple."""
+    if isinstance(value, list):
+        return tuple(value)
+    return aliases.get(str(value), value) if isinstance(value, (str, int)) else value
+
+
+def json_object(flag: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """`value` as a map of options; text is JSON."""
     if isinstance(value, str):
         try:
@@ -317,8 +422,9 @@ class EngineConfig:
         if "seed" in options:
             taken["seed"] = int(options.pop("seed") or 0)
         for name, section in SECTIONS.items():
-            names = {f.name for f in fields(section)}
-            taken[name] = section(**{k: options.pop(k) for k in list(options) if k in names})
+            known = {f.name: f.metadata["aliases"] or {} for f in fields(section)}
+            given = {k: options.pop(k) for k in list(options) if k in known}
+            taken[name] = section(**{k: _settled(known[k], value) for k, value in given.items()})
         if options:
             raise ConfigError(f"unknown option: {', '.join(sorted(options))}")
         return cls(**taken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -26,6 +27,13 @@ class OutputKind(str, enum.Enum):
     CUMULATIVE = "cumulative"
     DELTA = "delta"
     FINAL_ONLY = "final_only"
+
+
+ABSENT = {
+    "watermarking": "Quire does not watermark its output",
+    "routed_experts_prompt_start": "Quire does not report which experts a token used",
+    "trace_decode_token_ids": "Quire does not replay traces",
+}
 
 
 def _refuse(param: str, value: object, must: str) -> RequestError:
@@ -153,12 +161,18 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
             raise RequestError(message, f"{where}.min_count")
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are sampled and when a request ends. Names and defaults are vLLM's.
+class SamplingParams(msgspec.Struct, omit_defaults=True):
+    """How tokens are sampled and when a request ends. Names, order and defaults are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` -1 returns the whole vocabulary.
     `max_tokens` None means up to the model's length. With `seed` s, sample i of n equals the sample of a request
-    with n = 1 and seed s + i.
+    with n = 1 and seed s + i; -1 is no seed.
+
+    `logprob_token_ids` adds the log-probabilities of these tokens at each place, `prompt_logprob_token_ids` the same in
+    the prompt; `prompt_logprob_start` is the first position of the prompt to score. `stream_interval` n reports every n
+    tokens. `skip_reading_prefix_cache` computes the whole prompt anew. `extra_args` is for logits processors.
+    `logits_processors` are functions of (output token ids, row of logits), or of (prompt token ids, output token ids,
+    row), that return the row to sample from; `LLM` alone takes them.
 
     `prediction` is text or tokens that the output may follow: what it does follow is computed many tokens at a time.
     Neither it nor `speculative_decoding` (false: draft nothing for this request) changes the output.
@@ -169,30 +183,61 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     temperature: float = 1.0
+    watermarking: Any = None
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
     stop: str | Seq[str] | None = ()
     stop_token_ids: Seq[int] | None = ()
-    bad_words: Seq[str] | None = ()
-    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: Seq[int] | None = None
+    prompt_logprob_token_ids: Seq[int] | None = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: Seq[int] | None = None
+    flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     output_kind: OutputKind = OutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    skip_clone: bool = False
     structured_outputs: StructuredOutputsParams | None = None
-    prediction: str | Seq[int] | None = None
-    speculative_decoding: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Seq[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: Seq[str] | None = ()
+    skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    routed_experts_prompt_start: int | None = None
+    trace_decode_token_ids: Any = None
+    prediction: str | Seq[int] | None = None
+    speculative_decoding: bool = True
+    logits_processors: Any = None
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Parameters where None means the default. Token ids in `logit_bias` may be text, biases are clamped."""
+        if given.get("logit_bias"):
+            given["logit_bias"] = {
+                int(token): min(100.0, max(-100.0, float(bias)))
+                for token, bias in given["logit_bias"].items()
+            }
+        unset = {name for name, value in given.items() if value is None and name != "max_tokens"}
+        return cls(**{name: value for name, value in given.items() if name not in unset})
+
+    def clone(self) -> SamplingParams:
+        """A checked copy that shares nothing mutable with this one."""
+        copies = {
+            "logit_bias": self.logit_bias and dict(self.logit_bias),
+            "extra_args": deepcopy(self.extra_args),
+        }
+        return msgspec.structs.replace(self, **copies)
 
     def __post_init__(self) -> None:
         put = msgspec.structs.force_setattr
@@ -203,6 +248,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             put(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise _refuse("allowed_token_ids", [], "None or a list of at least one token id")
+        for name in ("logprob_token_ids", "prompt_logprob_token_ids"):
+            value = getattr(self, name)
+            if value is not None:
+                put(self, name, _token_ids(name, value) or None)
         if self.prediction is not None and not isinstance(self.prediction, str):
             put(self, "prediction", _token_ids("prediction", self.prediction))
         if self.thinking_token_budget == -1:
@@ -211,6 +260,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             put(self, "repetition_detection", RepetitionDetectionParams(**self.repetition_detection))
         if self.top_k == -1:
             put(self, "top_k", 0)
+        if self.seed == -1:
+            put(self, "seed", None)
         kinds = [kind.value for kind in OutputKind]
         if self.output_kind not in kinds:
             raise _refuse("output_kind", self.output_kind, f"one of {', '.join(kinds)}")
@@ -238,12 +289,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_int(self, name, -1, "an integer >= 0, -1 for the whole vocabulary, or None")
         if self.thinking_token_budget is not None:
             _check_int(self, "thinking_token_budget", 0, "an integer >= 0, or None or -1 for no bound")
+        if self.prompt_logprob_start is not None:
+            _check_int(self, "prompt_logprob_start", 0, "an integer >= 0, or None")
+        if self.stream_interval is not None:
+            _check_int(self, "stream_interval", 1, "an integer >= 1, or None")
+        self._check_extras()
         for name in (
             "include_stop_str_in_output",
             "ignore_eos",
             "detokenize",
             "skip_special_tokens",
             "speculative_decoding",
+            "flat_logprobs",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "true or false")
@@ -257,6 +314,58 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not -100.0 <= bias <= 100.0:
                 raise _refuse("logit_bias", {token: bias}, "a map to numbers in [-100, 100]")
 
+    def _check_extras(self) -> None:
+        for name, why in ABSENT.items():
+            if getattr(self, name) not in (None, False):
+                raise RequestError(f"{name} is not supported: {why}", name)
+        if self.extra_args is not None and not isinstance(self.extra_args, dict):
+            raise _refuse("extra_args", self.extra_args, "a map from name to value")
+        functions = self.logits_processors
+        if functions is not None:
+            if not isinstance(functions, (list, tuple)) or not all(map(callable, functions)):
+                raise _refuse("logits_processors", functions, "a list of functions")
+            msgspec.structs.force_setattr(self, "logits_processors", tuple(functions) or None)
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None or self.logprob_token_ids is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
+
+class PoolingParams(msgspec.Struct, omit_defaults=True):
+    """How a vector is made. Names and order are vLLM's.
+
+    `use_activation` false leaves out the last step: scaling of an embedding to length 1, or a classifier's softmax or
+    sigmoid. `dimensions` keeps the first ones. `pooling` (mean, last, cls) replaces the model's own way.
+    """
+
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: Seq[int] | None = None
+    task: str | None = None
+    requires_token_ids: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    late_interaction_params: Any = None
+    extra_kwargs: dict[str, Any] | None = None
+    output_kind: OutputKind = OutputKind.FINAL_ONLY
+    pooling: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step_tag_id", "returned_token_ids", "late_interaction_params"):
+            if getattr(self, name) is not None:
+                raise RequestError(f"{name} is not supported: no model here has such a head", name)
+        if self.pooling not in (None, "mean", "last", "cls"):
+            raise _refuse("pooling", self.pooling, "mean, last or cls")
+        if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
+            raise _refuse("dimensions", self.dimensions, "an integer >= 1")
+
+    def clone(self) -> PoolingParams:
+        return msgspec.structs.replace(self)

@@ -100,7 +100,8 @@ class ScheduledBatch:
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token and of the most likely ones at its place, from the raw logits.
 
-    `rank` is 1 for the most likely token of the vocabulary. `top_ids` and `top` are sorted, best first.
+    `rank` is 1 for the most likely token of the vocabulary. `top_ids` and `top` are sorted, best first. `asked` has
+    (token, log-probability, rank) of tokens that the request names.
     """
 
     token: int
@@ -108,6 +109,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     top_ids: list[int]
     top: list[float]
+    asked: list[tuple[int, float, int]] = []
 
 
 @dataclass(slots=True)

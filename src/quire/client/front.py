@@ -12,16 +12,23 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from quire.client.outputs import OutputStream
 from quire.config import EngineConfig
 from quire.engine.process import Started
 from quire.errors import RequestError
+from quire.logits_processor import ProcessorClass
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import SEED_MASK, ModelCard, Pooling, Request
 
 if TYPE_CHECKING:
     from quire.text.template.render import ChatTemplate
+
+
+TOKENS_OF = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
+MAX_ASKED_TOKENS = 128
 
 
 class Front:
@@ -41,6 +48,9 @@ class Front:
         self.tokenizer = tokenizer
         self._load_template = load_template
         self.compile_grammar: Callable[[StructuredOutputsParams], str] | None = None
+        self.processors: tuple[ProcessorClass, ...] = ()  # those of the engine
+        self.takes_functions = False  # requests may bring functions: the engine runs in this process
+        self.processed_logprobs = False
         self._seeds = random.Random(seed)
 
     @cached_property
@@ -61,11 +71,19 @@ class Front:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._need_tokenizer().encode(text, add_special_tokens=add_special_tokens)
 
-    def render(self, messages: list[dict[str, Any]], chat_template: str | None = None, **options: Any) -> str:
-        """A conversation rendered by the chat template; options as in `ChatTemplate.render`.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        chat_template: str | None = None,
+        template: ChatTemplate | None = None,
+        **options: Any,
+    ) -> str:
+        """A conversation rendered by `template` or the model's own; options as in `ChatTemplate.render`.
 
         `chat_template` is one that came with the request.
         """
+        if template is not None:
+            return template.render(messages, **options)
         if self.template is None:
             raise RequestError(
                 f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
@@ -94,6 +112,7 @@ class Front:
         tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(tokens)
         self._check_params(params)
+        params = self._for_processors(params)
         longest = self.info.max_input_len
         if longest is not None and len(tokens) > longest:
             raise RequestError(
@@ -137,7 +156,26 @@ class Front:
             grammar=grammar,
             choices=choices,
             prediction=self._prediction(params),
+            scored_from=_scored_from(params, len(tokens)),
         )
+
+    def _for_processors(self, params: SamplingParams) -> SamplingParams:
+        """The parameters, checked by the engine's processors; without drafts if Python reads each row."""
+        if params.logits_processors and not self.takes_functions:
+            raise RequestError(
+                "logits_processors are functions of this process, and the engine runs in another: use LLM, or name a "
+                "class by --logits-processors and steer it by extra_args",
+                "logits_processors",
+            )
+        for kind in self.processors:
+            if hasattr(kind, "validate_params"):
+                try:
+                    kind.validate_params(params)
+                except ValueError as error:
+                    raise RequestError(f"{kind.__name__}: {error}", "extra_args") from error
+        if params.logits_processors or self.processors or (params.wants_logprobs and self.processed_logprobs):
+            return msgspec.structs.replace(params, speculative_decoding=False)
+        return params
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
         """The predicted output as tokens; what does not fit the request's length is of no use."""
@@ -255,7 +293,13 @@ class Front:
 
     def _check_params(self, params: SamplingParams) -> None:
         vocab = self.info.vocab_size
-        for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
+        for name in (
+            "allowed_token_ids",
+            "stop_token_ids",
+            "logit_bias",
+            "logprob_token_ids",
+            "prompt_logprob_token_ids",
+        ):
             for token in getattr(params, name) or ():
                 if token >= vocab:
                     raise RequestError(
@@ -263,6 +307,11 @@ class Front:
                     )
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name) or 0
+            named = len(getattr(params, TOKENS_OF[name]) or ())
+            if named > MAX_ASKED_TOKENS:
+                raise RequestError(
+                    f"{TOKENS_OF[name]} has {named} tokens, the most is {MAX_ASKED_TOKENS}", TOKENS_OF[name]
+                )
             if (vocab if wanted == -1 else wanted) > self.info.max_logprobs:
                 raise RequestError(
                     f"{name} asks for {wanted if wanted != -1 else 'all'} entries per token, the most is "
@@ -283,6 +332,15 @@ class Front:
                 if tokens:
                     found[tokens] = None
         return tuple(found)
+
+
+def _scored_from(params: SamplingParams, num_tokens: int) -> int:
+    start = params.prompt_logprob_start or 0
+    if start >= num_tokens:
+        raise RequestError(
+            f"prompt_logprob_start is {start}, but the prompt has {num_tokens} tokens", "prompt_logprob_start"
+        )
+    return max(0, start - 1)
 
 
 class Maker(Protocol):

@@ -5,21 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import msgspec
 
+from quire.client.logprobs import FlatLogprobs
+from quire.client.logprobs import Logprob as Logprob
+from quire.client.metrics import RequestTimes
 from quire.text.detok import Detokenizer, token_text
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
-
-
-@dataclass(slots=True)
-class Logprob:
-    """Log-probability of a token, its rank (1 is the most likely) and its text."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
 
 
 @dataclass(slots=True)
@@ -30,9 +25,10 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None  # or FlatLogprobs, which reads like this list
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: Any = None
 
     @property
     def finished(self) -> bool:
@@ -41,11 +37,38 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times in seconds of `time.perf_counter`; None if not yet."""
+    """Times of a request; names are vLLM's. `arrival_time` is on the wall clock, all others are in seconds of
+    `time.perf_counter`; 0.0 or None if not yet.
+    """
 
     arrival_time: float
-    first_token_time: float | None = None
+    num_generation_tokens: int = 0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
     finished_time: float | None = None
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from the queue to the first token; 0.0 if not yet."""
+        return max(0.0, self.first_token_ts - self.queued_ts)
+
+    @property
+    def first_token_time(self) -> float | None:
+        return self.first_token_ts or None
+
+    @property
+    def last_token_time(self) -> float | None:
+        return self.last_token_ts or None
+
+    @property
+    def first_scheduled_time(self) -> float | None:
+        return self.scheduled_ts or None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return self.scheduled_ts - self.queued_ts if self.scheduled_ts else None
 
 
 @dataclass(slots=True)
@@ -60,6 +83,13 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    prompt_token_id_logprobs: list[dict[int, Logprob] | None] | None = None
+    lora_request: Any = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
+    num_cache_creation_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -97,13 +127,15 @@ class OutputStream:
         self.output = RequestOutput(
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
+        self.times: RequestTimes | None = None  # those of the engine, if they are known
         self._num_open = params.n
         self._drafted = [(0, 0)] * params.n  # tokens of drafts accepted and rejected
         self._shown = [(0, 0)] * params.n  # characters and tokens that new_part has returned
-        self._metrics = self.output.metrics = RequestMetrics(time.perf_counter())
-        if params.logprobs is not None:
+        self._metrics = self.output.metrics = RequestMetrics(request.arrival, queued_ts=time.perf_counter())
+        if params.wants_logprobs:
             for sample in self.output.outputs:
-                sample.logprobs, sample.cumulative_logprob = [], 0.0
+                sample.logprobs = cast(Any, FlatLogprobs()) if params.flat_logprobs else []
+                sample.cumulative_logprob = 0.0
 
     def _new_detokenizer(self) -> Detokenizer | None:
         if self._tokenizer is None:
@@ -158,11 +190,14 @@ class OutputStream:
         sample.finish_reason, sample.stop_reason = finish, stop_reason
         if delta.error is not None:
             self.output.error = delta.error
-        if self._metrics.first_token_time is None and delta.tokens:
-            self._metrics.first_token_time = time.perf_counter()
+        if delta.tokens:
+            self._metrics.last_token_ts = time.perf_counter()
+            self._metrics.first_token_ts = self._metrics.first_token_ts or self._metrics.last_token_ts
+            self._metrics.num_generation_tokens += len(delta.tokens)
         if finish is not None:
             self._num_open -= 1
             self._metrics.finished_time = time.perf_counter()
+            self._metrics.scheduled_ts = 0.0 if self.times is None else self.times.scheduled
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
 
@@ -194,16 +229,30 @@ class OutputStream:
         return entries
 
     def _add_prompt_logprobs(self, scores: list[TokenLogprobs]) -> None:
-        if self.output.prompt_logprobs is None:
-            self.output.prompt_logprobs = [None]  # the first token has no score
-        self.output.prompt_logprobs += [self._entry(t) for t in scores]
+        params, output = self.request.sampling, self.output
+        unscored: list[dict[int, Logprob] | None] = [None] * (self.request.scored_from + 1)
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = output.prompt_logprobs or unscored.copy()
+            output.prompt_logprobs += [self._entry(t) for t in scores]
+        if params.prompt_logprob_token_ids is not None:
+            output.prompt_token_id_logprobs = output.prompt_token_id_logprobs or unscored.copy()
+            output.prompt_token_id_logprobs += [self._asked(t) for t in scores]
 
     def _entry(self, scores: TokenLogprobs) -> dict[int, Logprob]:
         """The token itself, then the most likely ones, in vLLM's order."""
         entry = {scores.token: Logprob(scores.logprob, scores.rank, self._token_text(scores.token))}
         for rank, (token, logprob) in enumerate(zip(scores.top_ids, scores.top, strict=True), 1):
             entry.setdefault(token, Logprob(logprob, rank, self._token_text(token)))
+        if scores.asked and self.request.sampling.logprob_token_ids:
+            for token, named in self._asked(scores).items():
+                entry.setdefault(token, named)
         return entry
+
+    def _asked(self, scores: TokenLogprobs) -> dict[int, Logprob]:
+        """The tokens that the request names."""
+        return {
+            token: Logprob(logprob, rank, self._token_text(token)) for token, logprob, rank in scores.asked
+        }
 
     def _token_text(self, token: int) -> str | None:
         return None if self._tokenizer is None else token_text(self._tokenizer, token)

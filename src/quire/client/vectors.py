@@ -42,7 +42,9 @@ class VectorRequestOutput(msgspec.Struct, Generic[T], frozen=True):
     request_id: str
     outputs: T
     prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
     finished: bool = True
+    error: str | None = None
 
 
 def shortened(vector: list[float], dimensions: int | None) -> list[float]:

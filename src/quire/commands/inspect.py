@@ -23,7 +23,7 @@ from quire.model import engine_dir
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
 from quire.model.families import read_config
-from quire.model.load import ModelInfo, inspect_model
+from quire.model.load import ModelInfo, Reading, inspect_model
 from quire.model.spec import ArchSpec
 from quire.runtime.memory import GIB
 from quire.weights.hub import find_model
@@ -57,7 +57,7 @@ def run(options: InspectOptions) -> None:
     directory = find_model(options.model)
     if not engine_dir.is_engine(directory):
         return _show_model(
-            model_figures(inspect_model(directory, architecture=options.architecture)), options
+            model_figures(inspect_model(directory, reading=Reading(options.architecture))), options
         )
     manifest = engine_dir.read_manifest(directory)
     if options.verify:

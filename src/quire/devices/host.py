@@ -36,6 +36,14 @@ class HostLogits:
     def __getitem__(self, rows: slice | Sequence[int]) -> HostLogits:
         return HostLogits(self.values[rows], None if self.best is None else self.best[rows])
 
+    def replaced(self, rows: Sequence[int], values: FloatArray) -> HostLogits:
+        best = self.best
+        if best is not None:
+            best = best.copy()
+            best[list(rows)] = NOT_DRAWN
+        self.values[list(rows)] = values
+        return HostLogits(self.values, best)
+
     def numpy(self) -> FloatArray:
         return self.values
 

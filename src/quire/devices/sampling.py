@@ -81,6 +81,9 @@ class Logits(Protocol):
     def __getitem__(self, rows: slice | Sequence[int]) -> Logits:
         """Some of the rows."""
 
+    def replaced(self, rows: Sequence[int], values: NDArray[np.float32]) -> Logits:
+        """These logits with other values [len(rows), V] in `rows`; their buffer may be overwritten."""
+
     def numpy(self) -> NDArray[np.float32]:
         """A host array [L, V], perhaps a view: for tools and tests, since a step samples on the device."""
 
@@ -135,7 +138,7 @@ def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]
     """Whether sampling needs only the largest of the model's logits."""
     return (
         is_greedy(params)
-        and params.logprobs is None
+        and not params.wants_logprobs
         and params.allowed_token_ids is None
         and not bad_words
         and params.min_tokens == 0

@@ -23,6 +23,10 @@ class CompilingRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._jobs
 
+    @property
+    def ids(self) -> list[str]:
+        return list(self._jobs)
+
     def take(self, request: Request) -> bool:
         """Begin to compile the grammar of `request`. False: there is nothing to compile."""
         if (

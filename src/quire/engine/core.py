@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from quire.engine.compiling import CompilingRequests
+from quire.engine.residence import Residence
+from quire.engine.trace import StepTrace
+from quire.errors import EngineError
 from quire.grammar.compiler import GrammarCompiler
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
@@ -48,9 +53,15 @@ class EngineCore:
         self._flight: deque[tuple[ScheduledBatch, Callable[[], StepOutput]]] = deque()
         self._ready: list[Delta] = []  # the next step returns them
         self._compiling = CompilingRequests(grammars)
+        self._sleep_level: int | None = None
+        self._trace: StepTrace | None = None
+        self.residence: Residence[Any] | None = None  # the memory that `sleep` gives back
+        self.trace_directory = Path()
 
     @property
     def has_work(self) -> bool:
+        if self._sleep_level is not None:
+            return bool(self._ready)
         return bool(self._ready or self._compiling) or self.scheduler.has_work
 
     def add(self, request: Request) -> None:
@@ -89,27 +100,91 @@ class EngineCore:
 
     def step(self) -> list[Delta]:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
+        if self._sleep_level is not None:
+            return self._take_ready()
         if self._compiling:
             self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
             for request, error in self._compiling.take_compiled():
                 self._admit(request, error)
-        deltas, self._ready = self._ready, []
+        deltas = self._take_ready()
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             if self.on_batch is not None:
                 self.on_batch(batch)
             flight.append((batch, self._start(batch)))
         if flight:
-            batch, result = flight[0]
-            output = result()  # an interrupt leaves the step in flight
-            flight.popleft()
-            deltas += self.scheduler.update(batch, output)
+            deltas += self._finish_oldest()
         return deltas
+
+    def _take_ready(self) -> list[Delta]:
+        deltas, self._ready = self._ready, []
+        return deltas
+
+    def _finish_oldest(self) -> list[Delta]:
+        """Take in the result of the oldest step in flight."""
+        batch, result = self._flight[0]
+        began = time.perf_counter()
+        output = result()  # an interrupt leaves the step in flight
+        self._flight.popleft()
+        if self._trace is not None:
+            self._trace.record(began, time.perf_counter(), batch)
+        return self.scheduler.update(batch, output)
 
     def _start(self, batch: ScheduledBatch) -> Callable[[], StepOutput]:
         if self._depth == 1:
             return partial(self._executor.execute, batch)
         return self._executor.submit(batch).result
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._sleep_level is not None
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Compute nothing until `wake_up`. Level 1 gives the KV cache back, level 2 the weights too, level 0 nothing.
+
+        `mode` says what happens to running requests: "abort" ends them, "wait" lets them finish first, "keep" goes on
+        with them afterwards, computing their tokens again. Raises EngineError for another level or mode.
+        """
+        if level not in (0, 1, 2):
+            raise EngineError(f"sleep: level must be 0, 1 or 2, got {level!r}")
+        if mode not in ("abort", "wait", "keep"):
+            raise EngineError(f"sleep: mode must be abort, wait or keep, got {mode!r}")
+        if self.is_sleeping:
+            return
+        while mode == "wait" and (self._compiling or self.scheduler.has_work):
+            self._ready = self.step()
+        while self._flight:
+            self._ready += self._finish_oldest()
+        if mode == "abort":
+            for request_id in [*self._compiling.ids, *self.scheduler.request_ids]:
+                self.abort(request_id)
+        if level:
+            self.scheduler.preempt_all()
+            self.scheduler.reset_prefix_cache()
+            if self.residence is not None:
+                self.residence.release(("kv_cache",) if level == 1 else ("weights", "kv_cache"))
+        self._sleep_level = level
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory again and go on. `tags` ("weights", "kv_cache") takes only these; the engine sleeps until both
+        are there.
+        """
+        residence = self.residence
+        if residence is not None:
+            residence.restore(
+                ("weights", "kv_cache") if tags is None else [t for t in tags if t != "scheduling"]
+            )
+        if residence is None or residence.complete:
+            self._sleep_level = None
+
+    def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
+        """Trace steps until `stop_profile`."""
+        self._trace = StepTrace(self.trace_directory, prefix, delay, most)
+
+    def stop_profile(self) -> str | None:
+        """Write the trace; returns its path, None if none was started."""
+        trace, self._trace = self._trace, None
+        return None if trace is None else str(trace.write())
 
     def _admit(self, request: Request, error: str | None) -> None:
         if error is None:
@@ -120,6 +195,14 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes that no running sequence holds."""
+    def reset_prefix_cache(self, reset_running: bool = False) -> bool:
+        """Forget cached prefixes, except those that running sequences hold. Returns True: it always does.
+
+        With `reset_running`, running sequences give up theirs too and compute their tokens again.
+        """
+        if reset_running and self.scheduler.running_ids:
+            while self._flight:
+                self._ready += self._finish_oldest()
+            self.scheduler.preempt_all()
         self.scheduler.reset_prefix_cache()
+        return True

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from quire.errors import EngineError
 from quire.program import Core
-from quire.types import Delta, Request
+from quire.types import Delta, Request, ScheduledBatch
 
 T = TypeVar("T")
 
@@ -69,11 +69,22 @@ class LocalCall:
             self._engine.forget(self._ids)
 
 
+class Observer(Protocol):
+    """Is told what happens to requests, on the engine thread."""
+
+    def scheduled(self, batch: ScheduledBatch) -> None: ...
+    def stepped(self, deltas: list[Delta]) -> None: ...
+    def dropped(self, request_id: str) -> None: ...
+
+
 class LocalEngine:
     """Runs `core` on a daemon thread until `close`. All methods may be called from any thread."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, observer: Observer | None = None) -> None:
         self._core = core
+        self._observer = observer
+        if observer is not None:
+            core.on_batch = observer.scheduled
         self._jobs: deque[Callable[[Core], object]] = deque()
         self._wake = threading.Condition()
         self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread uses it
@@ -124,6 +135,8 @@ class LocalEngine:
             for request_id in request_ids:
                 if self._calls.pop(request_id, None) is not None:
                     core.drop(request_id)
+                    if self._observer is not None:
+                        self._observer.dropped(request_id)
 
         with self._wake:
             if request_ids and not self._closed and self._error is None:
@@ -170,6 +183,8 @@ class LocalEngine:
         """Hand each call its deltas; drop those of calls that left."""
         if not deltas:
             return
+        if self._observer is not None:
+            self._observer.stepped(deltas)
         shares: dict[LocalCall, list[Delta]] = {}
         for delta in deltas:
             call = self._calls.get(delta.request_id)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,24 @@ from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOpt
 from quire.devices import registry
 from quire.devices.protocol import Arithmetic, Backend, FloatDtype, Graph, KVDtype, KVSpec, Limits
 from quire.engine.core import EngineCore
+from quire.engine.residence import Residence
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.files import read_json
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
+from quire.logits_processor import load_processors
 from quire.model import load
 from quire.model.cost import Cost
 from quire.model.foreign import inspect_foreign, load_foreign
+from quire.model.spec import ArchSpec
 from quire.program import Programs
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
 from quire.runtime.slots.grammar import GrammarPart
 from quire.runtime.slots.pooling import PoolingPart
+from quire.runtime.slots.processors import ProcessorPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
 from quire.runtime.slots.speculation import SpeculationPart
@@ -57,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 # The keys of generation_config.json that Quire uses; the others configure searches that Quire does not do.
 DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -113,9 +119,12 @@ def model_directory(config: ModelConfig) -> Path:
     A speculator stands for the target that it names.
     """
     if config.model:
-        path = find_model(config.model, config.revision, config.download_dir)
+        weights = config.load_format != "dummy"
+        path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
         target = verifier_of(path)
-        return path if target is None else find_model(target, download_dir=config.download_dir)
+        if target is None:
+            return path
+        return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
     shipped = ASSETS / SHIPPED_MODEL
     if not shipped.is_dir():
         raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
@@ -157,6 +166,11 @@ def quantized_weights(config: ModelConfig) -> Scheme | None:
     )
 
 
+def reading_of(config: ModelConfig) -> load.Reading:
+    """How the options ask to read the model."""
+    return load.Reading(config.architecture, config.config_changes, config.load_format == "dummy")
+
+
 Loader = Callable[[Backend, bool], load.ServedModel]
 
 
@@ -168,10 +182,10 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
     directory, quantized, unknown = model_directory(config), quantized_weights(config), ""
     try:
         if config.model_impl != "transformers":
-            named = config.architecture
-            info = load.inspect_model(directory, config.dtype, quantized, architecture=named)
+            reading = reading_of(config)
+            info = load.inspect_model(directory, config.dtype, quantized, reading=reading)
             return info, lambda backend, real: (load.load_model if real else load.outline_model)(
-                directory, backend, config.dtype, quantized, architecture=named
+                directory, backend, config.dtype, quantized, reading=reading
             )
     except UnknownArchitectureError as error:
         if config.model_impl == "quire" or is_gguf(directory) or not registry.runs_foreign_models():
@@ -180,6 +194,11 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
     if is_gguf(directory):
         raise ConfigError(
             f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
+        )
+    if config.config_changes or config.load_format == "dummy":
+        raise ConfigError(
+            f"{unknown}--hf-overrides, --rope-scaling, --rope-theta and --load-format dummy are for Quire's own "
+            "families; this model runs through transformers"
         )
     if quantized is not None:
         raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
@@ -257,8 +276,8 @@ def finish_start(started: Started, model: load.ServedModel) -> Started:
     return started
 
 
-def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
-    """An engine that may step once its model's `wait` has returned."""
+def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, load.ServedModel]:
+    """An engine that may step once its model's `wait` has returned. `processors` join the configured ones."""
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
@@ -272,7 +291,9 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         inputs = InputBuilder(plan.limits.max_seqs, max_blocks)
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
-        sampling = SamplingPart(sampler)
+        classes = load_processors((*config.model.logits_processors, *processors))
+        processing = ProcessorPart(sampler, classes, config.model.logprobs_mode, config)
+        sampling = SamplingPart(sampler, processing)
         grammar = GrammarPart(sampling, spec.vocab_size, grammars, config.grammar.enable_jump_forward)
         drafting = make_drafting(
             plan.drafter,
@@ -287,6 +308,7 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         parts = (
             sampling,
             grammar,
+            processing,
             ScoringPart(sampler),
             PoolingPart(plan.model.pooling),
             SpeculationPart(
@@ -324,7 +346,7 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         max_logprobs=most if most >= 0 else spec.vocab_size,
         defaults=_default_params(config.model, plan.model),
         generates=not spec.bidirectional,
-        pooling=None if head is None else head.rows,
+        pooling=config.model.pooling or (None if head is None else head.rows),
         scores=None if head is None else head.scores,
         labels=() if head is None else head.labels,
         segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
@@ -332,14 +354,41 @@ def begin_start(config: EngineConfig) -> tuple[Started, load.ServedModel]:
         weight_bytes=memory.weights,
     )
     core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
+    core.residence = Residence(
+        runner,
+        model,
+        partial(_load_checked, plan) if drafting.cache is None else lambda: model,  # a drafter shares it
+        lambda: backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size),
+        lambda model, kv: backend.compile(tapped(model, plan.taps), kv, plan.limits),
+    )
+    core.trace_directory = config.device.trace_directory
     return Started(Programs(core), info, report, grammars), model
+
+
+def _load_checked(plan: EnginePlan) -> load.ServedModel:
+    """The weights, read anew for an engine that gave them back."""
+    model = plan.load(plan.backend, True)
+    model.wait()
+    return model
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
     """The model's tokenizer, or the one configured in its place."""
     if config.tokenizer:
-        return open_tokenizer(find_model(config.tokenizer, download_dir=config.download_dir, weights=False))
+        revision, token = config.tokenizer_revision, config.hf_token
+        return open_tokenizer(find_model(config.tokenizer, revision, config.download_dir, False, token))
     return open_tokenizer(model_directory(config))
+
+
+def has_tokenizer(config: ModelConfig) -> bool:
+    """Whether prompts may be texts. Dummy weights do without a tokenizer if the directory holds none."""
+    if config.skip_tokenizer_init or config.tokenizer or config.load_format != "dummy":
+        return not config.skip_tokenizer_init
+    directory = model_directory(config)
+    found = any((directory / name).is_file() for name in TOKENIZER_FILES)
+    if not found:
+        logger.warning("%s holds no tokenizer: prompts and outputs are token ids", directory)
+    return found
 
 
 def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
@@ -371,6 +420,8 @@ def _kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:
 
 def _max_model_len(config: ModelConfig, model: load.ModelInfo) -> int:
     longest = model.limits.max_seq_len or model.spec.max_position
+    if config.disable_sliding_window and isinstance(model.spec, ArchSpec):
+        longest = min([longest, *(window for window in model.spec.windows if window is not None)])
     if config.max_model_len is None:
         return longest
     if config.max_model_len > longest:
@@ -384,8 +435,9 @@ def _max_model_len(config: ModelConfig, model: load.ModelInfo) -> int:
 def _default_params(config: ModelConfig, found: load.ModelInfo) -> dict[str, Any]:
     """Sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
     if config.generation_config == "vllm":
-        return {}
+        return config.generation_changes
     generation = found.generation
     if config.generation_config != "auto":
         generation = read_json(Path(config.generation_config) / "generation_config.json")
-    return {name: generation[name] for name in DEFAULT_PARAMS if generation.get(name) is not None}
+    own = {name: generation[name] for name in DEFAULT_PARAMS if generation.get(name) is not None}
+    return {**own, **config.generation_changes}

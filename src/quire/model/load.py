@@ -7,8 +7,8 @@ one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +22,7 @@ from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
+from quire.model.dummy import DummyCheckpoint
 from quire.model.families import DECODERS, MODEL_TYPES, read_config
 from quire.model.families.names import TensorNames
 from quire.model.pack import (
@@ -35,11 +36,27 @@ from quire.model.pack import (
 from quire.model.pooling import PoolingHead, max_length, read_pooling
 from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
 from quire.weights.schemes import Scheme
 from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read a model that its files alone do not describe.
+
+    `architecture` takes the place of the config's own, `config` that of the same keys. With `dummy` the weights are
+    random, and no file of them is read.
+    """
+
+    architecture: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dummy: bool = False
+
+
+AS_IT_IS = Reading()
 UNLIMITED = engine_dir.EngineLimits()
 
 
@@ -127,17 +144,17 @@ def inspect_model(
     quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
-    architecture: str | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> ModelInfo:
     """Check config and tensor headers without allocating. Raises ModelError whenever `load_model` would.
 
     (Except for a tied head that differs from the embedding, which only reading both can show.)
-    `architecture` takes the place of the config's own.
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
+        _check_unchanged(directory, reading)
         return _built(directory, engine_dir.read_manifest(directory), dtype, quantized)
-    return _open(directory, dtype, quantized, architecture)[0]
+    return _open(directory, dtype, quantized, reading)[0]
 
 
 def load_model(
@@ -148,7 +165,7 @@ def load_model(
     revision: str | None = None,
     download_dir: str | None = None,
     verify: bool = True,
-    architecture: str | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> LoadedModel:
     """Load a directory, a GGUF file or a hub id.
 
@@ -168,7 +185,7 @@ def load_model(
         if verify:
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
         return LoadedModel(info, manifest.spec, weights, check)
-    info, spec, checkpoint, names = _open(directory, dtype, quantized, architecture)
+    info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
 
@@ -180,13 +197,13 @@ def outline_model(
     quantized: Scheme | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
-    architecture: str | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> LoadedModel:
     """The model of `load_model` without the values of its weights; `backend` must be an outline."""
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
         return load_model(directory, backend, dtype, quantized, verify=False)
-    info, spec, checkpoint, names = _open(directory, dtype, quantized, architecture)
+    info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
     return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
 
@@ -252,11 +269,11 @@ def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized
 
 
 def _open(
-    path: Path, dtype: str, quantized: Scheme | None, architecture: str | None
+    path: Path, dtype: str, quantized: Scheme | None, reading: Reading
 ) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
-    source = open_source(path)
+    source = open_source(path, reading.config)
     try:
-        spec, names = read_config(source.config, source.where, architecture)
+        spec, names = read_config(source.config, source.where, reading.architecture)
     except UnknownArchitectureError as error:
         alike = look_alike(source)
         if alike is None:
@@ -264,7 +281,7 @@ def _open(
         raise UnknownArchitectureError(
             f"{error}. Its config and tensors look like those of {alike}: `--architecture {alike}` loads it as one"
         ) from None
-    checkpoint = source.tensors()
+    checkpoint = _dummy(source, spec, names) if reading.dummy else source.tensors()
     names = names.fitted(checkpoint.names())
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(dtype, wanted, checkpoint)
@@ -274,6 +291,24 @@ def _open(
     info = _info(path, spec, names, kept, quantized, eos, source.generation)
     info = replace(info, pooling=head, limits=limits)
     return info, spec, checkpoint, names
+
+
+def _dummy(source: Source, spec: ArchSpec, names: TensorNames) -> Checkpoint:
+    config = source.config
+    if config.get("quantization_config") is not None or is_gguf(source.path):
+        raise ModelError(
+            f"{source.where}: --load-format dummy makes float weights, and this model's are quantized: take "
+            "quantization_config out by --hf-overrides, and give --quantization"
+        )
+    named = config.get("torch_dtype") or config.get("dtype")
+    return DummyCheckpoint(wanted_tensors(spec, names), source.path, named in ("bfloat16", "float16"))
+
+
+def _check_unchanged(directory: Path, reading: Reading) -> None:
+    if reading.config or reading.dummy:
+        raise ModelError(
+            f"{directory} is a built engine: give --hf-overrides and --load-format to `quire build`"
+        )
 
 
 def look_alike(source: Source) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, TypeVar
 
 from quire.program.core import Core, Program, Run
@@ -120,8 +120,29 @@ class Programs(Generic[C]):
     def stats(self) -> EngineStats:
         return self.core.stats()
 
-    def reset_prefix_cache(self) -> None:
-        self.core.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running: bool = False) -> bool:
+        return self.core.reset_prefix_cache(reset_running)
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.core.is_sleeping
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """As the core does; programs end under "abort" and are finished first otherwise."""
+        for request_id in list(self._runs) if mode == "abort" else ():
+            self.abort(request_id)
+        while self._runs and mode != "abort":
+            self._ready = self.step()
+        self.core.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self.core.wake_up(tags)
+
+    def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
+        self.core.start_profile(prefix, delay, most)
+
+    def stop_profile(self) -> str | None:
+        return self.core.stop_profile()
 
 
 def _last(run: Run, reason: FinishReason, error: str | None) -> Delta:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from quire.devices.protocol import Executable, KVCache
+from quire.errors import EngineError
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
@@ -27,13 +28,28 @@ class Runner:
         max_logit_rows: int,
     ) -> None:
         self.parts = list(parts)
-        self._executable = executable
-        self._caches = caches
+        self._executable: Executable | None = executable
+        self._caches = list(caches)
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._thread = ThreadPoolExecutor(1, "quire-step")
+
+    @property
+    def loaded(self) -> bool:
+        return self._executable is not None
+
+    def unload(self) -> None:
+        """Let go of executable and KV cache; no batch may be unfinished, and none may come before `load`."""
+        if self._executable is not None:
+            self._executable = None
+            del self._caches[0]
+
+    def load(self, executable: Executable, cache: KVCache) -> None:
+        """Compute with these from now on."""
+        self._executable = executable
+        self._caches.insert(0, cache)
 
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
         """Compute `batch` on the runner's own thread, after earlier ones. The future may hold an exception."""
@@ -77,8 +93,11 @@ class Runner:
             firsts.append(len(rows))
             rows += part.rows(step)
             greedy = greedy and part.greedy
-        logits = self._executable.run(self._inputs.build(step, rows, greedy))
-        result = StepRows(self._executable, logits, len(rows), self._max_logit_rows)
+        executable = self._executable
+        if executable is None:
+            raise EngineError("the engine sleeps: wake it up before it computes")
+        logits = executable.run(self._inputs.build(step, rows, greedy))
+        result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self.parts, firsts, strict=True):
             part.take(result, first, output)
         # Tuples, because the output's own lists belong to its reader.

@@ -191,6 +191,13 @@ class Planner:
         self._stats.num_preemptions += 1
         self._queue.push(seq)
 
+    def preempt_all(self) -> None:
+        """Send all running sequences back to the queue, and give up the blocks of those that wait."""
+        for seq in list(self.running):
+            self._preempt(seq)
+        while self._queue.drop_bases():
+            pass
+
     def _make_way(self) -> None:
         """Preempt sequences of lower priority, last ones first, if that makes room for the head of the queue."""
         head = self._queue.seqs[0]

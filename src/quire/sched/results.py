@@ -100,10 +100,13 @@ class Results:
             self._take_draft(seq, output.drafts.get(slot))
         self._stats.generation_tokens += len(out)
         self._stats.jump_forward_tokens += max(0, len(out) - drawn)
-        if seq.quiet:
-            if reason is None and seq.num_reported > seq.num_prompt_tokens:
+        if seq.report_every > 1:
+            seq.held += logprobs or ()
+            fresh = len(tokens) - seq.num_reported
+            if reason is None and fresh < seq.report_every and seq.num_reported > seq.num_prompt_tokens:
                 return None
             out = tokens[seq.num_reported :]
+            logprobs, seq.held = seq.held or None, []
         seq.num_reported = len(tokens)
         delta = Delta(seq.request.id, seq.index, out, seq.usage(), logprobs, None, reason, stop_reason)
         delta.complete = complete

@@ -12,7 +12,7 @@ from quire.sched.plan import Planner
 from quire.sched.prefix import PrefixMatch
 from quire.sched.queue import WaitingQueue
 from quire.sched.results import Results
-from quire.sched.sequence import FINISHED, RUNNING, Group, Sequence, is_quiet, refusal
+from quire.sched.sequence import FINISHED, RUNNING, Group, Sequence, refusal, report_interval
 from quire.sched.tables import BlockTables
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
@@ -37,6 +37,7 @@ class Scheduler:
         recompute_last: bool = False,
     ) -> None:
         self._by_priority = config.scheduling_policy == "priority"
+        self._stream_interval = config.stream_interval
         self._max_model_len = max_model_len
         self._max_total = min(max_model_len, num_blocks * block_size)
         self._arrivals = 0
@@ -123,7 +124,7 @@ class Scheduler:
             min_total=num_prompt + sampling.min_tokens,
             end_ids=frozenset(request.eos_token_ids).union(sampling.stop_token_ids or ()),
             num_reported=len(tokens),
-            quiet=is_quiet(request),
+            report_every=report_interval(request, self._stream_interval),
             constrained=request.grammar is not None,
             num_prompt_logprobs=request.scored_from,
             base=base,
@@ -164,6 +165,19 @@ class Scheduler:
         return self._results.take(in_flight.popleft(), output)
 
     # --- inspection ----------------------------------------------------------------------------------
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests that wait or run."""
+        return list(self._queue.groups)
+
+    @property
+    def running_ids(self) -> list[str]:
+        return [seq.request.id for seq in self._planner.running]
+
+    def preempt_all(self) -> None:
+        """Take slots and blocks from all sequences; they go on later. No step may be in flight."""
+        self._planner.preempt_all()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running sequences keep their blocks."""

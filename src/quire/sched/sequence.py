@@ -33,8 +33,8 @@ class Sequence:
     The remaining fields are computed once, so that steps don't repeat the work. `key` orders sequences, lower first.
     `cursor` is the prefix index's node of the last indexed full block; at `index_at` computed tokens there is another
     one to index. The sequence ends at `max_total` tokens, or at a token of `end_ids` once it has `min_total`. The first
-    `num_reported` tokens have been reported; a `quiet` sequence reports only its first token and its end. A waiting
-    fork holds the blocks of `base` until it is admitted.
+    `num_reported` tokens have been reported; after its first token, a sequence reports every `report_every` tokens, and
+    its end. A waiting fork holds the blocks of `base` until it is admitted.
     """
 
     request: Request
@@ -48,7 +48,7 @@ class Sequence:
     min_total: int
     end_ids: frozenset[int]
     num_reported: int
-    quiet: bool
+    report_every: int
     constrained: bool
     num_prompt_logprobs: int
     slot: int = -1
@@ -62,6 +62,7 @@ class Sequence:
     num_cached: int = 0
     num_accepted: int = 0  # tokens of drafts
     num_rejected: int = 0
+    held: list[TokenLogprobs] = field(default_factory=list)  # of tokens not reported yet
     num_preemptions: int = 0
     index_at: int = sys.maxsize
 
@@ -77,9 +78,10 @@ class Sequence:
     def match_limit(self) -> int:
         """How many tokens may be reused: neither the last one nor positions whose results are still due."""
         limit = len(self.tokens) - 1
-        if self.request.pooling in ("mean", "cls"):
+        sampling = self.request.sampling
+        if self.request.pooling in ("mean", "cls") or sampling.skip_reading_prefix_cache:
             return 0
-        if self.index == 0 and self.request.sampling.prompt_logprobs is not None:
+        if self.index == 0 and sampling.scores_prompt:
             due = self.num_prompt_logprobs
             if due < self.num_prompt_tokens - 1:
                 return min(limit, due)
@@ -122,7 +124,8 @@ class Sequence:
         """Report all tokens not reported yet."""
         usage = self.usage()
         tokens, self.num_reported = self.tokens[self.num_reported :], len(self.tokens)
-        return Delta(self.request.id, self.index, tokens, usage, finish_reason=reason, error=error)
+        logprobs, self.held = self.held or None, []
+        return Delta(self.request.id, self.index, tokens, usage, logprobs, finish_reason=reason, error=error)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,14 +153,16 @@ class Group:
         return None, computing
 
 
-def is_quiet(request: Request) -> bool:
-    """Whether only the first token and the end are reported, because nothing in between is read.
+def report_interval(request: Request, default: int) -> int:
+    """The number of tokens after which a sequence of `request` reports; `default` is the engine's.
 
-    Stop strings are searched, and log-probabilities reported, token by token.
+    If only the end result is wanted, nothing in between is read, except that stop strings are searched, and
+    log-probabilities reported, token by token.
     """
     sampling = request.sampling
-    final = sampling.output_kind is OutputKind.FINAL_ONLY
-    return final and not sampling.stop and sampling.logprobs is None
+    if sampling.output_kind is OutputKind.FINAL_ONLY and not sampling.stop and not sampling.wants_logprobs:
+        return sys.maxsize
+    return sampling.stream_interval or default
 
 
 def refusal(request: Request, max_model_len: int, max_total: int) -> str | None:

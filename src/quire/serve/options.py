@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -12,9 +13,13 @@ import yaml
 from quire.config import SECTIONS, EngineConfig, check_options, option
 from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
+from quire.flags.arguments import integer
+from quire.flags.foreign import take_foreign
+from quire.flags.table import FOREIGN
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.types import Pooling
 
+log = logging.getLogger("quire")
 UnknownFields = Literal["ignore", "refuse"]
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
@@ -119,6 +124,8 @@ class ServerConfig:
 
 def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """Split flat options (`port=1, block_size=32`) into the engine's and the server's; unknown names are errors."""
+    for notice in take_foreign(options):
+        log.warning("%s", notice)
     names = {f.name for f in fields(ServerConfig)}
     server = {name: value for name, value in options.items() if name in names}
     engine = {name: value for name, value in options.items() if name not in names}
@@ -144,6 +151,9 @@ def read_config(path: str) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name == "model_tag":
             name = "model"
+        if name in FOREIGN:
+            options[name] = value
+            continue
         if name not in types:
             raise ConfigError(f"--config {path!r}: unknown option {key!r}")
         if name in options:
@@ -159,11 +169,21 @@ def _option_types() -> dict[str, Any]:
     return types
 
 
+def _integer(text: str) -> int | str:
+    """A size such as 4k as a number; other text as it is."""
+    try:
+        return integer(text)
+    except ValueError:
+        return text
+
+
 def _converted(path: str, key: str, hint: Any, value: Any) -> Any:
     """`value` as the field's type. A repeatable option takes a list or one value, and numbers as text."""
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list) else [value]
         value = [str(item) if type(item) in (int, float) else item for item in items]
+    if isinstance(value, str) and value[-1:].isalpha() and int in (hint, *get_args(hint)):
+        value = _integer(value)
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

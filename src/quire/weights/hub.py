@@ -23,7 +23,11 @@ SUBFOLDERS = ("*/*",)
 
 
 def find_model(
-    model: str, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    weights: bool = True,
+    token: str | None = None,
 ) -> Path:
     """The directory or GGUF file of `model`; an id is fetched to `download_dir` (default: the hub's cache).
 
@@ -45,16 +49,16 @@ def find_model(
     quantized = HUB_GGUF.fullmatch(model)
     if quantized is not None:
         pattern = f"*{quantized[2]}*.gguf"
-        return _only_gguf(_fetch(quantized[1], (pattern,), revision, download_dir), pattern)
+        return _only_gguf(_fetch(quantized[1], (pattern,), revision, download_dir, token), pattern)
     if not HUB_ID.fullmatch(model):
         raise ModelError(
             f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
         )
     if not weights:
-        return _fetch(model, ABOUT, revision, download_dir)
-    directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir)
+        return _fetch(model, ABOUT, revision, download_dir, token)
+    directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir, token)
     if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
-        directory = _fetch(model, (*ABOUT, *TORCH), revision, download_dir)
+        directory = _fetch(model, (*ABOUT, *TORCH), revision, download_dir, token)
     return directory
 
 
@@ -75,7 +79,9 @@ def _only_gguf(directory: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _fetch(model: str, patterns: tuple[str, ...], revision: str | None, download_dir: str | None) -> Path:
+def _fetch(
+    model: str, patterns: tuple[str, ...], revision: str | None, download_dir: str | None, token: str | None
+) -> Path:
     at = f" at revision {revision}" if revision else ""
     try:
         return Path(
@@ -83,6 +89,7 @@ def _fetch(model: str, patterns: tuple[str, ...], revision: str | None, download
                 model,
                 revision=revision,
                 cache_dir=download_dir,
+                token=token,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(SUBFOLDERS),
             )

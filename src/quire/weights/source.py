@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,18 @@ class Source:
     tensors: Callable[[], Checkpoint]
 
 
-def open_source(path: Path) -> Source:
-    """Open a directory or a GGUF file; reads headers only. Raises ModelError."""
+def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
+    """Open a directory or a GGUF file; reads headers only. `changes` replace keys of the config. Raises ModelError."""
+    changes = changes or {}
     if is_gguf(path):
         config, generation, tensors = read_gguf(path)
-        return Source(path, str(path), config, generation, lambda: tensors)
+        return Source(path, str(path), changed_config(config, changes), generation, lambda: tensors)
     config_path, generation_path = path / "config.json", path / "generation_config.json"
     if not config_path.exists():
         raise ModelError(
             f"{path}: no config.json; give the directory of a Hugging Face model, or a GGUF file"
         )
-    config = read_json(config_path)
+    config = changed_config(read_json(config_path), changes)
     generation = read_json(generation_path) if generation_path.exists() else {}
     quantization = find_quantization(config, str(config_path), path)
     if quantization is None:
@@ -49,6 +50,33 @@ def open_source(path: Path) -> Source:
     reader = quantization.reader()
     config = {**config, "quantization_config": quantization.section()}
     return Source(path, str(config_path), config, generation, lambda: reader(open_checkpoint(path)))
+
+
+def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with keys replaced; an object under `text_config` is merged.
+
+    A rope is described under rope_parameters or, in older files, under rope_scaling and rope_theta: what is given
+    replaces the same thing under its other name.
+    """
+    changed, given = dict(config), dict(changes)
+    if "rope_scaling" in given or "rope_theta" in given:
+        inner = changed.pop("rope_parameters", None) or {}
+        if "rope_theta" in inner:
+            changed.setdefault("rope_theta", inner["rope_theta"])
+        if "rope_scaling" not in given and len(inner) > 1:
+            given["rope_scaling"] = {key: value for key, value in inner.items() if key != "rope_theta"}
+        elif "rope_scaling" not in given and "rope_theta" in (changed.get("rope_scaling") or {}):
+            given["rope_scaling"] = {**changed["rope_scaling"], "rope_theta": given["rope_theta"]}
+    elif "rope_parameters" in given:
+        changed.pop("rope_scaling", None)
+        if "rope_theta" in (given["rope_parameters"] or {}):
+            changed.pop("rope_theta", None)
+    for key, value in given.items():
+        whole = changed.get(key)
+        if key == "text_config" and isinstance(whole, Mapping) and isinstance(value, Mapping):
+            value = changed_config(whole, value)
+        changed[key] = value
+    return changed
 
 
 def open_tokenizer(path: Path) -> Tokenizer:

@@ -51,7 +51,7 @@ class NativeSampler:
         native.frequency_penalty = params.frequency_penalty
         native.presence_penalty = params.presence_penalty
         native.min_tokens = params.min_tokens
-        native.wants_logprobs = params.logprobs is not None
+        native.wants_logprobs = params.wants_logprobs
         native.num_top = (
             self.vocab_size if params.logprobs == -1 else min(params.logprobs or 0, self.vocab_size)
         )

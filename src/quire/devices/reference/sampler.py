@@ -162,8 +162,8 @@ class ReferenceSampler:
                 continue
             samples.tokens[i] = outcome
             state.output_tokens.append(outcome)
-            if state.params.logprobs is not None:
-                samples.logprobs[i] = top_logprobs(logits_V, outcome, state.params.logprobs)
+            if state.params.wants_logprobs:
+                samples.logprobs[i] = top_logprobs(logits_V, outcome, state.params.logprobs or 0)
         return samples
 
     def _row(self, raw_V: Row, state: SlotSampling, mask: TokenMask | None) -> int | str:

@@ -36,6 +36,11 @@ class TorchLogits:
     def __getitem__(self, rows: slice | Sequence[int]) -> TorchLogits:
         return TorchLogits(self.tensor[rows])
 
+    def replaced(self, rows: Sequence[int], values: FloatArray) -> TorchLogits:
+        tensor = self.tensor.clone()
+        tensor[list(rows)] = torch.from_numpy(np.ascontiguousarray(values)).to(tensor.device)
+        return TorchLogits(tensor)
+
     def numpy(self) -> FloatArray:
         return _numpy(self.tensor)
 

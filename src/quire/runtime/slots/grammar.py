@@ -53,7 +53,7 @@ class GrammarPart:
             raise EngineError("this engine was started without support for grammars")
         output = new.tokens[len(request.tokens) :]
         # A token whose log-probability is reported must be sampled.
-        samples_all = params.logprobs is not None or params.bad_words or params.allowed_token_ids is not None
+        samples_all = params.wants_logprobs or params.bad_words or params.allowed_token_ids is not None
         self._constraints[new.slot] = Constraint(
             grammar=self._compiler.compile(request.grammar),
             honours_ends=bool(request.eos_token_ids),

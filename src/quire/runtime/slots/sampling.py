@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.devices.protocol import IntArray
-from quire.devices.sampling import NOT_DRAWN, Sampler, Samples, SlotSampling, TokenMask, takes_largest
+from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, SlotSampling, TokenMask, takes_largest
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.processors import ProcessorPart, RowWork
 from quire.types import NewSeq, StepOutput
 
 
@@ -72,8 +73,9 @@ def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
 class SamplingPart:
     """Samples every sequence that generates. The grammar part samples constrained ones, through `draw`."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, processors: ProcessorPart | None = None) -> None:
         self.sampler = sampler
+        self._processors = processors
         self._free: set[int] = set()  # slots without a grammar
         self._whole: set[int] = set()  # slots that need more than the largest logit
         self._draws = Draws()
@@ -139,8 +141,16 @@ class SamplingPart:
             return
         for part, logits in rows.logits(numbers):
             masks = None if masks_LW is None else masks_LW[part]
+            work = self._begin(draws.slots[part], logits, masks)
+            if work is not None:
+                logits = work.logits
             samples = self.sampler.sample(logits, slots_L[part], positions_L[part], None, masks)
+            if work is not None:
+                work.finish(samples)
             _add(samples, draws.slots[part], output)
+
+    def _begin(self, slots: list[int], logits: Logits, masks_LW: TokenMask | None) -> RowWork | None:
+        return None if self._processors is None else self._processors.begin(slots, logits, masks_LW)
 
     def _draw_drafts(
         self,
@@ -163,13 +173,15 @@ class SamplingPart:
             if start == stop:
                 continue
             rest, drafts_L = slice(start, stop), draws.drafts_of(start, stop)
-            samples = self.sampler.sample(
-                logits if start == part.start else logits[start - part.start :],
-                slots_L[rest],
-                positions_L[rest],
-                drafts_L,
-                None if masks_LW is None else masks_LW[rest],
-            )
+            masks = None if masks_LW is None else masks_LW[rest]
+            if start > part.start:
+                logits = logits[start - part.start :]
+            work = self._begin(draws.slots[rest], logits, masks)
+            if work is not None:
+                logits = work.logits
+            samples = self.sampler.sample(logits, slots_L[rest], positions_L[rest], drafts_L, masks)
+            if work is not None:
+                work.finish(samples)
             _add_accepted(samples, draws.slots[rest], output)
             last = int(samples.tokens[-1])
             slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == int(drafts_L[-1])

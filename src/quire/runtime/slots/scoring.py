@@ -7,6 +7,7 @@ import numpy as np
 from quire.devices.sampling import Sampler
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.processors import with_asked
 from quire.types import NewSeq, Request, StepOutput
 
 
@@ -21,11 +22,7 @@ class ScoringPart:
         ] = []  # slots of the step, with the tokens that its rows score
 
     def set(self, new: NewSeq) -> None:
-        if (
-            new.request.sampling.prompt_logprobs is not None
-            and new.request.pooling is None
-            and new.index == 0
-        ):
+        if new.request.sampling.scores_prompt and new.request.pooling is None and new.index == 0:
             self._requests[new.slot] = new.request
 
     def clear(self, slot: int) -> None:
@@ -52,9 +49,10 @@ class ScoringPart:
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
         for slot, targets in self._targets:
-            num_top = self._requests[slot].sampling.prompt_logprobs
-            assert num_top is not None
+            params = self._requests[slot].sampling
+            num_top, asked = params.prompt_logprobs or 0, params.prompt_logprob_token_ids or ()
             scores = output.prompt_logprobs.setdefault(slot, [])
             for part, logits in rows.logits(range(first, first + len(targets))):
-                scores += self.sampler.logprobs(logits, np.array(targets[part], np.int32), num_top)
+                found = self.sampler.logprobs(logits, np.array(targets[part], np.int32), num_top)
+                scores += (with_asked(self.sampler, one, logits, i, asked) for i, one in enumerate(found))
             first += len(targets)

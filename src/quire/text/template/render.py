@@ -25,6 +25,9 @@ QUICK_SECONDS = 0.02
 _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
 
 
+CONTENT_FORMATS = ("auto", "string", "openai")
+
+
 class ChatTemplate:
     """A model's chat template: one source, or several by name ("default", "tool_use", ...).
 
@@ -55,6 +58,7 @@ class ChatTemplate:
         self.source = "\n".join(named.values())
         # Whether the last render took so short that another one may run on an event loop.
         self.quick = False
+        self.content_format = "auto"
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, chosen: str | None = None) -> ChatTemplate:
@@ -92,12 +96,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        content_format: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt's text, special tokens included: encode it without adding any.
 
         With `continue_final_message` the text ends inside the last message; that excludes `add_generation_prompt`.
-        The template sees `variables` (chat_template_kwargs). Raises RequestError.
+        The template sees `variables` (chat_template_kwargs). Content becomes a "string" or a list of parts ("openai");
+        "auto" is what the template reads. Raises RequestError.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -105,7 +111,16 @@ class ChatTemplate:
                 "continue_final_message",
             )
         source, compiled = self._choose(tools)
-        chat = parse_messages(messages, compiled.reads_parts, compiled.needs_parts)
+        form = self.content_format if content_format is None else content_format
+        if form not in CONTENT_FORMATS:
+            raise RequestError(
+                f"chat_template_content_format must be one of {', '.join(CONTENT_FORMATS)}, got {form!r}",
+                "chat_template_content_format",
+            )
+        reads, needs = (
+            (compiled.reads_parts, compiled.needs_parts) if form == "auto" else [form == "openai"] * 2
+        )
+        chat = parse_messages(messages, reads, needs)
         final = _mark_end(chat) if continue_final_message else None
         seen = {
             **self._special_tokens,

@@ -1,0 +1,68 @@
+"""The memory of an engine, which it can give back while it sleeps: the KV cache, and the weights. Knows no request."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from quire.devices.protocol import Executable, KVCache
+from quire.errors import EngineError
+from quire.runtime.runner import Runner
+
+M = TypeVar("M")
+PARTS = ("weights", "kv_cache")
+
+
+class Residence(Generic[M]):
+    """Takes memory from a runner and gives it new memory.
+
+    `load` reads the weights, `make_cache` makes the KV cache, `compile` makes the executable from both.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        model: M,
+        load: Callable[[], M],
+        make_cache: Callable[[], KVCache],
+        compile: Callable[[M, KVCache], Executable],
+    ) -> None:
+        self._runner = runner
+        self._model: M | None = model
+        self._load, self._make_cache, self._compile = load, make_cache, compile
+        self._cache: KVCache | None = None
+        self._present = set(PARTS)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._present) == len(PARTS)
+
+    def release(self, parts: Sequence[str]) -> None:
+        """Give back memory; no step may be in flight."""
+        self._present -= set(parts)
+        if self.complete:
+            return
+        self._runner.unload()
+        self._cache = None
+        if "weights" not in self._present:
+            self._model = None
+        gc.unfreeze()  # the engine's process froze what lives since its start
+        gc.collect()
+
+    def restore(self, parts: Sequence[str]) -> None:
+        """Take the parts that are missing. Raises EngineError for a name that is no part."""
+        unknown = set(parts) - set(PARTS)
+        if unknown:
+            raise EngineError(f"wake_up: there is no {sorted(unknown)[0]!r}; tags are {', '.join(PARTS)}")
+        for part in parts:
+            if part == "weights" and self._model is None:
+                self._model = self._load()
+            if part == "kv_cache" and part not in self._present:
+                self._cache = self._make_cache()
+            self._present.add(part)
+        if self.complete and not self._runner.loaded:
+            assert self._model is not None
+            cache = self._make_cache() if self._cache is None else self._cache
+            self._runner.load(self._compile(self._model, cache), cache)
+            self._cache = None

@@ -1,0 +1,168 @@
+"""Command-line flags made of dataclass fields, and their values in all the spellings that vLLM takes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from quire.flags.table import FOREIGN, ForeignFlag
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+
+
+def integer(text: str) -> int:
+    """A whole number, or one with a unit: 4k is 4000, 4K is 4096, 1.5g is 1500000000. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return int(text)
+    size = float(match[1]) * _UNITS[match[2]]
+    if size != int(size):
+        raise ValueError(text)
+    return int(size)
+
+
+def texts(value: str) -> list[str]:
+    """The items of one argument of a list: a JSON list, or the argument itself. Raises ValueError."""
+    if not value.startswith("["):
+        return [value]
+    try:
+        return msgspec.json.decode(value, type=list[str])
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
+def rewritten(args: Sequence[str]) -> list[str]:
+    """Arguments with flags as the parser knows them.
+
+    --max_model_len is --max-model-len, -O3 is --optimization-level 3, and `--hf-overrides.rope_theta 1e6` is
+    `--hf-overrides '{"rope_theta": 1e6}'`: dotted flags of one name make one JSON object.
+    """
+    found: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    words = iter(args)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if re.fullmatch(r"-O\d", word):
+            found += ["--optimization-level", word[2:]]
+            continue
+        if not flag.startswith("--"):
+            found.append(word)
+            continue
+        name, *keys = flag.split(".")
+        name = name.replace("_", "-")
+        if keys:
+            _put(objects.setdefault(name, {}), keys, value if equals else next(words, ""))
+        else:
+            found.append(name + equals + value)
+    for name, values in objects.items():
+        found += [name, msgspec.json.encode(values).decode()]
+    return found
+
+
+def _put(values: dict[str, Any], keys: list[str], text: str) -> None:
+    """Set an inner value of nested objects; text that is no JSON is itself."""
+    for key in keys[:-1]:
+        inner = values.get(key)
+        values[key] = inner if isinstance(inner, dict) else {}
+        values = values[key]
+    try:
+        values[keys[-1]] = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        values[keys[-1]] = text
+
+
+def add_options(
+    group: argparse._ActionsContainer,
+    options: type,
+    arguments: tuple[str, ...] = (),
+    everything: bool = True,
+    only: tuple[str, ...] = (),
+) -> int:
+    """Add a flag for each field of the dataclass `options`, and a positional for each of those in `arguments`.
+
+    Unless `everything`, help shows only the fields marked as common. Returns how many it hides.
+    """
+    hints = get_type_hints(options)
+    hidden = 0
+    for f in fields(options):
+        if only and f.name not in only:
+            continue
+        default = None if f.default is MISSING else f.default
+        shown = "" if default in (None, "", ()) else f" (default: {default})"
+        settings: dict[str, Any] = {"help": f.metadata["help"] + shown, "default": default}
+        if not everything and not f.metadata["common"]:
+            settings["help"] = argparse.SUPPRESS
+            hidden += 1
+        settings.update(_reading(hints[f.name], f.metadata.get("aliases") or {}))
+        flag = f"--{f.name.replace('_', '-')}"
+        if f.name in arguments:
+            group.add_argument(f.name, nargs="?", **{**settings, "metavar": f.name})
+            if f.name == "model":  # vLLM's two ways to name it
+                group.add_argument(flag, dest="model_flag", help=argparse.SUPPRESS)
+        else:
+            flags = [f.metadata["short"]] if f.metadata["short"] else []
+            group.add_argument(*flags, flag, **settings)
+    return hidden
+
+
+def add_foreign(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that Quire knows but lacks, without help. Their values end up under their names if given."""
+    for flag in FOREIGN.values():
+        if flag.flag not in parser._option_string_actions:
+            parser.add_argument(flag.flag, dest=flag.name, **_foreign_reading(flag))
+
+
+def _foreign_reading(flag: ForeignFlag) -> dict[str, Any]:
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    if flag.takes == "switch":
+        return {**hidden, "action": argparse.BooleanOptionalAction}
+    return {**hidden, "nargs": "*"} if flag.takes == "list" else hidden
+
+
+def _reading(hint: Any, aliases: dict[str, Any]) -> dict[str, Any]:
+    """How argparse reads a value of a field's type."""
+    plain = [part for part in get_args(hint) if part is not type(None)]
+    if get_origin(hint) is Literal:
+        choices = {"choices": plain, "metavar": "{" + ",".join(map(str, plain)) + "}"}
+        return choices if not aliases else {**choices, "type": lambda text: aliases.get(text, text)}
+    if get_origin(hint) is tuple:
+        return {"action": Listed, "nargs": "+", "metavar": "VALUE"}
+    if type(None) in get_args(hint):
+        return _reading(plain[0], aliases)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if hint is int:
+        return {"type": _or_alias(integer, aliases), "metavar": "INT"}
+    return {"type": hint, "metavar": hint.__name__.upper()}
+
+
+def _or_alias(read: Callable[[str], Any], aliases: dict[str, Any]) -> Callable[[str], Any]:
+    def reading(text: str) -> Any:
+        return aliases[text] if text in aliases else read(text)
+
+    reading.__name__ = "int"  # argparse names it in errors
+    return reading
+
+
+class Listed(argparse.Action):
+    """Collects a list: several values, a repeated flag, or JSON. The first one given replaces the default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        seen = getattr(namespace, self.dest)
+        try:
+            new = [item for value in values for item in texts(value)]
+        except ValueError as error:
+            raise argparse.ArgumentError(self, f"{values} is not a JSON list of texts: {error}") from error
+        setattr(namespace, self.dest, [*(seen if isinstance(seen, list) else ()), *new])

@@ -1,0 +1,30 @@
+"""Options that come with another engine's name: taken out with a notice, or refused by name. Knows the table alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.flags.table import FOREIGN, ForeignFlag
+
+
+def take_foreign(options: dict[str, Any]) -> list[str]:
+    """Remove from `options` (by field name) those that change nothing here; returns a line about each.
+
+    Raises ConfigError for one that would change a result.
+    """
+    notices = []
+    for name in [name for name in options if name in FOREIGN]:
+        value = options.pop(name)
+        flag = FOREIGN[name]
+        if not flag.accepts(value):
+            raise ConfigError(refusal(flag, value))
+        if value is not None and value is not False:
+            notices.append(f"{flag.flag} changes nothing: {flag.why[0].lower()}{flag.why[1:]}")
+    return notices
+
+
+def refusal(flag: ForeignFlag, value: object) -> str:
+    """Why `value` of `flag` is refused, and what to use."""
+    given = "" if value is True else f" {value}"
+    return f"{flag.flag}{given} is not supported: {flag.why}; nearest is {flag.nearest}"

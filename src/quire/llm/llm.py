@@ -1,0 +1,310 @@
+"""`LLM`: text from prompts and conversations, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quire.client.outputs import OutputStream, RequestOutput
+from quire.config import EngineConfig
+from quire.engine.local import LocalCall
+from quire.errors import QuireError, RequestError
+from quire.lazy import Lazy
+from quire.llm.engine_args import EngineArgs, engine_config
+from quire.llm.pooling import PoolingMethods
+from quire.llm.prompts import Message, Prompt, as_list, no_adapter, no_media, salt_of, tokens_of
+from quire.llm.running import Tqdm, push, raise_error
+from quire.logits_processor import ProcessorClass
+from quire.params import OutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.text.template import render
+else:
+    render = Lazy("quire.text.template.render")
+
+Kwargs = Mapping[str, Any]
+Sampling = SamplingParams | Sequence[SamplingParams]
+
+
+class LLM(PoolingMethods):
+    """A model ready to generate. Any number of threads may call it; their requests share one batch.
+
+    An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with` block, or
+    call `shutdown`, to free its memory early.
+
+    `model` is a directory or a Hugging Face id; the default is the model inside the package. `logits_processors` are
+    classes, or names of the form module:Class (`quire.logits_processor`). All other options are fields of
+    `quire.config` (dtype, max_model_len, hf_overrides, max_num_seqs, gpu_memory_utilization, seed, ...), or options of
+    vLLM that change nothing here; unknown ones raise ConfigError.
+    """
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        logits_processors: Sequence[str | ProcessorClass] | None = None,
+        **options: Any,
+    ) -> None:
+        given = logits_processors or ()
+        classes = tuple(one for one in given if not isinstance(one, str))
+        names = tuple(one for one in given if isinstance(one, str))
+        config = engine_config({"model": str(model), "logits_processors": names, **options})
+        self._start(config, classes)
+        self._enqueued: list[tuple[LocalCall, list[OutputStream]]] = []
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """An engine from options that are sorted already, such as the command line's."""
+        llm = cls.__new__(cls)
+        llm._start(config)
+        llm._enqueued = []
+        return llm
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An engine from the options that `EngineArgs` holds."""
+        return cls.from_config(engine_args.create_engine_config())
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Sampling | None = None,
+        use_tqdm: Tqdm = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Kwargs | None = None,
+        mm_processor_kwargs: Kwargs | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt: a text, a list of token ids, or {"prompt": ...} / {"prompt_token_ids": ...}.
+
+        Returns one RequestOutput per prompt, in order. If any prompt is refused, raises RequestError before any
+        prompt runs. `use_tqdm` may be a class like tqdm.
+        """
+        no_adapter(lora_request)
+        no_media(mm_processor_kwargs)
+        items = as_list(prompts)
+        each = _final_only(self._params_for(sampling_params, len(items)))
+        return self._run(list(self._streams(items, each, priority, tokenization_kwargs)), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Sampling | None = None,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        use_tqdm: Tqdm = True,
+        tokenization_kwargs: Kwargs | None = None,
+        mm_processor_kwargs: Kwargs | None = None,
+    ) -> list[str]:
+        """Begin to continue prompts and return their request ids; `wait_for_completion` returns the results."""
+        no_adapter(lora_request)
+        no_media(mm_processor_kwargs)
+        items = as_list(prompts)
+        each = _final_only(self._params_for(sampling_params, len(items)))
+        return self._enqueue(list(self._streams(items, each, priority, tokenization_kwargs)))
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Sampling | None = None,
+        use_tqdm: Tqdm = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Kwargs | None = None,
+        mm_processor_kwargs: Kwargs | None = None,
+    ) -> list[str]:
+        """Begin to answer conversations, as `enqueue` does prompts."""
+        no_adapter(lora_request)
+        no_media(mm_processor_kwargs)
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        prompts = self._chat_prompts(messages, chat_template, chat_template_content_format, options)
+        each = _final_only(self._params_for(sampling_params, len(prompts)))
+        return self._enqueue(list(self._streams(prompts, each, priority, tokenization_kwargs)))
+
+    def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:
+        """The results of everything that was enqueued, in order. If one fails, the rest is aborted."""
+        pending, self._enqueued = self._enqueued, []
+        found: list[RequestOutput] = []
+        try:
+            while pending:
+                call, streams = pending.pop(0)
+                found += self._finish(call, streams, use_tqdm)
+        finally:
+            for call, _ in pending:
+                call.__exit__(None, None, None)
+        return found
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Sampling | None = None,
+        use_tqdm: Tqdm = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Kwargs | None = None,
+        mm_processor_kwargs: Kwargs | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template or the one given.
+
+        `chat_template_content_format` is how the template wants content: "string", "openai" (a list of parts), or
+        "auto": read from the template.
+        """
+        no_adapter(lora_request)
+        no_media(mm_processor_kwargs)
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        prompts = self._chat_prompts(messages, chat_template, chat_template_content_format, options)
+        each = _final_only(self._params_for(sampling_params, len(prompts)))
+        return self._run(list(self._streams(prompts, each, priority, tokenization_kwargs)), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: Any,
+        lora_request: Any = None,
+        use_tqdm: bool = False,
+        concurrency_limit: Any = None,
+    ) -> Any:
+        """Refused."""
+        raise QuireError("beam_search is not supported: use generate with n samples and logprobs")
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        continue_final_message: bool = False,
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation and yield the RequestOutput each time it grows."""
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        (prompt,) = self._chat_prompts(messages, None, "auto", more if continue_final_message else {})
+        return self.stream(prompt, sampling_params)
+
+    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt that `chat` computes for a conversation."""
+        (prompt,) = self._chat_prompts(messages, None, "auto", {})
+        tokens: list[int] = prompt["prompt_token_ids"]
+        return tokens
+
+    def _chat_prompts(
+        self, messages: Sequence[Any], chat_template: str | None, content_format: str, options: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The prompts of one conversation or many."""
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        template = None
+        if chat_template is not None:
+            if self._front.tokenizer is None:
+                raise RequestError("chat needs a tokenizer: leave out skip_tokenizer_init", "messages")
+            template = render.ChatTemplate.load(self._front.tokenizer, chat_template)
+        prompts = []
+        for conversation in conversations:
+            text = self._front.render(
+                list(conversation), template=template, content_format=content_format, **options
+            )
+            tokens = self._front.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": tokens})
+        return prompts
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt and yield the RequestOutput each time it grows; stopping early aborts it.
+
+        With `output_kind` DELTA it yields only the new part each time, with FINAL_ONLY once.
+        """
+        (stream,) = self._streams([prompt], self._params_for(sampling_params, 1), None)
+        kind = stream.request.sampling.output_kind
+        with self._submit_streams([stream]) as call:
+            for deltas in call:
+                for delta in deltas:
+                    push(call, stream, delta)
+                raise_error(stream)
+                if stream.finished or kind is not OutputKind.FINAL_ONLY:
+                    yield stream.new_part() if kind is OutputKind.DELTA else stream.output
+                if stream.finished:
+                    return
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling parameters of the model's generation_config.json."""
+        return self._front.default_params()
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """The model's default sampling parameters, overridden by `given`."""
+        return self._front.default_params(**given)
+
+    def _streams(
+        self,
+        prompts: Sequence[Prompt],
+        each: Sequence[SamplingParams],
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Kwargs | None = None,
+    ) -> Iterator[OutputStream]:
+        if priority is not None and len(priority) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"
+            )
+        for i, prompt in enumerate(prompts):
+            text, tokens = tokens_of(self._front, prompt, tokenization_kwargs)
+            request = self._front.request(
+                self._new_id(),
+                tokens,
+                each[i],
+                priority=priority[i] if priority else 0,
+                salt=salt_of(prompt),
+                clamp=True,
+            )
+            yield self._front.stream(request, text)
+
+    def _params_for(self, params: Sampling | None, count: int) -> Sequence[SamplingParams]:
+        """A checked copy for each prompt, so that later changes by the caller do no harm."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params.clone()] * count
+        if len(params) != count:
+            raise RequestError(
+                f"{count} prompts need as many SamplingParams, got {len(params)}", "sampling_params"
+            )
+        return [one.clone() for one in params]
+
+    def _enqueue(self, streams: list[OutputStream]) -> list[str]:
+        self._enqueued.append((self._submit_streams(streams), streams))
+        return [stream.request.id for stream in streams]
+
+    def _run(self, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
+        return self._finish(self._submit_streams(streams), streams, use_tqdm)
+
+
+def _final_only(each: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
+    """The same parameters, without reports of every token."""
+    made = {id(params): msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY) for params in each}
+    return [made[id(params)] for params in each]

@@ -1,0 +1,76 @@
+"""Prompts in all forms that vLLM takes, and the options of their tokenization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.client.front import Front
+from quire.errors import RequestError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = dict[str, Any]
+TOKENIZATION = ("truncate_prompt_tokens", "add_special_tokens")
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or many: a list of ints is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not prompts:
+        return []
+    if isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    """(text, token ids) of a prompt in any of its forms."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        given = {name for name, value in prompt.items() if value not in (None, {})}
+        unknown = given - {"prompt", "prompt_token_ids", "cache_salt"}
+        if unknown or not given:
+            raise RequestError(
+                f"a prompt may contain prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
+            )
+        tokens = prompt.get("prompt_token_ids")
+        return prompt.get("prompt"), None if tokens is None else list(tokens)
+    return None, list(prompt)
+
+
+def salt_of(prompt: Prompt) -> str:
+    """What separates the prompt's prefix cache from others."""
+    return str(prompt.get("cache_salt") or "") if isinstance(prompt, Mapping) else ""
+
+
+def tokens_of(front: Front, prompt: Prompt, kwargs: Mapping[str, Any] | None) -> tuple[str | None, list[int]]:
+    """The text, if it is known, and the tokens of a prompt. `kwargs` as vLLM's tokenization_kwargs."""
+    options = dict(kwargs or {})
+    unknown = [name for name, value in options.items() if name not in TOKENIZATION and value is not None]
+    if unknown:
+        raise RequestError(
+            f"tokenization_kwargs: {unknown[0]} is not supported: take {', '.join(TOKENIZATION)}",
+            "tokenization_kwargs",
+        )
+    text, tokens = read_prompt(prompt)
+    if tokens is None:
+        tokens = front.encode(
+            text or "", add_special_tokens=options.get("add_special_tokens", True) is not False
+        )
+    return text, front.truncated(tokens, options.get("truncate_prompt_tokens"))
+
+
+def no_adapter(request: object) -> None:
+    """Refuse an adapter."""
+    if request is not None and request != []:
+        raise RequestError(
+            "lora_request: adapters are not supported here: merge them into the model", "lora_request"
+        )
+
+
+def no_media(kwargs: Mapping[str, Any] | None) -> None:
+    """Refuse options of inputs other than text."""
+    if kwargs:
+        raise RequestError("mm_processor_kwargs: this model takes text alone", "mm_processor_kwargs")

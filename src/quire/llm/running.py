@@ -1,0 +1,236 @@
+"""An engine of this process: its start, its life, and the calls that wait for their requests."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.client.metrics import Metrics
+from quire.client.outputs import OutputStream, RequestOutput
+from quire.client.start import start_front
+from quire.config import EngineConfig
+from quire.engine.local import LocalCall, LocalEngine
+from quire.engine.start import begin_start, finish_start
+from quire.errors import EngineError, QuireError
+from quire.lazy import Lazy
+from quire.llm.metrics import PREFIX, LocalMetrics, Metric
+from quire.logits_processor import ProcessorClass, load_processors
+from quire.text.tokenizer import Tokenizer
+from quire.types import Delta, EngineStats, FinishReason, Request
+
+if TYPE_CHECKING:
+    from rich import progress
+else:
+    progress = Lazy("rich.progress")
+
+Tqdm = bool | Callable[..., Any]
+
+
+class RunningEngine:
+    """Starts an engine and runs requests on it."""
+
+    def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
+        started, model = begin_start(config, processors)
+        with started.report.phase("tokenizer"):  # in parallel with the check of a built engine's weights
+            self._front = start_front(config, started.info, seed=config.seed)
+        finish_start(started, model)
+        self.config = config
+        self.report = started.report
+        self._core = started.core
+        metrics = Metrics("", PREFIX)
+        metrics.stats = started.core.stats()
+        metrics.name_model(started.info.name, config.cache, started.info.max_model_len)
+        self._metrics = LocalMetrics(metrics)
+        self._engine = LocalEngine(started.core, self._metrics)
+        self._close = weakref.finalize(self, self._engine.close)
+        self._grammars = started.grammars
+        self._front.compile_grammar = started.grammars.check
+        self._front.processors += load_processors(tuple(processors))
+        self._front.takes_functions = True
+        self._ids = itertools.count()
+        self._asleep = False
+
+    def shutdown(self) -> None:
+        """Stop the engine. Running calls, and later ones, raise EngineError."""
+        self._close()
+
+    @property
+    def threads(self) -> int:
+        return self.report.threads
+
+    @property
+    def vocab_size(self) -> int:
+        return self._front.info.vocab_size
+
+    @property
+    def name(self) -> str:
+        return self._front.info.name
+
+    @property
+    def max_model_len(self) -> int:
+        return self._front.info.max_model_len
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        return self._front.tokenizer
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """The number of processes that compute: 1."""
+        return 1
+
+    def stats(self) -> EngineStats:
+        """The engine's counters and gauges now."""
+        return self._engine.ask(lambda core: core.stats())
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters, gauges and histograms under vLLM's names (vllm:...)."""
+        return self._engine.ask(lambda core: self._metrics.read(core.stats()))
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget cached prefixes. Running requests keep theirs, unless they are reset: then they compute them again.
+
+        Returns True: it always succeeds.
+        """
+        return self._engine.ask(lambda core: core.reset_prefix_cache(reset_running_requests))
+
+    def reset_mm_cache(self) -> None:
+        """Does nothing: no input but text is cached."""
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: the KV cache at level 1, the weights too at level 2, nothing at level 0.
+
+        Running requests are ended (mode "abort"), finished first ("wait"), or resumed afterwards ("keep").
+        """
+        self._asleep = True
+        try:
+            self._engine.ask(lambda core: core.sleep(level, mode))
+        except BaseException:
+            self._asleep = False
+            raise
+
+    def release_kv_cache_memory(self) -> None:
+        """Sleep at level 1."""
+        self.sleep(1)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again; only "weights" or "kv_cache" if `tags` say so. It sleeps until both are there."""
+
+        def wake(core: Any) -> bool:
+            core.wake_up(tags)
+            return bool(core.is_sleeping)
+
+        self._asleep = self._engine.ask(wake)
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
+
+    def start_profile(
+        self, profile_prefix: str | None = None, delay_iterations: int = 0, max_iterations: int = 0
+    ) -> None:
+        """Trace steps until `stop_profile` (Chrome's format), in the directory of `profiler_config`."""
+        self._engine.ask(lambda core: core.start_profile(profile_prefix, delay_iterations, max_iterations))
+
+    def stop_profile(self) -> str | None:
+        """Write the trace and return its path; None if none was started."""
+        return self._engine.ask(lambda core: core.stop_profile())
+
+    def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refused: there are no worker processes, and the engine runs no foreign code."""
+        raise QuireError(
+            "collective_rpc is not supported: this engine has no workers; use the methods of LLM"
+        )
+
+    def apply_model(self, func: Callable[[Any], Any]) -> Any:
+        """Refused: the model is a recorded plan, not a module of torch."""
+        raise QuireError("apply_model is not supported: the model is no torch module; use logits_processors")
+
+    def _new_id(self) -> str:
+        return str(next(self._ids))
+
+    def _submit(self, requests: Sequence[Request]) -> LocalCall:
+        if self._asleep:
+            raise EngineError("the engine sleeps: call wake_up first")
+        for request in requests:
+            self._metrics.begin(request)
+        return self._engine.submit(requests)
+
+    def _submit_streams(self, streams: Sequence[OutputStream]) -> LocalCall:
+        if self._asleep:
+            raise EngineError("the engine sleeps: call wake_up first")
+        for stream in streams:
+            stream.times = self._metrics.begin(stream.request)
+        return self._engine.submit([stream.request for stream in streams])
+
+    def _finish(self, call: LocalCall, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
+        """Wait until all are finished. If one fails, abort the rest."""
+        by_id = {s.request.id: s for s in streams}
+        with call, Progress(len(streams), use_tqdm) as shown:
+            for deltas in call:
+                for delta in deltas:
+                    stream = by_id[delta.request_id]
+                    if push(call, stream, delta) and stream.finished:
+                        raise_error(stream)
+                        shown.advance()
+        return [s.output for s in streams]
+
+    def _compute(self, requests: Sequence[Request]) -> list[list[float]]:
+        """Run pooled requests and return their vectors in order. QuireError if one fails."""
+        vectors: dict[str, list[float]] = {}
+        with self._submit(requests) as call:
+            for deltas in call:
+                for delta in deltas:
+                    if delta.finish_reason is FinishReason.ERROR:
+                        raise QuireError(f"request {delta.request_id} failed: {delta.error}")
+                    if delta.embedding is not None:
+                        vectors[delta.request_id] = delta.embedding
+        return [vectors[request.id] for request in requests]
+
+
+def push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
+    """Pass a delta on; end a sample whose text contains a stop string. False if the sample had already ended."""
+    pushed = False
+    for part in stream.parts(delta):
+        chunk = stream.push(part)
+        if chunk is None:
+            break
+        pushed = True
+        if chunk.abort:
+            call.abort(delta.request_id, delta.index)
+    return pushed
+
+
+def raise_error(stream: OutputStream) -> None:
+    if stream.output.error is not None:
+        raise QuireError(f"request {stream.request.id} failed: {stream.output.error}")
+
+
+class Progress:
+    """A progress bar on stderr that counts finished requests; a class like tqdm takes its place."""
+
+    def __init__(self, total: int, use_tqdm: Tqdm) -> None:
+        self._bar: Any = None
+        self._advance: Callable[[], object] = lambda: None
+        self._end: Callable[[], object] = lambda: None
+        if not isinstance(use_tqdm, bool):
+            self._bar = use_tqdm(total=total, desc="Processed prompts")
+            self._advance, self._end = (lambda: self._bar.update(1)), self._bar.close
+        elif use_tqdm and total > 1:
+            columns = progress.Progress.get_default_columns()
+            bar = progress.Progress(
+                *columns, progress.TextColumn("{task.completed}/{task.total}"), transient=True
+            )
+            task = bar.add_task("generating", total=total)
+            bar.start()
+            self._advance, self._end = (lambda: bar.advance(task)), bar.stop
+
+    def advance(self) -> None:
+        self._advance()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
