@@ -336,8 +336,23 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
         logger.warning("%s %s", spec.architecture, backend.caveat)
     report.parameters, report.memory = plan.model.num_parameters, memory
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
+    core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
+    core.residence = Residence(
+        runner,
+        model,
+        partial(_load_checked, plan) if drafting.cache is None else lambda: model,  # a drafter shares it
+        lambda: backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size),
+        lambda model, kv: backend.compile(tapped(model, plan.taps), kv, plan.limits),
+    )
+    core.trace_directory = config.device.trace_directory
+    return Started(Programs(core), _card(plan), report, grammars), model
+
+
+def _card(plan: EnginePlan) -> ModelCard:
+    """The model as its callers see it."""
+    memory, spec, config = plan.memory, plan.model.spec, plan.config
     most, head = config.model.max_logprobs, plan.model.pooling
-    info = ModelCard(
+    return ModelCard(
         name=plan.name,
         max_model_len=memory.max_model_len,
         max_input_len=plan.model.limits.max_input_len,
@@ -353,16 +368,6 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
         num_parameters=plan.model.num_parameters,
         weight_bytes=memory.weights,
     )
-    core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
-    core.residence = Residence(
-        runner,
-        model,
-        partial(_load_checked, plan) if drafting.cache is None else lambda: model,  # a drafter shares it
-        lambda: backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size),
-        lambda model, kv: backend.compile(tapped(model, plan.taps), kv, plan.limits),
-    )
-    core.trace_directory = config.device.trace_directory
-    return Started(Programs(core), info, report, grammars), model
 
 
 def _load_checked(plan: EnginePlan) -> load.ServedModel:
