@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from quire.client.scoring import plan_scores
+from quire.client.front import Front
+from quire.client.scoring import ScoringRules, plan_scores
 from quire.client.vectors import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -126,7 +127,9 @@ class PoolingMethods(RunningEngine):
         tokens_of(self._front, [0], options)  # refuses other options
         seconds = [data_2] if isinstance(data_2, str) else list(data_2)
         firsts = [data_1] if isinstance(data_1, str) else list(data_1)
-        scoring = plan_scores(self._front, self._new_id, firsts, seconds, limit)
+        activate = not isinstance(pooling_params, PoolingParams) or pooling_params.use_activation is not False
+        rules = ScoringRules(limit=limit, activate=activate)
+        scoring = plan_scores(self._front, self._new_id, firsts, seconds, rules)
         scores = scoring.scores(self._compute(scoring.requests))
         return [
             VectorRequestOutput(
@@ -157,12 +160,12 @@ class PoolingMethods(RunningEngine):
         ]
 
 
-def pooled_request(front: Any, request_id: str, tokens: list[int], params: PoolingParams) -> Request:
+def pooled_request(front: Front, request_id: str, tokens: list[int], params: PoolingParams) -> Request:
     """The request for one vector."""
     if params.task not in (None, *TASKS) or params.task in ("token_embed", "token_classify", "plugin"):
         raise RequestError(f"task {params.task!r} is not supported: take embed, classify or score", "task")
-    request: Request = front.pooled(request_id, tokens, cast("Pooling | None", params.pooling))
-    return request
+    kind = cast("Pooling | None", params.pooling)
+    return front.pooled(request_id, tokens, kind, activate=params.use_activation is not False)
 
 
 def _each(params: Params | None, count: int, pooling: Pooling | None) -> list[PoolingParams]:

@@ -10,7 +10,7 @@ from quire.errors import RequestError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
-TOKENIZATION = ("truncate_prompt_tokens", "add_special_tokens")
+TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
@@ -59,7 +59,9 @@ def tokens_of(front: Front, prompt: Prompt, kwargs: Mapping[str, Any] | None) ->
         tokens = front.encode(
             text or "", add_special_tokens=options.get("add_special_tokens", True) is not False
         )
-    return text, front.truncated(tokens, options.get("truncate_prompt_tokens"))
+    return text, front.truncated(
+        tokens, options.get("truncate_prompt_tokens"), options.get("truncation_side")
+    )
 
 
 def no_adapter(request: object) -> None:
