@@ -27,6 +27,15 @@ class RequestError(QuireError, ValueError):
         self.param = param
 
 
+class PromptTooLongError(RequestError):
+    """The prompt has `num_tokens`, more than the `longest` that fit."""
+
+    def __init__(self, message: str, num_tokens: int, longest: int) -> None:
+        super().__init__(message, "prompt")
+        self.num_tokens = num_tokens
+        self.longest = longest
+
+
 class OverloadedError(QuireError):
     """The queue is full; try again after `retry_after` seconds."""
 

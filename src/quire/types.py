@@ -18,6 +18,18 @@ UNSEEN = -1
 """Stands for a token that an earlier, unfinished step samples for the same slot (ScheduledSeq.tokens)."""
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """At most `limit` tokens of reasoning, which stands between one of `begin` and one of `end`.
+
+    Then the first `end` is forced. `opened`: the prompt has begun the reasoning.
+    """
+
+    limit: int
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    opened: bool
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One prompt and how to continue it. Crosses the process border; the engine core never sees text.
 
@@ -47,10 +59,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prediction: tuple[int, ...] = ()
     owner: str = ""
     activate: bool = True
+    thinking: ThinkingBudget | None = None
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
         return (self.seed + index) & SEED_MASK
+
+    @property
+    def constrained(self) -> bool:
+        """Whether its tokens are drawn through masks."""
+        return self.grammar is not None or self.thinking is not None
 
 
 @dataclass(slots=True, frozen=True)
@@ -136,6 +154,7 @@ class StepOutput:
 class FinishReason(str, enum.Enum):
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     ABORT = "abort"
     ERROR = "error"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from quire import SamplingParams, StructuredOutputsParams
+from quire.params import RepetitionDetectionParams
 
 _GREEDY = {"temperature": 0.0}
 _SCHEMA = {
@@ -50,6 +51,15 @@ PARAMS = [
     SamplingParams(
         seed=16, **_GREEDY, structured_outputs=StructuredOutputsParams(choice=["to be", "not to be, or"])
     ),
+    SamplingParams(
+        seed=17,
+        max_tokens=40,
+        top_k=2,
+        logit_bias={65: 90.0, 66: 90.0},
+        ignore_eos=True,
+        repetition_detection=RepetitionDetectionParams(max_pattern_size=3, min_count=3),
+    ),
+    SamplingParams(seed=18, max_tokens=40, ignore_eos=True, thinking_token_budget=9),
 ]
 
 
@@ -61,5 +71,6 @@ def make_prompts() -> list[list[int]]:
     prompts += [common + [rng.randrange(250) for _ in range(rng.randrange(1, 30))] for _ in range(5)]
     prompts += [common, common + prompts[5][37:40]]
     prompts += [common + [rng.randrange(250) for _ in range(4)] for _ in range(2)] + [[7] * 20, [9, 8, 7]]
+    prompts += [[5, 6], list(b"think: <think>")]
     assert len(prompts) == len(PARAMS)
     return prompts

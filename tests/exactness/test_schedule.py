@@ -133,7 +133,9 @@ def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
     options = {"max_model_len": 160, **OPTIONS.get(model, {}), **options}
     if options.get("kv_cache_dtype") == "int8" and "block_size" in options:  # multiples of 4 alone
         options["block_size"] = -(-options["block_size"] // 4) * 4
-    return LLM(make(family, dtype, **config), **options)
+    llm = LLM(make(family, dtype, **config), **options)
+    llm._front.reasoning_parser = "qwen3"  # for the bound on reasoning
+    return llm
 
 
 def record(llm: LLM) -> Recorder:

@@ -10,7 +10,7 @@ from fake_executor import FakeExecutor, Journal, alone, drain, request
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
-from quire.params import OutputKind
+from quire.params import OutputKind, RepetitionDetectionParams
 from quire.sched import Scheduler
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput, TokenLogprobs
 
@@ -597,3 +597,24 @@ def test_the_last_token_of_a_cached_prefix_can_be_computed_again(common: int) ->
     for made in batch.copies:
         assert made[0] >= 0
     world.drain()
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize(
+    ("out", "rule", "kept"),
+    [
+        ([1, 2, 2, 2, 3], {"max_pattern_size": 1, "min_count": 3}, 4),
+        ([1, 2, 1, 2, 1, 2, 9], {"max_pattern_size": 2, "min_count": 3}, 6),
+        ([2, 2, 2, 1, 2, 1], {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 2}, 6),
+        ([8, 8, 9], {"max_pattern_size": 2, "min_count": 3}, None),  # the prompt does not count
+        ([1, 2, 3, 1, 2, 4], {"max_pattern_size": 3, "min_count": 2}, None),
+        ([2, 2, 2, 2], {"min_count": 3}, None),
+    ],
+)
+def test_a_repeated_pattern_ends_the_output(
+    out: list[int], rule: dict[str, int], kept: int | None, drafted: bool
+) -> None:
+    made = request("a", [8, 8], 20, repetition_detection=RepetitionDetectionParams(**rule))
+    deltas = feed(World(), made, *([out[:1], out[1:]] if drafted else [[token] for token in out[:kept]]))
+    assert [token for delta in deltas for token in delta.tokens] == out[:kept]
+    assert deltas[-1].finish_reason is (None if kept is None else FinishReason.REPETITION)

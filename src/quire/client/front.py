@@ -17,11 +17,13 @@ import msgspec
 from quire.client.outputs import OutputStream
 from quire.config import EngineConfig
 from quire.engine.process import Started
-from quire.errors import RequestError
+from quire.errors import PromptTooLongError, RequestError
 from quire.logits_processor import ProcessorClass
 from quire.params import SamplingParams, StructuredOutputsParams
+from quire.text.formats.registry import reasoning_format
+from quire.text.formats.shapes import Place, ReasoningFormat
 from quire.text.tokenizer import Tokenizer
-from quire.types import SEED_MASK, ModelCard, Pooling, Request
+from quire.types import SEED_MASK, ModelCard, Pooling, Request, ThinkingBudget
 
 if TYPE_CHECKING:
     from quire.text.template.render import ChatTemplate
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 TOKENS_OF = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
 MAX_ASKED_TOKENS = 128
+MAX_TURN = 256  # tokens at the end of a prompt that may tell whether it has begun the reasoning
 
 
 class Front:
@@ -51,6 +54,7 @@ class Front:
         self.processors: tuple[ProcessorClass, ...] = ()  # those of the engine
         self.takes_functions = False  # requests may bring functions: the engine runs in this process
         self.processed_logprobs = False
+        self.reasoning_parser = "auto"
         self._seeds = random.Random(seed)
 
     @cached_property
@@ -102,10 +106,12 @@ class Front:
         salt: str = "",
         add_special_tokens: bool = True,
         clamp: bool = False,
+        place: Place | None = None,
     ) -> Request:
         """Check a prompt and its parameters against the model. Raises RequestError naming the field at fault.
 
-        If max_tokens does not fit after the prompt, the request is refused, or with `clamp` max_tokens is lowered.
+        max_tokens is lowered to what fits after the prompt; more than the model's length is refused, unless `clamp`.
+        `place` is where the prompt leaves the answer; None reads it from the prompt.
         """
         if not self.info.generates:
             raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
@@ -113,26 +119,12 @@ class Front:
         self._check_tokens(tokens)
         self._check_params(params)
         params = self._for_processors(params)
-        longest = self.info.max_input_len
-        if longest is not None and len(tokens) > longest:
+        room = self._room(tokens)
+        length = self.info.max_model_len
+        if params.max_tokens is not None and params.max_tokens > length and not clamp:
             raise RequestError(
-                f"the prompt has {len(tokens)} tokens, and this engine takes at most {longest}: shorten the prompt "
-                "or build the engine with a larger --max-input-len",
-                "prompt",
-            )
-        room = self.info.max_model_len - len(tokens)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, but the model's maximum context length is "
-                f"{self.info.max_model_len} including at least one token of output: shorten the prompt "
-                "or raise --max-model-len",
-                "prompt",
-            )
-        if params.max_tokens is not None and params.max_tokens > room and not clamp:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}, together more than "
-                f"the model's maximum context length of {self.info.max_model_len}: lower max_tokens to "
-                f"{room} or leave it out",
+                f"max_tokens is {params.max_tokens}, but this model's maximum context length is {length} tokens, "
+                f"prompt included: lower max_tokens to {room} or leave it out",
                 "max_tokens",
             )
         constraint, compile_grammar = params.structured_outputs, self.compile_grammar
@@ -155,6 +147,7 @@ class Front:
             arrival=time.time(),
             grammar=grammar,
             choices=choices,
+            thinking=self._thinking(params, tokens, place),
             prediction=self._prediction(params),
             scored_from=_scored_from(params, len(tokens)),
         )
@@ -191,6 +184,53 @@ class Front:
                     )
             return tuple(prediction)
         return tuple(self.encode(prediction, add_special_tokens=False))
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """How the model sets its reasoning apart: the format of that name, or the one that its template uses."""
+        name = self.reasoning_parser
+        source = self.template.source if name == "auto" and self.template is not None else ""
+        return reasoning_format(name, source)
+
+    def _thinking(
+        self, params: SamplingParams, tokens: list[int], place: Place | None
+    ) -> ThinkingBudget | None:
+        """The bound on reasoning, if there is one and the output can still begin or go on with reasoning."""
+        limit = params.thinking_token_budget
+        if limit is None or place == "answer" or self.tokenizer is None:
+            return None
+        form = self.reasoning
+        if form is None:
+            return None
+        begin, end = form.begin, form.end
+        if form.channels is not None:
+            channels = form.channels
+            begin, end = (channels.channel + channels.reasoning + channels.message,), channels.ends
+        if not end:
+            return None
+        if place is None:
+            place = form.place(self.tokenizer.decode(tokens[-MAX_TURN:], skip_special_tokens=False))
+        return None if place == "answer" else ThinkingBudget(limit, begin, end, place == "reasoning")
+
+    def _room(self, tokens: list[int]) -> int:
+        """How many tokens of output fit after the prompt. PromptTooLongError if none does."""
+        count, longest = len(tokens), self.info.max_input_len
+        if longest is not None and count > longest:
+            raise PromptTooLongError(
+                f"This engine's maximum context length is {longest} tokens of prompt, and the prompt has {count}: "
+                "shorten it or build the engine with a larger --max-input-len",
+                count,
+                longest,
+            )
+        length = self.info.max_model_len
+        if count >= length:
+            raise PromptTooLongError(
+                f"This model's maximum context length is {length} tokens, including at least one of output, and the "
+                f"prompt has {count} tokens: shorten it or raise --max-model-len",
+                count,
+                length - 1,
+            )
+        return length - count
 
     def pooled(
         self,
@@ -293,6 +333,13 @@ class Front:
 
     def _check_params(self, params: SamplingParams) -> None:
         vocab = self.info.vocab_size
+        if params.min_tokens and params.allowed_token_ids is not None:
+            ends = {*self.info.eos_token_ids, *(params.stop_token_ids or ())}
+            if ends.issuperset(params.allowed_token_ids):
+                raise RequestError(
+                    "allowed_token_ids holds only tokens that end the output, which min_tokens forbids: allow others",
+                    "allowed_token_ids",
+                )
         for name in (
             "allowed_token_ids",
             "stop_token_ids",

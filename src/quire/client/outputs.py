@@ -181,6 +181,8 @@ class OutputStream:
             self._add_prompt_logprobs(delta.prompt_logprobs)
         finish = None if delta.finish_reason is None else delta.finish_reason.value
         stop_reason: int | str | None = delta.stop_reason
+        if delta.finish_reason is FinishReason.REPETITION:
+            stop_reason = "repetition_detected"
         text, stopped = self._new_text(delta)
         if stopped is not None:
             finish, stop_reason = FinishReason.STOP.value, stopped

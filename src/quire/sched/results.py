@@ -86,11 +86,11 @@ class Results:
         tokens += out
         reason = stop_reason = None
         complete = slot in output.ended
-        if len(tokens) >= seq.max_total or not seq.end_ids.isdisjoint(out):
+        if len(tokens) >= seq.max_total or seq.repetition is not None or not seq.end_ids.isdisjoint(out):
             kept, reason, stop_reason = seq.cut(len(out))
             if kept < len(out):
                 out, logprobs, complete = out[:kept], logprobs and logprobs[:kept], False
-        if complete and (complete := reason is not FinishReason.STOP):
+        if complete and (complete := reason in (None, FinishReason.LENGTH)):
             reason = FinishReason.STOP
         if reason is not None and running:
             seq.num_computed = min(item.start + len(item.tokens) + drawn - 1, len(tokens))

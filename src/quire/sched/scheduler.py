@@ -12,7 +12,15 @@ from quire.sched.plan import Planner
 from quire.sched.prefix import PrefixMatch
 from quire.sched.queue import WaitingQueue
 from quire.sched.results import Results
-from quire.sched.sequence import FINISHED, RUNNING, Group, Sequence, refusal, report_interval
+from quire.sched.sequence import (
+    FINISHED,
+    RUNNING,
+    Group,
+    Sequence,
+    active_repetition,
+    refusal,
+    report_interval,
+)
 from quire.sched.tables import BlockTables
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
@@ -125,9 +133,10 @@ class Scheduler:
             end_ids=frozenset(request.eos_token_ids).union(sampling.stop_token_ids or ()),
             num_reported=len(tokens),
             report_every=report_interval(request, self._stream_interval),
-            constrained=request.grammar is not None,
+            constrained=request.constrained,
             num_prompt_logprobs=request.scored_from,
             base=base,
+            repetition=active_repetition(sampling),
         )
 
     def _common(self, request_id: str, index: int, group: Group, tokens: list[int]) -> PrefixMatch | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from quire.params import OutputKind
+from quire.params import OutputKind, RepetitionDetectionParams, SamplingParams
 from quire.radix import RadixNode
 from quire.sched.prefix import PrefixMatch
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
@@ -58,6 +58,7 @@ class Sequence:
     num_unseen: int = 0
     blocks: list[int] = field(default_factory=list)
     base: PrefixMatch | None = None
+    repetition: RepetitionDetectionParams | None = None
     status: SequenceStatus = WAITING
     num_cached: int = 0
     num_accepted: int = 0  # tokens of drafts
@@ -101,11 +102,24 @@ class Sequence:
                 reason = FinishReason.STOP
             elif total >= self.max_total:
                 reason = FinishReason.LENGTH
+            elif self.repetition is not None and total >= self.min_total and self._repeats(total):
+                reason = FinishReason.REPETITION
             if reason is not None:
                 del tokens[total:]
                 requested = reason is FinishReason.STOP and token not in self.request.eos_token_ids
                 return total - first, reason, token if requested else None
         return count, None, None
+
+    def _repeats(self, total: int) -> bool:
+        """Whether the output up to `total` ends in a pattern that `repetition` counts often enough."""
+        rule, tokens = self.repetition, self.tokens
+        assert rule is not None
+        longest = min(rule.max_pattern_size, (total - self.num_prompt_tokens) // rule.min_count)
+        for size in range(max(1, rule.min_pattern_size), longest + 1):
+            last = total - size * (rule.min_count - 1)
+            if all(tokens[i] == tokens[i - size] for i in range(total - 1, last - 1, -1)):
+                return True
+        return False
 
     def take_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
         """Those of `entries` (for the tokens at start + 1, ...) not delivered yet; marks them delivered."""
@@ -151,6 +165,12 @@ class Group:
                     return seq, False
                 computing = True
         return None, computing
+
+
+def active_repetition(sampling: SamplingParams) -> RepetitionDetectionParams | None:
+    """The patterns that end an output, if it looks for any."""
+    rule = sampling.repetition_detection
+    return rule if rule is not None and rule.max_pattern_size else None
 
 
 def report_interval(request: Request, default: int) -> int:

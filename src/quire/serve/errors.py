@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from quire.errors import OverloadedError, QuireError, RequestError
+from quire.errors import OverloadedError, PromptTooLongError, QuireError, RequestError
 
 log = logging.getLogger("quire.serve")
 
@@ -35,10 +35,11 @@ class ErrorBody(msgspec.Struct):
 
 
 class HttpError(QuireError):
-    """Any answer but success, with its extra `headers`."""
+    """Any answer but success, with its extra `headers`. `too_long`: the prompt did not fit."""
 
     def __init__(self, status: int, info: ErrorInfo, headers: dict[str, str] | None = None) -> None:
         super().__init__(info.message)
+        self.too_long: PromptTooLongError | None = None
         self.status = status
         self.info = info
         self.headers = headers or {}
@@ -101,7 +102,9 @@ def as_http(error: Exception) -> HttpError:
         return error
     if isinstance(error, RequestError):
         too_long = "maximum context length" in str(error)
-        return invalid(str(error), error.param, "context_length_exceeded" if too_long else "invalid_value")
+        refusal = invalid(str(error), error.param, "context_length_exceeded" if too_long else "invalid_value")
+        refusal.too_long = error if isinstance(error, PromptTooLongError) else None
+        return refusal
     if isinstance(error, OverloadedError):
         return unavailable(str(error), error.retry_after)
     if isinstance(error, msgspec.MsgspecError):

@@ -52,6 +52,7 @@ class Service:
         self.config = config
         self.created = int(time.time())
         self.formats = Formats.of(front, config)
+        front.reasoning_parser = config.reasoning_parser
         self.draining = False
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
@@ -174,6 +175,10 @@ class Service:
     def next_request_id(self, call_id: str) -> str:
         """An id that is unique in this process."""
         return f"{call_id}-{next(self._numbers):x}"
+
+    def num_tokens(self, text: str, most: int) -> int:
+        """Number of tokens of `text` when it is tokenized again, at most `most`."""
+        return min(most, len(self.front.encode(text, add_special_tokens=False))) if text else 0
 
     def text_of(self, tokens: list[int]) -> str:
         """The text of token ids, special tokens included."""

@@ -5,20 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 
 from quire.errors import EngineError
-from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.matcher import TokenMask
+from quire.grammar.budget import BudgetMatcher
+from quire.grammar.compiler import Grammar, GrammarCompiler
+from quire.grammar.matcher import Matcher, TokenMask
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.masks import MAX_SECONDS, NUM_THREADS, Constraint, MaskWork
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
-from quire.types import NewSeq, StepOutput
+from quire.types import NewSeq, StepOutput, ThinkingBudget
 
 NOTHING = Draws()
+
+
+def _matcher(
+    compiler: GrammarCompiler, grammar: Grammar | None, honours_ends: bool, thinking: ThinkingBudget | None
+) -> Matcher | BudgetMatcher:
+    """The matcher of a sequence, at its beginning."""
+    matcher = None if grammar is None else grammar.matcher(honours_ends)
+    if thinking is not None:
+        return BudgetMatcher(thinking, compiler.vocabulary, matcher)
+    assert matcher is not None
+    return matcher
 
 
 class GrammarPart:
@@ -47,16 +60,17 @@ class GrammarPart:
     def set(self, new: NewSeq) -> None:
         """Start with the output that the sequence has from before a preemption, if any."""
         request, params = new.request, new.request.sampling
-        if request.grammar is None:
+        if not request.constrained:
             return
         if self._compiler is None:
             raise EngineError("this engine was started without support for grammars")
+        honours_ends = bool(request.eos_token_ids)
+        grammar = None if request.grammar is None else self._compiler.compile(request.grammar)
         output = new.tokens[len(request.tokens) :]
         # A token whose log-probability is reported must be sampled.
         samples_all = params.wants_logprobs or params.bad_words or params.allowed_token_ids is not None
         self._constraints[new.slot] = Constraint(
-            grammar=self._compiler.compile(request.grammar),
-            honours_ends=bool(request.eos_token_ids),
+            make=partial(_matcher, self._compiler, grammar, honours_ends, request.thinking),
             tokens=output,
             stops=frozenset((*request.eos_token_ids, *(params.stop_token_ids or ()))),
             jumps=self._jump_forward and not samples_all,

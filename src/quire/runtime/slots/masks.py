@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.grammar.compiler import Grammar
+from quire.grammar.budget import BudgetMatcher
 from quire.grammar.matcher import GrammarError, Matcher, TokenMask
 
 NUM_THREADS = 4  # several, so that a slow grammar does not hold up others
@@ -34,13 +34,13 @@ class Advance:
 class Constraint:
     """The grammar of one sequence: its state after `tokens`, the output so far, and masks for what comes next.
 
+    `make` makes a matcher, whose state is that before any output.
     Row 0 of `masks_RW` [R, W] is the mask after `tokens`, row i the mask after the first i tokens of `draft`;
     `num_masks` rows are valid. From `begin` until `is_ready`, matcher and masks belong to a thread. `room` is how many
     tokens may still be added; with `jumps`, forced tokens are appended without sampling.
     """
 
-    grammar: Grammar
-    honours_ends: bool
+    make: Callable[[], Matcher | BudgetMatcher]
     tokens: list[int]
     stops: frozenset[int]
     jumps: bool
@@ -48,7 +48,7 @@ class Constraint:
     masks_RW: TokenMask
     draft: list[int] = field(default_factory=list)
     num_masks: int = 0
-    matcher: Matcher | None = None
+    matcher: Matcher | BudgetMatcher | None = None
     work: MaskWork | None = None
     is_ready: bool = False
     error: str | None = None
@@ -75,13 +75,13 @@ class Constraint:
             self.error = f"the grammar failed: {type(error).__name__}: {error}"
         self.is_ready = True
 
-    def _replayed(self) -> Matcher:
-        matcher = self.grammar.matcher(self.honours_ends)
+    def _replayed(self) -> Matcher | BudgetMatcher:
+        matcher = self.make()
         for token in self.tokens:
             matcher.advance(token)
         return matcher
 
-    def _fill(self, matcher: Matcher) -> int:
+    def _fill(self, matcher: Matcher | BudgetMatcher) -> int:
         if self.draft:
             try:
                 return matcher.fill_ahead(self.draft, self.masks_RW)

@@ -95,7 +95,7 @@ class SamplingPart:
                 output_tokens=new.tokens[len(request.tokens) :],
             ),
         )
-        if request.grammar is None:
+        if not request.constrained:
             self._free.add(new.slot)
         if not takes_largest(params, request.bad_words_token_ids):
             self._whole.add(new.slot)

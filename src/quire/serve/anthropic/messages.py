@@ -64,7 +64,11 @@ def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -
     text, params, field, reading = prepare(service, chat, params)
     tokens = service.front.encode(text, add_special_tokens=False)
     request = service.front.request(
-        service.next_request_id(call_id), tokens, params, salt=body.cache_salt or ""
+        service.next_request_id(call_id),
+        tokens,
+        params,
+        salt=body.cache_salt or "",
+        place=reading.place if reading else None,
     )
     return Prompt(request, text, "output_config" if field == "response_format" else field, reading)
 

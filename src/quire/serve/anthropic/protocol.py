@@ -94,8 +94,9 @@ class MessageObject(msgspec.Struct, tag="message"):
 
 
 def error_body(error: HttpError, request_id: str | None = None) -> bytes:
-    """An error in Anthropic's shape."""
+    """An error in Anthropic's shape, and in its words where clients look for them."""
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return encode(
-        {"type": "error", "error": {"type": kind, "message": error.info.message}, "request_id": request_id}
-    )
+    message = error.info.message
+    if error.too_long is not None:
+        message = f"prompt is too long: {error.too_long.num_tokens} tokens > {error.too_long.longest} maximum"
+    return encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})

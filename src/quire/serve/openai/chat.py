@@ -82,7 +82,12 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
     tokens = front.encode(text, add_special_tokens=bool(body.add_special_tokens))
     tokens = truncated(tokens, body, limit, front.info.max_model_len)
     request = front.request(
-        service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
+        service.next_request_id(call_id),
+        tokens,
+        params,
+        priority=body.priority,
+        salt=body.cache_salt or "",
+        place=reading.place if reading else None,
     )
     return Prompt(request, text, field, reading)
 
@@ -119,6 +124,8 @@ class ChatAnswer:
         self._opened = False
         self._readers: dict[int, OutputReader] = {}
         self._calling: set[int] = set()
+        self._thoughts: dict[int, list[str]] = {}
+        self._service = service
         same = bool(body.messages) and body.messages[-1].get("role") == service.config.response_role
         self._role = service.config.response_role
         self._echo = last_text(body.messages) if body.echo and same else ""
@@ -129,17 +136,27 @@ class ChatAnswer:
 
     def whole(self) -> bytes:
         stream, body = self.call.streams[0], self._body
-        usage = self._usage.of(self.call.usage)
         choices = [self._choice(sample) for sample in stream.output.outputs]
+        usage = self._usage.of(self.call.usage, self._num_reasoning())
         answer = ChatCompletion(self.call.id, int(self.call.began), self._model, choices, usage)
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(stream) or []
         if body.return_token_ids:
             answer.prompt_token_ids = stream.request.tokens
+        if body.return_prompt_text:
+            answer.prompt_text = stream.output.prompt
         return _encode(answer)
 
+    def _num_reasoning(self) -> int | None:
+        """How many tokens of the output are reasoning; None if reasoning is not told apart."""
+        reading = self.call.reading
+        if reading is None or reading.reasoning is None:
+            return None
+        most = self.call.usage.num_output
+        return sum(self._service.num_tokens("".join(parts), most) for parts in self._thoughts.values())
+
     def _choice(self, sample: CompletionOutput) -> ChatChoice:
-        message = self._message(sample.text)
+        message = self._message(sample)
         choice = ChatChoice(
             sample.index,
             message,
@@ -151,12 +168,13 @@ class ChatAnswer:
             choice.token_ids = sample.token_ids
         return choice
 
-    def _message(self, text: str) -> AnswerMessage:
-        reading = self.call.reading
+    def _message(self, sample: CompletionOutput) -> AnswerMessage:
+        reading, text = self.call.reading, sample.text
         if reading is None:
             return AnswerMessage(self._role, self._echo + text)
         parsed = reading.whole(text)
         message = AnswerMessage(self._role, self._echo + parsed.content)
+        self._thoughts[sample.index] = [parsed.reasoning]
         if parsed.reasoning and self._body.include_reasoning:
             message.reasoning_content = message.reasoning = parsed.reasoning
         if parsed.calls:
@@ -183,18 +201,20 @@ class ChatAnswer:
     def end(self) -> bytes:
         if not self._usage.in_end:
             return DONE
-        return event(self._chunk([], self._usage.of(self.call.usage))) + DONE
+        return event(self._chunk([], self._usage.of(self.call.usage, self._num_reasoning()))) + DONE
 
     def _opening(self, index: int) -> bytes:
         """The first chunk of a sample: the role, and the echoed text."""
         chunk = self._chunk(
-            [ChatChunkChoice(index, ChatDelta(self._role, self._echo))], self._usage.in_chunk(self.call.usage)
+            [ChatChunkChoice(index, ChatDelta(self._role, self._echo))], self._usage.at_start(self.call.usage)
         )
         stream = self.call.streams[0]
         if self._body.prompt_logprobs is not None and index == 0:
             chunk.prompt_logprobs = prompt_logprobs(stream) or []
         if self._body.return_token_ids and index == 0:
             chunk.prompt_token_ids = stream.request.tokens
+        if self._body.return_prompt_text and index == 0:
+            chunk.prompt_text = stream.output.prompt
         return event(chunk)
 
     def _piece(self, piece: Piece) -> bytes:
@@ -202,20 +222,25 @@ class ChatAnswer:
         choice = ChatChunkChoice(chunk.index, self._delta(chunk))
         if self._body.logprobs:
             choice.logprobs = self._logprobs(chunk.logprobs)
-        if chunk.finish_reason is not None:
-            calls = chunk.index in self._calling
-            choice.finish_reason, choice.stop_reason = _reason(chunk.finish_reason, calls), chunk.stop_reason
+        ended = chunk.finish_reason is not None
         if self._body.return_token_ids:
             choice.token_ids = chunk.token_ids
-        elif choice.delta == _NOTHING and chunk.finish_reason is None and not choice.logprobs:
+        elif choice.delta == _NOTHING and not ended and not choice.logprobs:
             return b""  # the reader holds this text back until it knows what it belongs to
-        return event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
+        events = b""
+        if ended and choice.delta != _NOTHING:  # some clients drop the text of a chunk with a finish reason
+            events = event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
+            choice = ChatChunkChoice(chunk.index, ChatDelta())
+        if ended:
+            choice.finish_reason = _reason(chunk.finish_reason, chunk.index in self._calling)
+            choice.stop_reason = chunk.stop_reason
+        return events + event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
 
     def _delta(self, chunk: Chunk) -> ChatDelta:
         """The content, reasoning and calls that become known with this chunk."""
         reading, index = self.call.reading, chunk.index
         if reading is None:
-            return ChatDelta(content=chunk.text)
+            return ChatDelta(content=chunk.text) if chunk.text or chunk.finish_reason is None else ChatDelta()
         if index not in self._readers:
             self._readers[index] = reading.parser()
         events = self._readers[index].feed(chunk.text)
@@ -238,6 +263,8 @@ class ChatAnswer:
                 parsed.add([part])
         if parsed.content:
             delta.content = parsed.content
+        if parsed.reasoning:
+            self._thoughts.setdefault(index, []).append(parsed.reasoning)
         if parsed.reasoning and self._body.include_reasoning:
             delta.reasoning_content = delta.reasoning = parsed.reasoning
         if calls:

@@ -53,8 +53,8 @@ class AnswerMessage(msgspec.Struct):
     role: str
     content: str | None
     refusal: str | None = None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -64,7 +64,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -76,8 +76,12 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: UsageInfo
     object: Literal["chat.completion"] = "chat.completion"
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+    kv_transfer_params: None = None
 
 
 class FunctionDelta(msgspec.Struct):
@@ -124,3 +128,4 @@ class ChatChunk(msgspec.Struct):
     usage: UsageInfo | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType | None = UNSET

@@ -133,6 +133,12 @@ class CompletionAnswer:
             index = piece.prompt * self._n + piece.chunk.index
             choice = self._piece(piece, index, index in self._unseen)
             self._unseen.discard(index)
+            if choice.finish_reason is not None and choice.text:
+                # Some clients drop the text of a chunk with a finish reason.
+                last = CompletionChoice(index, "", None, choice.finish_reason, choice.stop_reason)
+                choice.finish_reason = choice.stop_reason = None
+                chunks.append(event(self._chunk([choice], self._usage.in_chunk(self._counts))))
+                choice = last
             chunks.append(event(self._chunk([choice], self._usage.in_chunk(self._counts))))
         return b"".join(chunks)
 

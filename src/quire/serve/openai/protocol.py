@@ -123,6 +123,8 @@ class CompletionTokensDetails(msgspec.Struct):
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
 
 
 class UsageInfo(msgspec.Struct):

@@ -120,6 +120,7 @@ def _make(service: Service, body: ResponsesRequest, tools: Tools, call_id: str) 
         params,
         priority=body.priority,
         salt=body.cache_salt or "",
+        place=reading.place if reading else None,
     )
     return Prompt(request, text, "text" if field == "response_format" else field, reading)
 
@@ -136,7 +137,7 @@ class ResponseAnswer:
         self._model = model
         self._custom = tools.custom
         self._names = TokenNames(service.front.tokenizer, False)
-        self._front = service.front
+        self._service = service
         self._items = Items(call.reading)
         self._new_logprobs: list[Any] = []
         self._sequence = 0
@@ -187,14 +188,10 @@ class ResponseAnswer:
             usage.num_prompt,
             InputDetails(usage.num_cached),
             usage.num_output,
-            OutputDetails(self._num_tokens(reasoning, usage.num_output)),
+            OutputDetails(self._service.num_tokens(reasoning, usage.num_output)),
             usage.num_prompt + usage.num_output,
         )
         return answer
-
-    def _num_tokens(self, text: str, most: int) -> int:
-        """Number of tokens of `text` when it is tokenized again."""
-        return min(most, len(self._front.encode(text, add_special_tokens=False))) if text else 0
 
     def _item(self, item: Item, cut: bool) -> OutputItem:
         status = "incomplete" if cut else "completed"

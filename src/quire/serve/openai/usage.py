@@ -24,15 +24,21 @@ class UsageReport:
         self._predicted = body.prediction is not None
         self._details = config.enable_prompt_tokens_details
         self.in_end = config.enable_force_include_usage or bool(options and options.include_usage)
-        self._in_chunks = bool(options and options.continuous_usage_stats)
+        self._in_chunks = self.in_end and bool(options and options.continuous_usage_stats)
 
-    def of(self, usage: Usage) -> UsageInfo:
+    def of(self, usage: Usage, num_reasoning: int | None = None) -> UsageInfo:
+        """`num_reasoning` of the output tokens are reasoning; None if the model's output has none apart."""
         cached = PromptTokensDetails(usage.num_cached) if self._details else None
         total = usage.num_prompt + usage.num_output
         info = UsageInfo(usage.num_prompt, usage.num_output, total, cached)
-        if self._predicted:
-            info.completion_tokens_details = CompletionTokensDetails(usage.num_accepted, usage.num_rejected)
+        if self._predicted or num_reasoning is not None:
+            accepted = (usage.num_accepted, usage.num_rejected) if self._predicted else (0, 0)
+            info.completion_tokens_details = CompletionTokensDetails(*accepted, num_reasoning or 0)
         return info
+
+    def at_start(self, usage: Usage) -> Any:
+        """The usage field of the first chunk, which carries no output."""
+        return self.in_chunk(Usage(usage.num_prompt, usage.num_cached, 0))
 
     def in_chunk(self, usage: Usage) -> Any:
         """The usage field of a chunk before the end: the running counts, null, or nothing."""
