@@ -25,10 +25,9 @@ class ReasoningCount:
         "_inside",
         "_keep",
         "_limit",
-        "_pieces",
         "_tail",
+        "_vocabulary",
         "forced",
-        "tokens",
     )
 
     def __init__(self, budget: ThinkingBudget, vocabulary: Vocabulary) -> None:
@@ -36,11 +35,10 @@ class ReasoningCount:
         self._begin = [text.encode() for text in budget.begin]
         self._end = [text.encode() for text in budget.end]
         self._keep = max(map(len, (*self._begin, *self._end)), default=1) - 1
-        self._pieces = vocabulary.pieces
+        self._vocabulary = vocabulary
         self._inside = budget.opened
         self._count = 0
         self._tail = b""
-        self.tokens = vocabulary.encode(budget.end[0])
         self.forced: deque[int] = deque()
         self._bound()
 
@@ -53,7 +51,7 @@ class ReasoningCount:
             if not self.forced:
                 self._inside, self._tail = False, b""
             return
-        text = self._tail + self._pieces[token]
+        text = self._tail + self._vocabulary.pieces[token]
         self._count += self._inside
         if any(mark in text for mark in (self._end if self._inside else self._begin)):
             self._inside, text = not self._inside, b""
@@ -67,8 +65,11 @@ class ReasoningCount:
         return other
 
     def _bound(self) -> None:
+        """Force what is still to be written of the end, if no more reasoning is allowed."""
         if self._inside and self._count >= self._limit:
-            self.forced.extend(self.tokens)
+            end = self._end[0]
+            written = next((n for n in range(len(end) - 1, 0, -1) if self._tail.endswith(end[:n])), 0)
+            self.forced.extend(self._vocabulary.encode(end[written:].decode("utf-8", "replace")))
 
 
 class BudgetMatcher:
