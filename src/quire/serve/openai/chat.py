@@ -231,6 +231,8 @@ class ChatAnswer:
         if ended and choice.delta != _NOTHING:  # some clients drop the text of a chunk with a finish reason
             events = event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
             choice = ChatChunkChoice(chunk.index, ChatDelta())
+            if self._body.return_token_ids:
+                choice.token_ids = []
         if ended:
             choice.finish_reason = _reason(chunk.finish_reason, chunk.index in self._calling)
             choice.stop_reason = chunk.stop_reason

@@ -136,6 +136,10 @@ class CompletionAnswer:
             if choice.finish_reason is not None and choice.text:
                 # Some clients drop the text of a chunk with a finish reason.
                 last = CompletionChoice(index, "", None, choice.finish_reason, choice.stop_reason)
+                if self._body.return_token_ids:
+                    last.token_ids = []
+                if choice.logprobs is not None:
+                    last.logprobs = CompletionLogprobs([], [], [], [])
                 choice.finish_reason = choice.stop_reason = None
                 chunks.append(event(self._chunk([choice], self._usage.in_chunk(self._counts))))
                 choice = last
