@@ -153,9 +153,8 @@ def test_chats(http: httpx.Client, name: str) -> None:
     body["messages"] = list(body["messages"])
     for turn in range(TURNS):
         calls = turn < TURNS - 1
-        news, ignored = events(
-            http, "/v1/chat/completions", {**body, "tool_choice": "required" if calls else "none"}, {}
-        )
+        wanted = {"tool_choice": "required" if calls else "none", "parallel_tool_calls": False, "seed": turn}
+        news, ignored = events(http, "/v1/chat/completions", {**body, **wanted}, {})
         assert not ignored
         assert news[-1]["usage"]["completion_tokens"] > 0
         message, reason = message_of(news)
