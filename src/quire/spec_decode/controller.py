@@ -112,6 +112,6 @@ class Controller:
         if not pays:
             return counts
         likely = sorted(range(len(chances)), key=lambda i: -sum(chances[i]))
-        for number in likely[: 1 + len(chances) // PROBE_SHARE]:
+        for number in likely[: 1 + num_seqs // PROBE_SHARE]:
             counts[number] = min(PROBE_TOKENS, best_case[number])
         return counts

@@ -59,6 +59,7 @@ class SuffixProposer(TokenProposer):
         self._least = options.suffix_decoding_min_token_prob
         outputs = options.suffix_decoding_max_cached_requests
         self._shared = SharedOutputs(self._depth, outputs) if outputs else None
+        self._learns = True  # from outputs that nobody drafted for
         self._own: dict[int, tuple[_native.SuffixTree, int, int]] = {}  # by slot: tree, its length, shared id
 
     def start(self, seq: SpecSequence) -> None:
@@ -66,16 +67,17 @@ class SuffixProposer(TokenProposer):
         self._own[seq.slot] = _native.SuffixTree(self._depth), 0, number
 
     def stop(self, seq: SpecSequence) -> None:
+        if self._learns:
+            self._grow(seq)
         own = self._own.pop(seq.slot, None)
         if own is not None and self._shared is not None and own[1] > seq.num_prompt:
             self._shared.close(seq.request.salt, own[2])
 
     def observe(self, computed: Sequence[Computed], step: StepView) -> None:
-        for each in computed:
-            self._grow(each.seq)
+        self._learns = step.drafting_pays
 
     def _grow(self, seq: SpecSequence) -> None:
-        """Take in the tokens that are new. A prompt comes with the first token after it, as it may be long."""
+        """Take in the tokens that are new."""
         tree, length, number = self._own[seq.slot]
         if len(seq.tokens) == length or len(seq.tokens) <= seq.num_prompt:
             return
@@ -86,6 +88,8 @@ class SuffixProposer(TokenProposer):
         self._own[seq.slot] = tree, len(seq.tokens), number
 
     def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        for seq, _ in asks:
+            self._grow(seq)
         return [self._one(seq, count) for seq, count in asks]
 
     def _one(self, seq: SpecSequence, count: int) -> Draft:

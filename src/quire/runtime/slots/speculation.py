@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
-from quire.spec_decode.controller import Controller
+from quire.spec_decode.controller import PROBE_SHARE, Controller
 from quire.spec_decode.lookup import PredictionProposer
 from quire.spec_decode.odds import Odds, Tally
 from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
@@ -49,6 +49,7 @@ class SpeculationPart:
         self._seqs: dict[int, SpecSequence] = {}
         self._looks_only = proposer is None or proposer.drafts_freely
         self._late: list[dict[int, list[int]]] = []  # tokens of steps that were slept through, by slot
+        self._turn = 0
         self._step: StepLayout | None = None
         self._began = 0.0
 
@@ -114,10 +115,10 @@ class SpeculationPart:
 
     def _view(self, step: StepLayout, rows: StepRows) -> StepView:
         inputs = self._inputs
-        if self._proposer is None or self._proposer.drafts_freely:
-            return StepView(inputs.block_table_SM)
-        starts = [(seq.slot, seq.start) for seq in step.seqs]
         pays = not self.controller.rests
+        if self._looks_only:
+            return StepView(inputs.block_table_SM, drafting_pays=pays)
+        starts = [(seq.slot, seq.start) for seq in step.seqs]
         return StepView(inputs.block_table_SM, inputs.num_blocks, starts, rows.taps(), pays)
 
     def _measure(self, step: StepLayout, seconds: float) -> None:
@@ -143,6 +144,9 @@ class SpeculationPart:
 
     def _draft(self, drawing: list[SpecSequence], num_seqs: int, view: StepView, output: StepOutput) -> float:
         """Add drafts to `output`. Returns the seconds in which a model made them."""
+        if self.controller.rests and self._looks_only:
+            self._turn += 1
+            drawing = drawing[self._turn % PROBE_SHARE :: PROBE_SHARE] or drawing[:1]
         predicted: list[Ask] = [
             (seq, min(MOST_PREDICTED, seq.room)) for seq in drawing if seq.request.prediction and seq.room > 0
         ]
