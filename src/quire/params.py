@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Sequence as Seq
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from quire.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_N = 1024
+MAX_BEAMS = 256
 MAX_CONSTRAINT_BYTES = 1 << 20
 MAX_PATTERN = 4096
 
@@ -161,6 +162,34 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
             raise RequestError(message, f"{where}.min_count")
 
 
+class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A beam search over `beam_width` sequences. A score is the sum of log-probabilities / length ** length_penalty.
+
+    `early_stopping` None is vLLM's search: it runs for all steps, and the prompt counts as length. Otherwise the search
+    is transformers': True stops at `beam_width` ended sequences, False if no live beam looks better, "never" if none
+    can be better.
+    """
+
+    beam_width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAMS:
+            raise _refuse("beam_width", self.beam_width, f"an integer from 1 to {MAX_BEAMS}")
+        if not isinstance(self.length_penalty, (int, float)) or not math.isfinite(self.length_penalty):
+            raise _refuse("length_penalty", self.length_penalty, "a finite number")
+        if self.early_stopping not in (True, False, None, "never"):
+            raise _refuse("early_stopping", self.early_stopping, 'true, false, "never", or null')
+
+    def score(self, total: float, prompt_len: int, num_tokens: int, ended: bool) -> float:
+        """The score of a sequence of `num_tokens` new tokens whose log-probabilities sum to `total`."""
+        length = num_tokens
+        if self.early_stopping is None:
+            length = max(1, prompt_len + num_tokens - (1 if ended else 0))
+        return total / math.pow(length, self.length_penalty)
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True):
     """How tokens are sampled and when a request ends. Names, order and defaults are vLLM's.
 
@@ -176,6 +205,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     `prediction` is text or tokens that the output may follow: what it does follow is computed many tokens at a time.
     Neither it nor `speculative_decoding` (false: draft nothing for this request) changes the output.
+
+    With `beam` the n outputs are the best of a beam search, which takes no draws: repetition_penalty, min_tokens,
+    bad_words, allowed_token_ids and stop_token_ids act on it, the other sampling parameters do not.
     """
 
     n: int = 1
@@ -219,6 +251,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     prediction: str | Seq[int] | None = None
     speculative_decoding: bool = True
     logits_processors: Any = None
+    beam: BeamRules | None = None
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
@@ -268,7 +301,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         put(self, "output_kind", OutputKind(self.output_kind))
         self._check()
 
+    def _check_beam(self, beam: BeamRules) -> None:
+        if self.n > beam.beam_width:
+            raise _refuse("n", self.n, f"at most beam_width ({beam.beam_width})")
+        for name in ("stop", "structured_outputs", "prompt_logprobs", "logit_bias"):
+            if getattr(self, name):
+                raise RequestError(f"{name} cannot be combined with beam search: leave it out", name)
+
     def _check(self) -> None:
+        if self.beam is not None:
+            self._check_beam(self.beam)
         _check_int(self, "n", 1, f"an integer from 1 to {MAX_N}", MAX_N)
         _check_number(self, "presence_penalty", -2.0, 2.0, "a number in [-2, 2]")
         _check_number(self, "frequency_penalty", -2.0, 2.0, "a number in [-2, 2]")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.config import EngineConfig
 from quire.engine.local import LocalCall
-from quire.errors import QuireError, RequestError
+from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.llm.engine_args import EngineArgs, engine_config
 from quire.llm.pooling import PoolingMethods
@@ -188,14 +189,17 @@ class LLM(PoolingMethods):
 
     def beam_search(
         self,
-        prompts: Any,
-        params: Any,
-        lora_request: Any = None,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
         use_tqdm: bool = False,
-        concurrency_limit: Any = None,
-    ) -> Any:
-        """Refused."""
-        raise QuireError("beam_search is not supported: use generate with n samples and logprobs")
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best sequences of a search per prompt. `concurrency_limit` has no effect: all beams share batches."""
+        sampling = params.sampling_params()
+        assert sampling.beam is not None
+        outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
+        return [beam_output(output, sampling.beam) for output in outputs]
 
     def stream_chat(
         self,

@@ -63,5 +63,5 @@ class Run:
             self.live.discard(delta.request_id)
 
 
-Program = Callable[[Request, Run], Generator[None, Delta, Delta]]
-"""Gets its request and a `Run`, yields to receive the next delta, and returns the delta that ends its request."""
+Program = Callable[[Request, Run], Generator[None, Delta, list[Delta]]]
+"""Gets its request and a `Run`, yields to receive the next delta, and returns the deltas that end its samples."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import Generic, TypeVar
 
+from quire.program.beam import beam_search
 from quire.program.core import Core, Program, Run
 from quire.program.select import select
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage, ends
@@ -17,6 +18,8 @@ C = TypeVar("C", bound=Core)
 
 def program_of(request: Request) -> Program | None:
     """The program that answers `request`; None if the core answers it directly."""
+    if request.sampling.beam is not None:
+        return beam_search
     return select if request.choices else None
 
 
@@ -25,7 +28,7 @@ class Programs(Generic[C]):
 
     def __init__(self, core: C) -> None:
         self.core = core
-        self._runs: dict[str, tuple[Run, Generator[None, Delta, Delta]]] = {}
+        self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
         self._ready: list[Delta] = []  # the next step returns them
 
     @property
@@ -108,10 +111,10 @@ class Programs(Generic[C]):
             log.exception("the program of request %s failed", run.request.id)
             self._end(run, _last(run, FinishReason.ERROR, f"{type(error).__name__}: {error}"))
 
-    def _end(self, run: Run, last: Delta) -> None:
+    def _end(self, run: Run, last: list[Delta]) -> None:
         del self._runs[run.request.id]
         self._drop_all(run)
-        self._ready.append(last)
+        self._ready += last
 
     def _drop_all(self, run: Run) -> None:
         for request_id in list(run.live):
@@ -145,6 +148,7 @@ class Programs(Generic[C]):
         return self.core.stop_profile()
 
 
-def _last(run: Run, reason: FinishReason, error: str | None) -> Delta:
+def _last(run: Run, reason: FinishReason, error: str | None) -> list[Delta]:
     usage = Usage(len(run.request.tokens), run.num_cached, 0)
-    return Delta(run.request.id, 0, [], usage, finish_reason=reason, error=error)
+    samples = range(run.request.sampling.n)
+    return [Delta(run.request.id, index, [], usage, finish_reason=reason, error=error) for index in samples]

@@ -19,7 +19,7 @@ from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 MAX_LIVE = 4
 
 
-def select(request: Request, run: Run) -> Generator[None, Delta, Delta]:
+def select(request: Request, run: Run) -> Generator[None, Delta, list[Delta]]:
     """Score the choices of `request`; returns the best as the last delta, or the error of a request that failed."""
     waiting = iter(enumerate(request.choices))
     entries: dict[str, list[TokenLogprobs]] = {}  # of the choices under way
@@ -35,7 +35,7 @@ def select(request: Request, run: Run) -> Generator[None, Delta, Delta]:
         delta = yield
         entries[delta.request_id] += delta.prompt_logprobs or []
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            return _last(run, [], delta.finish_reason, delta.error)
+            return [_last(run, [], delta.finish_reason, delta.error)]
         if delta.finish_reason is not None:
             scored, number = entries.pop(delta.request_id), int(delta.request_id.rpartition("/")[2])
             score = _mean(scored)
@@ -43,7 +43,7 @@ def select(request: Request, run: Run) -> Generator[None, Delta, Delta]:
                 best = score, number, scored
             allowed = MAX_LIVE
     assert best is not None
-    return _last(run, best[2], FinishReason.STOP, None)
+    return [_last(run, best[2], FinishReason.STOP, None)]
 
 
 def _reader(request: Request, number: int, choice: tuple[int, ...]) -> Request:
