@@ -60,6 +60,10 @@ GENERATE = {
     "prediction": "a text that the output may follow, to draft from",
     "speculative_decoding": "false drafts nothing",
     "thinking_token_budget": "most tokens of reasoning; then the answer begins",
+    "use_beam_search": "true returns the n best sequences of a beam search (docs/beam-search.md)",
+    "beam_width": "sequences that the search keeps, n by default",
+    "length_penalty": "beam search: exponent of the length that scores are divided by",
+    "early_stopping": "beam search: true, false or never as in transformers; vLLM's search by default",
 }
 
 _NO_EFFECT = "has no effect on the answer"
@@ -87,8 +91,6 @@ OTHERS_IGNORED = {
     "return_mm_kwargs": "there are no images to process",
     "return_token_offsets": "applies to rendering alone",
     "routed_experts_prompt_start": "routed experts are not returned",
-    "length_penalty": "applies to beam search",
-    "early_stopping": "applies to beam search",
     "cache_prompt": "prefixes are always cached",
     "id_slot": "the scheduler chooses the slot",
     "slot_id": "the scheduler chooses the slot",
@@ -103,7 +105,6 @@ OTHERS_IGNORED = {
 _SAMPLER = "this sampler is not implemented"
 _TRANSFER = "this server does not transfer caches"
 OTHERS_REFUSED = {
-    "use_beam_search": Refused("this server samples"),
     "watermarking": Refused("watermarks are not implemented"),
     "kv_transfer_params": Refused(_TRANSFER),
     "ec_transfer_params": Refused(_TRANSFER),

@@ -33,7 +33,7 @@ COMPLETIONS = Fields(
         "max_tokens": "most tokens of output, 16 by default; 0 with echo scores the prompt",
         "echo": "repeat the prompt before the output",
         "logprobs": "log-probabilities of this many tokens per position",
-        "best_of": "must equal n",
+        "best_of": "samples to draw; the n with the highest mean log-probability are returned",
         **GENERATE,
     },
     ignored={**LABELS, **OTHERS_IGNORED},
@@ -132,6 +132,7 @@ RESPONSES = Fields(
         "enable_response_messages": "messages are in output",
     },
     refused={
+        "use_beam_search": Refused("use /v1/completions or /v1/chat/completions", (False,)),
         **OTHERS_REFUSED,
         **dict.fromkeys(
             (

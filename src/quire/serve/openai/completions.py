@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from quire.serve.stream import DONE, event
 from quire.types import Usage
 
 DEFAULT_MAX_TOKENS = 16
+MAX_BEST_OF = 20  # OpenAI's limit
 
 
 _encode = msgspec.json.Encoder().encode
@@ -37,8 +39,11 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
     body = await service.read(http, COMPLETIONS, CompletionRequest)
     model = service.check_model(body.model)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise invalid("best_of must equal n: samples are not ranked", "best_of", "unsupported_parameter")
+    if body.best_of is not None:
+        if not (body.n or 1) <= body.best_of <= MAX_BEST_OF:
+            raise invalid(f"best_of must be from n to {MAX_BEST_OF}", "best_of", "invalid_value")
+        if body.stream and body.best_of != (body.n or 1):
+            raise invalid("best_of ranks whole samples: leave stream out", "best_of", "invalid_value")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is for stream=true", "stream_options", "invalid_value")
     prompts = split_prompts(body.prompt)
@@ -54,6 +59,8 @@ def _make(service: Service, body: CompletionRequest, prompt: str | list[int], ca
     if max_tokens == 0 and body.echo:
         max_tokens = 1  # the step that scores the prompt also samples a token, which the answer omits
     params = sampling_params(front, body, max_tokens, body.logprobs)
+    if body.best_of is not None and body.best_of > params.n:
+        params = msgspec.structs.replace(params, n=body.best_of, logprobs=body.logprobs or 0)
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
     special = True if body.add_special_tokens is None else body.add_special_tokens
@@ -94,7 +101,7 @@ class CompletionAnswer:
         choices = [
             self._choice(position, stream, sample)
             for position, stream in enumerate(self.call.streams)
-            for sample in stream.output.outputs
+            for sample in _best(stream.output.outputs, self._n)
         ]
         return _encode(self._chunk(choices, self._usage.of(self._counts)))
 
@@ -185,3 +192,13 @@ class CompletionAnswer:
     def _counts(self) -> Usage:
         usage = self.call.usage
         return Usage(usage.num_prompt, usage.num_cached, 0) if self._scores_only else usage
+
+
+def _best(samples: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """The `count` samples with the highest mean log-probability per token, best first, numbered anew."""
+    if len(samples) <= count:
+        return samples
+    ranked = sorted(
+        samples, key=lambda s: (s.cumulative_logprob or 0.0) / max(1, len(s.token_ids)), reverse=True
+    )
+    return [replace(sample, index=index) for index, sample in enumerate(ranked[:count])]

@@ -112,6 +112,10 @@ class SamplingFields(DrawFields, kw_only=True):
     ebnf: str | None = None
     prediction: Prediction | None = None
     speculative_decoding: bool = True
+    use_beam_search: bool | None = None
+    beam_width: Count | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.client.front import Front
-from quire.params import RepetitionDetectionParams, SamplingParams
+from quire.params import BeamRules, RepetitionDetectionParams, SamplingParams
 from quire.serve.errors import invalid
 from quire.serve.openai.protocol import SamplingFields
 from quire.serve.openai.structured import constraint_of
@@ -30,9 +30,24 @@ def sampling_params(
         given["repetition_detection"] = RepetitionDetectionParams(
             **msgspec.structs.asdict(body.repetition_detection)
         )
+    given |= _beam(body)
     return front.default_params(
         max_tokens=max_tokens, logprobs=logprobs, structured_outputs=constraint_of(body), **given
     )
+
+
+def _beam(body: SamplingFields) -> dict[str, Any]:
+    """The beam search that a body asks for, as a field of SamplingParams."""
+    if not body.use_beam_search:
+        return {}
+    if body.stream:
+        raise invalid("a beam search has nothing to stream until it ends: leave stream out", "stream")
+    rules = BeamRules(
+        beam_width=body.beam_width or body.n or 1,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping,
+    )
+    return {"beam": rules}
 
 
 def _token_id(key: str) -> int:
