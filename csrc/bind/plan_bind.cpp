@@ -43,6 +43,7 @@ using Weight = std::shared_ptr<PackedMatrix>;
 // (codes [O, K], scales [O, G], offsets [O, G] or none)
 using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using GroupFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using BlockTuple = std::pair<std::string, int>;  // (kind, rows)
 using CodesTuple = std::tuple<Codes, GroupFloats, std::optional<GroupFloats>>;
 using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>>;
 
@@ -131,6 +132,53 @@ std::shared_ptr<PackedMatrix> pack_codes(const std::vector<CodesTuple>& tuples, 
   return std::make_shared<PackedMatrix>(parts, cols, format, gated, pool);
 }
 
+BlockKind to_block_kind(const std::string& name) {
+  for (int i = 0; i < kBlockKinds; ++i)
+    if (name == kBlockShapes[i].name) return BlockKind(i);
+  throw std::invalid_argument("there are no blocks of kind '" + name + "'");
+}
+
+// Neighbours of one kind are one part; else a part must fill its panels. Of a gated weight gate and up are two.
+BlockParts to_block_parts(const std::vector<BlockTuple>& tuples) {
+  BlockParts blocks;
+  for (const auto& [name, rows] : tuples) {
+    const BlockKind kind = to_block_kind(name);
+    if (blocks.count > 0 && blocks.parts[blocks.count - 1].kind == kind) {
+      blocks.parts[blocks.count - 1].rows += rows;
+      continue;
+    }
+    if (blocks.count == BlockParts::kMost) throw std::invalid_argument("a weight has too many kinds of blocks");
+    blocks.parts[blocks.count++] = {kind, rows};
+  }
+  return blocks;
+}
+
+std::vector<BlockTuple> from_block_parts(const BlockParts& blocks) {
+  std::vector<BlockTuple> tuples;
+  for (int i = 0; i < blocks.count; ++i)
+    tuples.emplace_back(shape_of(blocks.parts[i].kind).name, blocks.parts[i].rows);
+  return tuples;
+}
+
+std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size_t cols, const Format& format,
+                                          bool gated, ThreadPool& pool) {
+  if (arrays.empty()) throw std::invalid_argument("a weight needs at least one part");
+  std::vector<SourceBlocks> parts;
+  int part = 0, left = format.blocks.parts[0].rows;
+  for (const Codes& array : arrays) {
+    const size_t rows = array.shape(0), row_bytes = array.shape(1);
+    if (left == 0 && part + 1 < format.blocks.count) left = format.blocks.parts[++part].rows;
+    const BlockShape& shape = shape_of(format.blocks.parts[part].kind);
+    if (cols % size_t(shape.columns) || row_bytes != cols / size_t(shape.columns) * size_t(shape.bytes))
+      throw std::invalid_argument("rows of blocks have another size than their columns need");
+    if (size_t(left) < rows) throw std::invalid_argument("the format has another number of rows of a kind");
+    left -= int(rows);
+    parts.push_back({reinterpret_cast<const char*>(array.data()), rows, row_bytes});
+  }
+  nb::gil_scoped_release release;
+  return std::make_shared<PackedMatrix>(parts, cols, format, gated, pool);
+}
+
 Activation activation(const std::string& name) {
   if (name == "silu") return Activation::silu;
   if (name == "gelu") return Activation::gelu;
@@ -169,12 +217,13 @@ FloatsOut view(nb::handle plan, float* data, int rows, int width) {
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize(const PackedMatrix& m, ThreadPool& pool) {
+  const Kernels& kernels = kernels_for(resolve_isa("auto"));  // of all of them: the values have the same bits
   const size_t rows = size_t(m.view().rows), cols = size_t(m.view().cols);
   float* out = new float[rows * cols];
   nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
   {
     nb::gil_scoped_release release;
-    m.unpack(out, pool);
+    m.unpack(out, kernels, pool);
   }
   return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {rows, cols}, owner);
 }
@@ -251,22 +300,24 @@ void bind_weights(nb::module_& m) {
   nb::class_<Format>(m, "Format", "How a weight is held and what it is multiplied with (csrc/linear/format.h).")
       .def("__init__",
            [](Format* self, const std::string& layout, int group, bool offsets, bool narrow, bool int8_rows,
-              bool screened) {
+              bool screened, const std::vector<BlockTuple>& blocks) {
              new (self) Format{.layout = to_layout(layout),
                                .group = group,
                                .offsets = offsets,
                                .narrow = narrow,
                                .int8_rows = int8_rows,
-                               .screened = screened};
+                               .screened = screened,
+                               .blocks = to_block_parts(blocks)};
            },
            nb::kw_only(), "layout"_a, "group"_a = 0, "offsets"_a = false, "narrow"_a = false, "int8_rows"_a = false,
-           "screened"_a = false)
+           "screened"_a = false, "blocks"_a = std::vector<BlockTuple>{})
       .def_prop_ro("layout", [](const Format& f) { return kLayouts[int(f.layout)]; })
       .def_ro("group", &Format::group)
       .def_ro("offsets", &Format::offsets)
       .def_ro("narrow", &Format::narrow)
       .def_ro("int8_rows", &Format::int8_rows)
-      .def_ro("screened", &Format::screened);
+      .def_ro("screened", &Format::screened)
+      .def_prop_ro("blocks", [](const Format& f) { return from_block_parts(f.blocks); });
   m.def("layouts", [] { return std::vector<std::string>(std::begin(kLayouts), std::end(kLayouts)); },
         "Names of the layouts that weights can have.");
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
@@ -296,6 +347,8 @@ void bind_weights(nb::module_& m) {
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
   m.def("pack_codes", &pack_codes, "parts"_a, "format"_a, "gated"_a, "pool"_a,
         "The same for (codes, scales, offsets) parts, which are kept bit for bit.");
+  m.def("pack_blocks", &pack_blocks, "parts"_a, "cols"_a, "format"_a, "gated"_a, "pool"_a,
+        "The same for rows of blocks, whose kinds are the format's.");
 }
 
 }  // namespace

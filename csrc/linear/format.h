@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "linear/block_kinds.h"
 #include "plan/memory.h"
 
 namespace quire {
@@ -15,7 +16,8 @@ namespace quire {
   X(bfloat16, Bfloat16)   \
   X(bfloat16_12, Bfloat16In12) \
   X(int8, Int8)           \
-  X(int4, Int4)
+  X(int4, Int4)           \
+  X(blocks, Blocks)
 
 enum class Layout : int {
 #define QUIRE_LAYOUT_NAME(name, Traits) name,
@@ -23,14 +25,18 @@ enum class Layout : int {
 #undef QUIRE_LAYOUT_NAME
 };
 
+// What the elements of a layout are.
+enum class Holds { floats, codes, blocks };
+
 // A layout and its parameters, and the type of the activations that it is multiplied with.
 struct Format {
   Layout layout = Layout::float32;
   int group = 0;           // int4: columns of a row that share a scale: 32, 64 or 128
   bool offsets = false;    // int4: values are scale * code - offset, else scale * (code - 8)
   bool narrow = false;     // int4: scales are bfloat16, and an offset is held as its zero point, offset / scale
-  bool int8_rows = false;  // int8 and int4: activations are rounded to int8, one scale per row; else they stay float
+  bool int8_rows = false;  // codes: activations are rounded to int8, one scale per row; blocks: one per block of columns
   bool screened = false;   // float layouts: a screen lies behind the panels; int8: this is a screen
+  BlockParts blocks;       // blocks: their kinds
 };
 
 // How the columns of a panel lie: units of equal size one after the other, then a tail. The last unit may be cut short.
@@ -50,6 +56,7 @@ struct MatrixView {
   Format format;
   bool gated = false;
   Geometry geometry;
+  size_t panels_bytes = 0;  // of all panels
 
   QUIRE_INLINE int padded_cols() const { return geometry.padded_cols; }
   QUIRE_INLINE int unit() const { return geometry.unit; }

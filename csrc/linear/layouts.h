@@ -1,7 +1,8 @@
 // All layouts of packed weights, and the one place that chooses between them. A layout is a traits struct with
-//   kHoldsFloats                       its elements are floats (a screen may follow them), else codes
+//   kHolds                             its elements: floats (a screen may follow them), codes, or whole blocks
 //   check(format)                      throws std::invalid_argument if it has no such format
 //   geometry(format, cols)
+// and, if it does not hold blocks,
 //   pack_panel(rows, view, out)        packs floats; false if they do not fit (the weight becomes bfloat16)
 //   read_lane(view, panel, lane, put)  calls put(column, value) for each column; if twice, the last value counts
 // and, if it holds codes,
@@ -13,6 +14,7 @@
 #include "linear/format.h"
 #include "linear/layouts/bfloat16.h"
 #include "linear/layouts/bfloat16_12.h"
+#include "linear/layouts/blocks.h"
 #include "linear/layouts/float32.h"
 #include "linear/layouts/int4.h"
 #include "linear/layouts/int8.h"
@@ -32,10 +34,12 @@ QUIRE_INLINE decltype(auto) with_layout(Layout layout, F&& f) {
   __builtin_unreachable();
 }
 
-// The values of one row of a packed weight: `put` as in the traits.
+// The values of one row of a packed weight that does not hold blocks: `put` as in the traits.
 template <class Put>
 QUIRE_INLINE void read_lane(const MatrixView& w, int panel, int lane, Put&& put) {
-  with_layout(w.format.layout, [&](auto layout) QUIRE_INLINE_LAMBDA { layout.read_lane(w, panel, lane, put); });
+  with_layout(w.format.layout, [&](auto layout) QUIRE_INLINE_LAMBDA {
+    if constexpr (layout.kHolds != Holds::blocks) layout.read_lane(w, panel, lane, put);
+  });
 }
 
 }  // namespace quire

@@ -179,20 +179,27 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   }
 }
 
-template <class Dot>
-inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
+// Calls multiply(first, last, thread) for the panels of a weight that streams from memory once, `group` of them at a time.
+template <class F>
+inline void for_panels(const LinearArgs& a, int group, ThreadPool& pool, F&& multiply) {
   const MatrixView& w = a.weight;
-  const int group = a.maxima ? kMaximaPanels : max_of(max_panels(a.rows), w.gated ? 2 : 1);
+  if (a.maxima) group = kMaximaPanels;
   const int groups = (w.panels() + group - 1) / group;
   // Small weights: one task a thread, for few would not be even.
   const int by_size = int(w.nbytes() / kTaskBytes);
   const int tasks = min_of(groups, by_size >= 4 * pool.threads() ? by_size : pool.threads());
-  pool.parallel_shares(tasks, [&](int task, int) {
+  pool.parallel_shares(tasks, [&](int task, int thread) {
     const int first = int(int64_t(groups) * task / tasks) * group;
     const int last = min_of(w.panels(), int(int64_t(groups) * (task + 1) / tasks) * group);
-    stream_panels<Dot>(a, tile, first, last);
+    multiply(first, last, thread);
     if (a.maxima) note_maxima(a, 0, a.rows, first * 16, min_of(w.rows, last * 16));
   });
+}
+
+template <class Dot>
+inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
+  for_panels(a, max_of(max_panels(a.rows), a.weight.gated ? 2 : 1), pool,
+             [&](int first, int last, int) { stream_panels<Dot>(a, tile, first, last); });
 }
 
 // Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
@@ -268,13 +275,15 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
   }
 }
 
-template <class Dot, class Unpacked>
-inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
+// Calls multiply(first tile, last tile, first panel, last panel, thread) for blocks of a product with many tiles; they begin
+// at multiples of `step` panels.
+template <class F>
+inline void for_blocks(const LinearArgs& a, const Tiles& tiles, int step, ThreadPool& pool, F&& multiply) {
   const MatrixView& w = a.weight;
   int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
   // Narrower blocks of columns where there are few, so that every thread has some tasks to even out; then lower ones,
   // so that all have as many.
-  const int wanted = 4 * pool.threads(), step = max_of(2, BlockTile<Dot>::panels);
+  const int wanted = 4 * pool.threads();
   const int least = a.maxima ? kMaximaPanels : step;
   const int width = max_of(least, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
   const int column_blocks = (w.panels() + width - 1) / width;
@@ -285,14 +294,22 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
     const int tile0 = int(int64_t(tiles.count) * rows / row_blocks);
     const int tile1 = int(int64_t(tiles.count) * (rows + 1) / row_blocks);
     const int first = columns * width, last = min_of(w.panels(), first + width);
-    auto* sums = static_cast<float*>(pool.scratch(thread));
-    block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last, sums);
+    multiply(tile0, tile1, first, last, thread);
     if (a.maxima) note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
   };
   // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
   // neighbouring weights: a thread fetches those of its next task.
   if (row_blocks > 1) pool.parallel_for(row_blocks * column_blocks, run);
   else pool.parallel_shares(column_blocks, run);
+}
+
+template <class Dot, class Unpacked>
+inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, ThreadPool& pool) {
+  for_blocks(a, tiles, max_of(2, BlockTile<Dot>::panels), pool,
+             [&](int tile0, int tile1, int first, int last, int thread) {
+               block_product<Dot, Unpacked>(a, packed, tiles, tile0, tile1, first, last,
+                                            static_cast<float*>(pool.scratch(thread)));
+             });
 }
 
 // Calls pack(tile, thread) for each tile; within a job of the pool even where the caller does it alone, for another
@@ -310,8 +327,8 @@ template <class Dot>
 void linear_as(const LinearArgs& args, ThreadPool& pool) {
   LinearArgs a = args;
   using A = typename Dot::A;
-  using Product = typename Blocks<Dot>::Product;
-  using Many = typename Blocks<Dot>::Many;
+  using Product = typename ManyTiles<Dot>::Product;
+  using Many = typename ManyTiles<Dot>::Many;
   const int padded = a.weight.padded_cols();
   const bool widen = !std::is_void_v<Many> && tiles_for<Product>(a.rows).count >= kWidenTiles;
   const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Product>(a.rows);
@@ -331,7 +348,7 @@ void linear_as(const LinearArgs& args, ThreadPool& pool) {
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
   if constexpr (!std::is_void_v<Many>)
     if (widen) return linear_blocks<DotF32, Many>(a, packed, tiles, pool);
-  linear_blocks<Product, typename Blocks<Dot>::Few>(a, packed, tiles, pool);
+  linear_blocks<Product, typename ManyTiles<Dot>::Few>(a, packed, tiles, pool);
 }
 
 // Rounds x to int8, packs it and runs the product.
@@ -352,24 +369,6 @@ void linear_quantized(const LinearArgs& args, ThreadPool& pool) {
   for_tiles(a, tiles, pool, pack);
   if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
   linear_blocks<Dot, AsPacked>(a, packed, tiles, pool);
-}
-
-// The kernels of a group (kernels.h) by layout; null for layouts that the group does not multiply.
-template <class Dot>
-constexpr bool kMultipliesBf16 = std::is_same_v<Dot, DotBf16> || std::is_same_v<Dot, Compact<DotBf16>>;
-
-template <class L, bool Bf16>
-constexpr Linear* float_product() {
-  using Dot = typename ProductsOf<L>::Float;
-  if constexpr (kMultipliesBf16<Dot> == Bf16) return linear_as<Dot>;
-  else return nullptr;
-}
-
-template <class L>
-constexpr Linear* int8_product() {
-  using Dot = typename ProductsOf<L>::Int8;
-  if constexpr (std::is_void_v<Dot>) return nullptr;
-  else return linear_quantized<Dot>;
 }
 
 }  // namespace quire::QUIRE_ISA

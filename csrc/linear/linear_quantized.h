@@ -18,7 +18,7 @@ inline Tiles tiles_for(int rows) {
 }
 
 inline bool holds_floats(const MatrixView& w) {
-  return with_layout(w.format.layout, [](auto layout) QUIRE_INLINE_LAMBDA { return layout.kHoldsFloats; });
+  return with_layout(w.format.layout, [](auto layout) QUIRE_INLINE_LAMBDA { return layout.kHolds == Holds::floats; });
 }
 
 // K split into equal blocks of whole steps; the last may be shorter.

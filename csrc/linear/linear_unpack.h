@@ -69,22 +69,22 @@ struct ExpandedWide {
 // What a product of more than one tile of rows multiplies, of weights packed for `Dot`: with few tiles `Product` of
 // weights unpacked as `Few`, with kWidenTiles and more float32 of weights unpacked as `Many`, if that is anything.
 template <class Dot>
-struct Blocks {
+struct ManyTiles {
   using Product = Dot;
   using Few = AsPacked;
   using Many = void;
 };
 template <>
-struct Blocks<DotWide> {
+struct ManyTiles<DotWide> {
   using Product = DotWide;
   using Few = AsPacked;
   using Many = Widened;
 };
 template <class Pairs>
-struct Blocks<Compact<Pairs>> {
+struct ManyTiles<Compact<Pairs>> {
   using Product = Pairs;
   using Few = ExpandedByFirst;
-  using Many = std::conditional_t<std::is_void_v<typename Blocks<Pairs>::Many>, void, ExpandedWide>;
+  using Many = std::conditional_t<std::is_void_v<typename ManyTiles<Pairs>::Many>, void, ExpandedWide>;
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -74,24 +74,29 @@ MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated)
   with_layout(format.layout, [&](auto layout) QUIRE_INLINE_LAMBDA {
     layout.check(format);
     view.geometry = layout.geometry(format, view.cols);
+    view.panels_bytes = view.panel_bytes() * size_t(view.panels());
   });
+  if (format.layout == Layout::blocks) {
+    Blocks::check_parts(view);
+    view.panels_bytes = Blocks::nbytes(view);
+  }
   return view;
 }
 
 MatrixView MatrixView::screen() const {
-  const Format screen{.layout = Layout::int8, .int8_rows = true, .screened = true};
+  const Format screen{.layout = Layout::int8, .int8_rows = true, .screened = true, .blocks = {}};
   MatrixView view = make_view(size_t(rows), size_t(cols), screen, false);
-  view.data = data ? data + panel_bytes() * size_t(panels()) : nullptr;
+  view.data = data ? data + panels_bytes : nullptr;
   return view;
 }
 
 size_t MatrixView::nbytes() const {
-  return panel_bytes() * size_t(panels()) + (has_screen() ? screen().nbytes() : 0);
+  return panels_bytes + (has_screen() ? screen().nbytes() : 0);
 }
 
 PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated)
     : view_(make_view(rows, cols, format, gated)) {
-  const bool floats = with_layout(format.layout, [](auto layout) QUIRE_INLINE_LAMBDA { return layout.kHoldsFloats; });
+  const bool floats = with_layout(format.layout, [](auto layout) QUIRE_INLINE_LAMBDA { return layout.kHolds == Holds::floats; });
   if (format.screened && (gated || !floats))
     throw std::invalid_argument("only float32 and bfloat16 weights that are not gated have a screen");
   if (format.layout == Layout::bfloat16_12) {  // with few columns its tail takes more than it saves
@@ -131,6 +136,7 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, co
                            const Kernels& kernels, ThreadPool& pool)
     : PackedMatrix(total_rows(parts), cols, format, gated) {
   check_gated(parts, gated);
+  if (format.layout == Layout::blocks) throw std::invalid_argument("floats are not rounded to blocks");
   std::vector<SourceRow> table;
   table.reserve(size_t(view_.rows));
   for (const SourceRows& part : parts)
@@ -150,7 +156,8 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, co
         screens = false;
       char* out = bytes_of(view_.panel(panel));
       const bool packed = with_layout(view_.format.layout, [&](auto layout) QUIRE_INLINE_LAMBDA {
-        return !fits || layout.pack_panel(rows, view_, out);
+        if constexpr (layout.kHolds == Holds::blocks) return false;
+        else return !fits || layout.pack_panel(rows, view_, out);
       });
       if (!packed) fits = false;
     });
@@ -176,8 +183,8 @@ PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, c
     for (size_t r = 0; r < part.rows; ++r) table.emplace_back(&part, r);
   allocate();
   with_layout(format.layout, [&](auto layout) {
-    if constexpr (layout.kHoldsFloats) {
-      throw std::invalid_argument("a weight of floats is not packed from codes");
+    if constexpr (layout.kHolds != Holds::codes) {
+      throw std::invalid_argument("only weights of int8 and int4 are packed from codes");
     } else {
       pool.parallel_for(view_.panels(), [&](int panel, int) {
         RowBuffer buffer(view_);
@@ -190,9 +197,34 @@ PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, c
   });
 }
 
-void PackedMatrix::unpack(float* out, ThreadPool& pool) const {
+PackedMatrix::PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated,
+                           ThreadPool& pool)
+    : PackedMatrix(total_rows(parts), cols, format, gated) {
+  check_gated(parts, gated);
+  if (format.layout != Layout::blocks) throw std::invalid_argument("blocks are not packed as another layout");
+  std::vector<const char*> table;
+  table.reserve(size_t(view_.rows));
+  for (const SourceBlocks& part : parts)
+    for (size_t r = 0; r < part.rows; ++r) table.push_back(part.data + r * part.row_bytes);
+  allocate();
+  pool.parallel_for(view_.panels(), [&](int panel, int) {
+    const char* rows[kLanes] = {};
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (const int row = source_row(view_, panel, lane); row >= 0) rows[lane] = table[size_t(row)];
+    const BlockPanel to = Blocks::panel(view_, panel);
+    Blocks::pack_panel(rows, view_, to.kind, bytes_of(to.data));
+  });
+}
+
+void PackedMatrix::unpack(float* out, const Kernels& kernels, ThreadPool& pool) const {
   const size_t cols = size_t(view_.cols);
   pool.parallel_for(view_.panels(), [&](int panel, int) {
+    if (view_.format.layout == Layout::blocks) {
+      float* rows[kLanes] = {};
+      for (int lane = 0; lane < kLanes; ++lane)
+        if (const int row = source_row(view_, panel, lane); row >= 0) rows[lane] = out + size_t(row) * cols;
+      return kernels.unpack_blocks(view_, panel, rows);
+    }
     for (int lane = 0; lane < kLanes; ++lane) {
       const int row = source_row(view_, panel, lane);
       if (row < 0) continue;

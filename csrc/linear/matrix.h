@@ -25,6 +25,9 @@ class PackedMatrix {
   // The same for codes, which are kept bit for bit.
   PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
 
+  // The same for whole blocks; the format's parts are those of the sources.
+  PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
+
   // Bytes that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
   // std::invalid_argument if its size or alignment is not this shape's, or a screen has impossible bounds.
   PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated, const char* data, size_t nbytes);
@@ -32,7 +35,7 @@ class PackedMatrix {
   const MatrixView& view() const { return view_; }
 
   // Row-major float32 [O, K] in the order in which the parts came.
-  void unpack(float* out, ThreadPool& pool) const;
+  void unpack(float* out, const Kernels& kernels, ThreadPool& pool) const;
 
  private:
   void allocate();

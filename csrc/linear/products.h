@@ -36,6 +36,12 @@ struct ProductsOf<quire::Int8> {
   using Float = DotI8Wide;
   using Int8 = DotI8;
 };
+// Blocks have loops of their own (linear_blocks.h).
+template <>
+struct ProductsOf<Blocks> {
+  using Float = void;
+  using Int8 = void;
+};
 template <>
 struct ProductsOf<Int4> {
   using Float = DotI4Wide;

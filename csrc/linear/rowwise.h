@@ -4,6 +4,7 @@
 
 #include "linear/activation.h"
 #include "simd/kernels.h"
+#include "linear/block_columns.h"
 #include "linear/layouts.h"
 #include "linear/norm.h"
 #include "simd/simd.h"
@@ -37,7 +38,9 @@ inline void embed(const EmbedArgs& a, ThreadPool& pool) {
     for (int t = first; t < last; ++t) {
       const int row = a.tokens[t];
       float* y = a.y + size_t(t) * a.y_stride;
-      read_lane(w, row / 16, row % 16, [&](int k, float value) { y[k] = value * a.scale; });
+      auto put = [&](int k, float value) { y[k] = value * a.scale; };
+      if (w.format.layout == Layout::blocks) read_block_row(w, row / 16, row % 16, put);
+      else read_lane(w, row / 16, row % 16, put);
     }
   });
 }

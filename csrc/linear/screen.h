@@ -4,6 +4,7 @@
 #pragma once
 
 #include "linear/linear.h"
+#include "linear/linear_blocks.h"
 #include "linear/screen_candidates.h"
 
 namespace quire::QUIRE_ISA {
@@ -54,8 +55,9 @@ struct ScreenMemory {
   }
 };
 
-// Enough for a product of floats, and for `screened_best`.
+// Enough for a product of float activations, and for `screened_best`.
 inline size_t workspace_with_screen(const MatrixView& weight, int max_rows) {
+  if (weight.format.layout == Layout::blocks) return ExactBlocks::workspace(weight, max_rows);
   const size_t product = float_workspace(weight, max_rows);
   return weight.has_screen() ? max_of(product, ScreenMemory::bytes(weight, min_of(max_rows, kScreenedRows))) : product;
 }
@@ -116,7 +118,7 @@ inline ScreenRow screen_row(const float* x, int n) {
 // The largest output of row `row` in panels noted from `first` to `last`. `packed`: memory for a row.
 template <class Dot>
 inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, const Candidate* last, void* packed) {
-  using Product = typename Blocks<Dot>::Product;
+  using Product = typename ManyTiles<Dot>::Product;
   const MatrixView& w = a.weight;
   LinearArgs one = a;
   one.x = a.x + size_t(row) * a.x_stride, one.rows = 1;
@@ -203,7 +205,7 @@ inline bool screened_best(const LinearArgs& a, Linear* screen_product, int32_t* 
   const bool fits = a.rows <= kScreenedRows && a.weight.cols < kScreenColumns && a.weight.rows >= 16;
   if (!plain || !fits || !a.weight.has_screen()) return false;
   return with_layout(a.weight.format.layout, [&](auto layout) {
-    if constexpr (layout.kHoldsFloats)
+    if constexpr (layout.kHolds == Holds::floats)
       return screened_best_as<typename ProductsOf<decltype(layout)>::Float>(a, screen_product, best, pool);
     else
       return false;

@@ -46,6 +46,12 @@ struct SourceCodes {
   size_t rows;
 };
 
+// Rows of blocks, `row_bytes` apart.
+struct SourceBlocks {
+  const char* data;
+  size_t rows, row_bytes;
+};
+
 QUIRE_INLINE float from_bits(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, 4);

@@ -2,7 +2,7 @@
 // and the -m flags). bfloat16 is widened and multiplied by the same loops, so it is compiled along with them.
 #include "attention/attention.h"
 #include "linear/best.h"
-#include "linear/linear.h"
+#include "linear/kernel_tables.h"
 #include "linear/rowwise.h"
 #include "sample/sampler_kernels.h"
 #include "simd/kernels.h"
@@ -19,6 +19,7 @@ extern const FloatKernels float_kernels = {
     .best = best,
     .norm = norm,
     .embed = embed,
+    .unpack_blocks = unpack_block_panel,
     .rope = rope,
     .store_kv = store_kv,
     .store_latent = store_latent,

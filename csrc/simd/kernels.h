@@ -207,6 +207,7 @@ struct FloatKernels {
   void (*best)(const BestArgs&, ThreadPool&);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
+  void (*unpack_blocks)(const MatrixView&, int panel, float* const (&rows)[16]);  // its values, of rows not null
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*store_kv)(const StoreKVArgs&, ThreadPool&);
   void (*store_latent)(const StoreLatentArgs&, ThreadPool&);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/attention.h"
-#include "linear/linear.h"
+#include "linear/kernel_tables.h"
 #include "linear/screen.h"
 #include "simd/kernels.h"
 #include "simd/probe_kernels.h"

@@ -119,6 +119,10 @@ class ModelConfig:
         64, "Columns that share one int4 scale: 32, 64 or 128.", low=32, high=128
     )
     quantization_symmetric: bool = option(True, "int4 codes around zero, without zero points.")
+    quantization_activations: Literal["auto", "int8", "float"] = option(
+        "auto",
+        "Type of activations beside quantized weights: int8, float, or auto, which is int8 for GGUF files.",
+    )
     quantization_pure: bool = option(False, "Hold the embedding and the head in int4 too, not in int8.")
     model_impl: ModelImpl = option(
         "auto",

@@ -7,7 +7,7 @@
 namespace quire {
 
 struct Bfloat16 {
-  static constexpr bool kHoldsFloats = true;
+  static constexpr Holds kHolds = Holds::floats;
 
   static void check(const Format& format) { check_plain(format, "bfloat16"); }
   static Geometry geometry(const Format&, int cols) {

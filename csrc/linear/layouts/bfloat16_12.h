@@ -8,7 +8,7 @@
 namespace quire {
 
 struct Bfloat16In12 {
-  static constexpr bool kHoldsFloats = true;
+  static constexpr Holds kHolds = Holds::floats;
 
   static void check(const Format& format) { check_plain(format, "bfloat16"); }
   static Geometry geometry(const Format&, int cols) {

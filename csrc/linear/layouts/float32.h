@@ -7,7 +7,7 @@
 namespace quire {
 
 struct Float32 {
-  static constexpr bool kHoldsFloats = true;
+  static constexpr Holds kHolds = Holds::floats;
 
   static void check(const Format& format) { check_plain(format, "float32"); }
   static Geometry geometry(const Format&, int cols) { return {cols, 1, 64, size_t(cols) * 64, 0}; }

@@ -10,7 +10,7 @@
 namespace quire {
 
 struct Int4 {
-  static constexpr bool kHoldsFloats = false;
+  static constexpr Holds kHolds = Holds::codes;
 
   static void check(const Format& format);
   static Geometry geometry(const Format& f, int cols) {

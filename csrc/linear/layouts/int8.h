@@ -9,7 +9,7 @@
 namespace quire {
 
 struct Int8 {
-  static constexpr bool kHoldsFloats = false;
+  static constexpr Holds kHolds = Holds::codes;
 
   static void check(const Format& format) { check_plain(format, "int8"); }
   static Geometry geometry(const Format& format, int cols) {

@@ -55,7 +55,13 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
     tokens = _tokens(config, options)
     base = replace(
         config,
-        model=replace(config.model, dtype="float32", quantization="auto", quantization_pure=False),
+        model=replace(
+            config.model,
+            dtype="float32",
+            quantization="auto",
+            quantization_pure=False,
+            quantization_activations="auto",
+        ),
         cache=replace(config.cache, kv_cache_dtype="float32"),
     )
     found = compare(_reader(base, options.window), _reader(config, options.window), tokens, options.window)

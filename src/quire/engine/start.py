@@ -55,7 +55,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.schemes import Scheme, scheme, weights_name
+from quire.weights.schemes import Kept, Quantization, scheme, weights_name
 from quire.weights.source import open_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -157,12 +157,13 @@ def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> B
     return registry.make_foreign_backend(device.threads)
 
 
-def quantized_weights(config: ModelConfig) -> Scheme | None:
+def quantized_weights(config: ModelConfig) -> Quantization | None:
     return scheme(
         config.quantization,
         config.quantization_group_size,
         config.quantization_symmetric,
         config.quantization_pure,
+        config.quantization_activations,
     )
 
 
@@ -229,6 +230,8 @@ class EnginePlan:
     def arithmetic(self) -> Arithmetic:
         """The arithmetic of most products."""
         scheme = self.model.quantized
+        if isinstance(scheme, Kept):
+            return "int8" if scheme.activations == "int8" else "fp32"
         return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
 
 

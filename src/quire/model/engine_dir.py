@@ -22,7 +22,7 @@ from quire.errors import ModelError
 from quire.files import map_file, read_bytes
 from quire.model.decoder import DecoderWeights
 from quire.model.spec import ArchSpec
-from quire.weights.schemes import Scheme
+from quire.weights.schemes import Quantization
 from quire.weights.tensor import Array, FloatDtype
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fingerprint: str
     spec: ArchSpec
     dtype: FloatDtype
-    quantized: Scheme | None
+    quantized: Quantization | None
     num_parameters: int
     weight_bytes: int
     eos_token_ids: tuple[int, ...]

@@ -30,6 +30,7 @@ from quire.model.pack import (
     check_tensors,
     choose_dtype,
     outline_weights,
+    own_quantization,
     pack_weights,
     wanted_tensors,
 )
@@ -38,7 +39,7 @@ from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.schemes import Scheme
+from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
@@ -79,7 +80,7 @@ class ModelInfo:
     generation: dict[str, Any]
     limits: engine_dir.EngineLimits = UNLIMITED
     pooling: PoolingHead | None = None
-    quantized: Scheme | None = None
+    quantized: Quantization | None = None
     foreign: bool = False
 
 
@@ -141,7 +142,7 @@ class LoadedModel:
 def inspect_model(
     model: str | Path,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    quantized: Scheme | None = None,
+    quantized: Quantization | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
     reading: Reading = AS_IT_IS,
@@ -161,7 +162,7 @@ def load_model(
     model: str | Path,
     backend: Backend,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    quantized: Scheme | None = None,
+    quantized: Quantization | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
     verify: bool = True,
@@ -186,7 +187,7 @@ def load_model(
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
         return LoadedModel(info, manifest.spec, weights, check)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
-    types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
+    types = WeightTypes.of(info.dtype, info.quantized)
     return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
 
 
@@ -194,7 +195,7 @@ def outline_model(
     model: str | Path,
     backend: Backend,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    quantized: Scheme | None = None,
+    quantized: Quantization | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
     reading: Reading = AS_IT_IS,
@@ -204,7 +205,7 @@ def outline_model(
     if engine_dir.is_engine(directory):
         return load_model(directory, backend, dtype, quantized, verify=False)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
-    types = WeightTypes.of(info.dtype, quantized, keep=dtype == "auto")
+    types = WeightTypes.of(info.dtype, info.quantized)
     return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
 
 
@@ -224,7 +225,7 @@ def outline_config(
     path: Path,
     backend: Backend,
     dtype: str = "auto",
-    quantized: Scheme | None = None,
+    quantized: Quantization | None = None,
     architecture: str | None = None,
 ) -> LoadedModel:
     """The facts that a config.json alone gives.
@@ -244,13 +245,15 @@ def outline_config(
     return LoadedModel(info, spec, outline_weights(spec, names, backend, WeightTypes.of(kept, quantized)))
 
 
-def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Scheme | None) -> ModelInfo:
+def _built(
+    directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Quantization | None
+) -> ModelInfo:
     if dtype not in ("auto", manifest.dtype):
         raise ModelError(
             f"{directory} was built in {manifest.dtype} and --dtype asks for {dtype}; leave it out, or run "
             f"`quire build --dtype {dtype}`"
         )
-    if quantized not in (None, manifest.quantized):
+    if asks_for_other(quantized, manifest.quantized):
         raise ModelError(
             f"{directory} was built with other weights than --quantization asks for; leave it out, or run "
             "`quire build` with it"
@@ -269,7 +272,7 @@ def _built(directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized
 
 
 def _open(
-    path: Path, dtype: str, quantized: Scheme | None, reading: Reading
+    path: Path, dtype: str, quantized: Quantization | None, reading: Reading
 ) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
     source = open_source(path, reading.config)
     try:
@@ -285,6 +288,7 @@ def _open(
     names = names.fitted(checkpoint.names())
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(dtype, wanted, checkpoint)
+    quantized = own_quantization(dtype, wanted, checkpoint, quantized)
     eos = _eos(source.generation, source.config, source.where)
     head = read_pooling(path, source.config, spec.architecture, checkpoint)
     limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
@@ -331,7 +335,7 @@ def _info(
     spec: ArchSpec,
     names: TensorNames,
     dtype: FloatDtype,
-    quantized: Scheme | None,
+    quantized: Quantization | None,
     eos_token_ids: tuple[int, ...],
     generation: dict[str, Any],
 ) -> ModelInfo:

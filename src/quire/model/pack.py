@@ -5,6 +5,7 @@ Knows checkpoints and backends; assemble.py knows the place of each tensor.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,14 +16,15 @@ import ml_dtypes
 import numpy as np
 
 from quire.devices.protocol import Backend, Matrix
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.model.assemble import Assembly, Use
 from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.layouts import stackable
 from quire.weights.parts import Part
-from quire.weights.schemes import Activations, Quantized, Scheme, WeightType
+from quire.weights.schemes import Activations, Kept, Quantization, Quantized, Scheme, WeightType
 from quire.weights.tensor import Array, FloatArray, FloatDtype, QuantTensor
 
 COMPARE = 4 << 20  # elements compared at a time
@@ -46,23 +48,24 @@ class WantedTensor:
 class WeightTypes:
     """The type of each use of a matrix.
 
-    `kept`: quantized matrices of the checkpoint keep their codes and are multiplied with activations of this type; if
-    None, their values are rounded like all others.
+    `kept`: quantized matrices of the checkpoint keep their codes and are multiplied with activations of this type;
+    if None, their values are rounded like all others.
     """
 
     types: Mapping[Use, WeightType]
     kept: Activations | None
 
     @classmethod
-    def of(cls, dtype: FloatDtype, scheme: Scheme | None, keep: bool = False) -> WeightTypes:
-        """The types of a model of `dtype` whose matrices a scheme quantizes. With `keep`, or if the scheme asks for
-        int4, matrices that the checkpoint has quantized stay as they are."""
+    def of(cls, dtype: FloatDtype, scheme: Quantization | None) -> WeightTypes:
+        """The types of a model of `dtype` whose matrices a scheme quantizes, or whose checkpoint did."""
         types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
         types["exact"] = "float32"
         if scheme is None:
-            return cls(types, "float" if keep else None)
+            return cls(types, None)
+        if isinstance(scheme, Kept):
+            return cls(types, scheme.activations)
         types["linear"], types["table"], types["head"] = scheme.linear, scheme.table, scheme.table
-        return cls(types, scheme.linear.activations if scheme.linear.layout.name == "int4" else None)
+        return cls(types, None)
 
 
 class _Wanted:
@@ -115,15 +118,17 @@ class Packer:
         return part.outline() if self.outline or self.checkpoint is None else part.read(self.checkpoint)
 
     def _kept(self, parts: Sequence[Part]) -> tuple[list[QuantTensor], WeightType] | None:
-        """Parts that stay as the checkpoint quantized them: all in one layout that the backend takes."""
+        """Parts that stay as the checkpoint quantized them: all in layouts that make one weight of the backend's."""
         if self.checkpoint is None or self.types.kept is None:
             return None
-        layouts = {part.layout(self.checkpoint) for part in parts}
-        layout = layouts.pop()
-        if layout is None or layouts or not self.backend.takes(layout):
+        found = [part.layout(self.checkpoint) for part in parts]
+        layouts = [layout for layout in found if layout is not None and self.backend.takes(layout)]
+        if len(layouts) < len(parts):
             return None
         tensors = [part.quantized(self.checkpoint, self.outline) for part in parts]
-        return tensors, Quantized(layout, self.types.kept)
+        if not stackable(tensors):
+            return None
+        return tensors, Quantized(layouts[0], self.types.kept)
 
 
 def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, WantedTensor]:
@@ -195,6 +200,24 @@ def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Che
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     matrices = [name for name, tensor in wanted.items() if not tensor.exact]
     return "bfloat16" if all(checkpoint.dtype(name) == BFLOAT16 for name in matrices) else "float32"
+
+
+def own_quantization(
+    dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Checkpoint, asked: Quantization | None
+) -> Quantization | None:
+    """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for."""
+    if isinstance(asked, Scheme):
+        return asked
+    layouts = [layout for name in wanted if (layout := checkpoint.layout(name)) is not None]
+    blocks = [layout.label for layout in layouts if layout.rounds]
+    if dtype != "auto" or not blocks:
+        if asked == Kept("int8"):
+            raise ConfigError(
+                "--quantization-activations int8 is for weights that are quantized; choose --quantization int8"
+            )
+        return None
+    names = tuple(name for name, _ in Counter(blocks).most_common())
+    return Kept("int8" if asked is None else asked.activations, names)
 
 
 def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from quire.errors import ConfigError
 from quire.weights.layouts import AnyLayout, Int4, Int8
-from quire.weights.tensor import FloatDtype
+from quire.weights.tensor import FloatDtype, Layout
 
 GROUPS = (32, 64, 128)
 
@@ -28,18 +29,47 @@ class Quantized(msgspec.Struct, frozen=True):
 WeightType = FloatDtype | Quantized
 
 
+class Kept(msgspec.Struct, frozen=True, tag="kept"):
+    """Weights stay as the checkpoint quantized them, and are multiplied with activations of this type.
+
+    `kinds` names their types once they are known, the most frequent first.
+    """
+
+    activations: Activations
+    kinds: tuple[str, ...] = ()
+
+
+def rounded_columns(weight: WeightType, layouts: Iterable[Layout] = ()) -> int | None:
+    """Columns of activations that a weight rounds with one scale: 0 for a whole row, None if activations stay float.
+
+    `layouts` are those of its parts; the widest block counts.
+    """
+    if not isinstance(weight, Quantized) or weight.activations == "float":
+        return None
+    return max([weight.layout.rounds, *(layout.rounds for layout in layouts)])
+
+
 def rounds_activations(weight: WeightType) -> bool:
     return isinstance(weight, Quantized) and weight.activations == "int8"
 
 
-class Scheme(msgspec.Struct, frozen=True):
+class Scheme(msgspec.Struct, frozen=True, tag="scheme"):
     """The types of a quantized model's matrices: those of products, and the tables of embedding and head."""
 
     linear: Quantized
     table: Quantized
 
 
-def scheme(name: str, group_size: int = 64, symmetric: bool = True, pure: bool = False) -> Scheme | None:
+Quantization = Scheme | Kept
+
+
+def scheme(
+    name: str,
+    group_size: int = 64,
+    symmetric: bool = True,
+    pure: bool = False,
+    activations: Literal["auto", "int8", "float"] = "auto",
+) -> Quantization | None:
     """The types that `--quantization NAME` means; None for "auto", which leaves weights as they are.
 
     Four bits are few for the embedding and the head, so they get eight unless `pure`. Raises ConfigError.
@@ -48,24 +78,38 @@ def scheme(name: str, group_size: int = 64, symmetric: bool = True, pure: bool =
         raise ConfigError(
             "--quantization-pure is for --quantization int4 or int4wo; leave it out, or choose one"
         )
+    if name.endswith("wo") and activations == "int8":
+        raise ConfigError(
+            f"--quantization {name} leaves activations float; leave out --quantization-activations int8, or wo"
+        )
     if name == "auto":
-        return None
+        return None if activations == "auto" else Kept(activations)
     if group_size not in GROUPS:
         raise ConfigError(f"--quantization-group-size must be 32, 64 or 128, got {group_size}")
-    activations: Activations = "float" if name.endswith("wo") else "int8"
-    int8 = Quantized(Int8(), activations)
+    kind: Activations = "float" if name.endswith("wo") or activations == "float" else "int8"
+    int8 = Quantized(Int8(), kind)
     if name in ("int8", "int8wo"):
         return Scheme(int8, int8)
     if name in ("int4", "int4wo"):
-        int4 = Quantized(Int4(group_size, symmetric), activations)
+        int4 = Quantized(Int4(group_size, symmetric), kind)
         return Scheme(int4, int4 if pure else int8)
     raise ConfigError(f"--quantization must be auto, int8, int8wo, int4 or int4wo, got {name!r}")
 
 
-def weights_name(scheme: Scheme | None, dtype: str) -> str:
+def asks_for_other(asked: Quantization | None, built: Quantization | None) -> bool:
+    """Whether `--quantization` asks for other weights than those that were built."""
+    if isinstance(asked, Kept) and isinstance(built, Kept):
+        return asked.activations != built.activations
+    return asked not in (None, built)
+
+
+def weights_name(scheme: Quantization | None, dtype: str) -> str:
     """The weights' types, as logs and tables name them."""
     if scheme is None:
         return dtype
+    if isinstance(scheme, Kept):
+        kinds = ", ".join(scheme.kinds) or dtype
+        return kinds if scheme.activations == "int8" else f"{kinds}, activations float"
     weights, layout = scheme.linear, scheme.linear.layout
     name = layout.name + ("wo" if weights.activations == "float" else "")
     if isinstance(layout, Int4):

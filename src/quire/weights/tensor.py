@@ -23,6 +23,13 @@ class Layout(Protocol):
     def name(self) -> str:
         """The layout's name, also in csrc/linear/format.h."""
 
+    @property
+    def rounds(self) -> int:
+        """Columns of activations that share a scale when they are rounded to int8; 0: the whole row."""
+
+    def columns(self, width: int) -> int:
+        """Columns of a row whose codes take `width` bytes."""
+
     def format(self) -> dict[str, Any]:
         """The fields of a native `Format` by name."""
 
@@ -37,8 +44,9 @@ class Layout(Protocol):
 class QuantTensor:
     """A weight [O, K] of integer codes [O, K] and what turns them into values, per group of columns: [O, G].
 
-    `codes` are unsigned. The layout gives the formula; `zeros` is None if it needs none. All fields have rows on axis
-    0, so rows can be picked without touching a value.
+    `codes` are unsigned bytes, one per element; a layout may pack several of them, and scales, into a row's bytes. The
+    layout gives the formula; `zeros` is None if it needs none. All fields have rows on axis 0, so rows can be picked
+    without touching a value.
     """
 
     layout: Layout
@@ -48,8 +56,8 @@ class QuantTensor:
 
     @property
     def shape(self) -> tuple[int, int]:
-        rows, columns = self.codes.shape
-        return rows, columns
+        rows, width = self.codes.shape
+        return rows, self.layout.columns(width)
 
     def dequantize(self) -> FloatArray:
         return self.layout.dequantize(self)

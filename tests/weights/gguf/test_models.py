@@ -16,14 +16,11 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import describe
-from quire.devices.registry import BackendName, make_backend
 from quire.engine.start import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.engine_dir import EngineLimits
 from quire.model.load import inspect_model
-from quire.weights.gguf.dequantize import dequantize, layout_of, quant_tensor
 from quire.weights.gguf.kinds import KINDS
-from quire.weights.schemes import Quantized
 from quire.weights.source import open_source, open_tokenizer
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
 from tests.tiny import BOS, CONFIG, EOS, write_checkpoint
@@ -97,40 +94,29 @@ def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path)
     file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
     tensors = open_source(file).tensors()
     save_file({name: tensors.get(name) for name in tensors.names()}, directory / "model.safetensors")
-    # float32 asks for values; left to itself, the engine keeps int4 groups as they are and sums them by group.
+    # The same values as float32 weights, and as blocks times float activations, which sum in another order.
     wanted = run(str(directory))
     assert run(str(file), dtype="float32") == wanted
-    for ours, theirs in zip(run(str(file)), wanted, strict=True):
+    for ours, theirs in zip(run(str(file), quantization_activations="float"), wanted, strict=True):
         assert ours[:2] == theirs[:2]
         assert ours[2] == pytest.approx(theirs[2], abs=1e-3)
+    # Rounded activations, by blocks on every backend.
+    for ours, theirs in zip(run(str(file)), run(str(file), backend="reference"), strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2] == pytest.approx(theirs[2], abs=0.2)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
-@pytest.mark.parametrize("backend", ["native", "reference", "torch"])
-def test_int4_groups_are_kept_bit_for_bit(kind: str, backend: BackendName) -> None:
-    """What a weight that was packed without a float copy stands for is what the gguf package decodes."""
-    known = next(k for k in KINDS.values() if k.name == kind)
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (40, 512 // known.block, known.nbytes), np.uint8)
-    raw[..., 1] &= 0x3F  # no infinite scales
-    raw[..., 3] &= 0x3F
-    values = dequantize(known, raw.reshape(-1)).reshape(40, 512)
-    layout = layout_of(known)
-    assert layout is not None
-    first, second = (quant_tensor(known, rows.reshape(20, -1)) for rows in (raw[:20], raw[20:]))
-    dtype = Quantized(layout, "float")
-    maker = make_backend(backend)
-    np.testing.assert_array_equal(maker.matrix([first, second], dtype).dequantize(), values)
-    gated = maker.gated_matrix(first, second, dtype)
-    np.testing.assert_array_equal(gated.dequantize(), values)
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_files_are_served_and_planned_in_their_own_types(kind: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     directory = write_checkpoint(tmp_path / "model", "llama", **sizes)
     file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
-    for options in ({}, {"quantization": "int4wo"}, {"quantization": "int4"}):
+    choices: tuple[dict[str, Any], ...] = (
+        {},
+        {"quantization_activations": "float"},
+        {"quantization": "int4"},
+    )
+    for options in choices:
         config = EngineConfig.from_options(model=str(file), **options)
         backend = NativeBackend(2)
         planned, real = (
@@ -138,11 +124,18 @@ def test_int4_files_are_served_and_planned_in_int4(kind: str, tmp_path: Path) ->
         )
         assert planned.weight_bytes == real.weight_bytes
         weights = real.weights  # type: ignore[attr-defined]
-        kept = [weights.embedding, *(layer.mlp.down for layer in weights.layers)]
-        for matrix in kept:
+        about = describe(weights.layers[0].mlp.down.packed)
+        if options.get("quantization") == "int4":  # asked for: the values are rounded again
+            assert about["layout"] == "int4"
+            continue
+        for matrix in (weights.embedding, *(layer.mlp.down for layer in weights.layers)):
             about = describe(matrix.packed)
-            assert (about["layout"], about["group"], about["offsets"]) == ("int4", 32, kind == "Q4_1")
-            assert (about["narrow"], about["int8_rows"]) == (False, options.get("quantization") == "int4")
+            kinds = [name for name, _ in about["blocks"]]
+            assert (about["layout"], kinds) == ("blocks", [kind.lower()])
+            assert about["int8_rows"] == ("quantization_activations" not in options)
+            rows, columns = matrix.shape
+            block = next(k for k in KINDS.values() if k.name == kind)
+            assert matrix.nbytes == rows * columns // block.block * block.nbytes
 
 
 def test_everything_comes_from_the_file(made: Made) -> None:

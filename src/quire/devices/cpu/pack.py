@@ -15,10 +15,11 @@ from quire import _native
 from quire.devices.cpu.errors import native_errors
 from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.errors import EngineError, ModelError
+from quire.weights.layouts import Blocks
 from quire.weights.schemes import Quantized, WeightType
 from quire.weights.tensor import QuantTensor
 
-FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "screened")
+FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "screened", "blocks")
 
 
 class NativeMatrix:
@@ -69,6 +70,10 @@ def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: st
     if tensors and len(tensors) != len(parts):
         raise EngineError("a weight is made of floats or of quantized tensors, not of both")
     with native_errors:
+        if tensors and format.layout == "blocks":
+            format, rows = _with_blocks(format, tensors), [np.ascontiguousarray(t.codes) for t in tensors]
+            packed = _native.pack_blocks(rows, tensors[0].shape[1], format, gated, pool)
+            return NativeMatrix(packed, pool)
         if tensors:
             codes = [_codes(tensor, format.layout) for tensor in tensors]
             return NativeMatrix(_native.pack_codes(codes, format, gated, pool), pool)
@@ -78,7 +83,10 @@ def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: st
 def outline(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, pool: Any) -> NativeMatrix:
     """The matrix that `pack` would make, without values."""
     rows = sum(part.shape[0] for part in parts)
+    tensors = [part for part in parts if isinstance(part, QuantTensor)]
     with native_errors:
+        if format.layout == "blocks":
+            format = _with_blocks(format, tensors)
         return NativeMatrix(_native.outline(rows, parts[0].shape[1], format, gated), pool)
 
 
@@ -99,6 +107,16 @@ def place(about: dict[str, Any], data: Array | None, pool: Any) -> NativeMatrix:
         raise ModelError(f"the description of a packed weight lacks {error}: {about}") from error
     except (ValueError, TypeError) as error:
         raise ModelError(f"a packed weight cannot be used: {error}") from error
+
+
+def _with_blocks(format: Any, tensors: Sequence[QuantTensor]) -> Any:
+    """The format of a weight of blocks, which names the kinds of its parts."""
+    kinds = []
+    for tensor in tensors:
+        if not isinstance(tensor.layout, Blocks):
+            raise EngineError(f"a weight of {tensor.layout.name} cannot be packed as blocks")
+        kinds.append((tensor.layout.kind, tensor.shape[0]))
+    return _native.Format(layout="blocks", int8_rows=format.int8_rows, blocks=kinds)
 
 
 def _codes(tensor: QuantTensor, layout: str) -> tuple[Array, Array, Array | None]:

@@ -62,12 +62,12 @@ class ReferenceBackend:
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         values = matrix.dequantize()
-        about = {"rows": len(values), "layout": "float32", "int8_rows": own_matrix(matrix).int8_rows}
+        about = {"rows": len(values), "layout": "float32", "rounded": own_matrix(matrix).rounded}
         return about, values.reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
         matrix = ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
-        matrix.int8_rows = bool(about["int8_rows"])
+        matrix.rounded = about["rounded"]
         return matrix
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:

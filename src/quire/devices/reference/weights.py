@@ -13,7 +13,7 @@ from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.errors import EngineError
 from quire.weights.layouts import Int4, Int8
 from quire.weights.layouts.rounding import LEAST
-from quire.weights.schemes import Quantized, WeightType, rounds_activations
+from quire.weights.schemes import Quantized, WeightType, rounded_columns
 from quire.weights.tensor import FloatDtype, QuantTensor
 
 DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
@@ -23,7 +23,8 @@ class ReferenceMatrix:
     """A weight [O, K], its values rounded to `dtype` and held as float64."""
 
     def __init__(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> None:
-        self.int8_rows = rounds_activations(dtype)
+        layouts = [part.layout for part in parts if isinstance(part, QuantTensor)]
+        self.rounded = rounded_columns(dtype, layouts)
         self.values: Float64Array = np.concatenate([_rounded(part, dtype) for part in parts]).astype(
             np.float64
         )
@@ -46,7 +47,9 @@ class ReferenceMatrix:
 
     def seen(self, row: FloatArray) -> Float64Array:
         """One row of activations [K] in the precision that products with this weight use."""
-        return (round_int8(row[None])[0] if self.int8_rows else row).astype(np.float64)
+        rounded = row if self.rounded is None else round_int8_by(row[None], self.rounded)[0]
+        seen: Float64Array = rounded.astype(np.float64)
+        return seen
 
 
 def own_matrix(weight: Matrix) -> ReferenceMatrix:
@@ -68,6 +71,16 @@ def _rounded(part: Array | QuantTensor, dtype: WeightType) -> FloatArray:
     if not isinstance(dtype.layout, (Int4, Int8)):
         raise EngineError(f"floats are not rounded to {dtype.layout.name}")
     return dtype.layout.quantize(floats).dequantize()
+
+
+def round_int8_by(values_OK: FloatArray, columns: int) -> FloatArray:
+    """`round_int8` with one scale for each so many columns of a row; 0: for the whole row."""
+    rows, width = values_OK.shape
+    if columns == 0 or columns >= width:
+        return round_int8(values_OK)
+    whole = np.pad(values_OK, ((0, 0), (0, -width % columns)))
+    rounded: FloatArray = round_int8(whole.reshape(-1, columns)).reshape(rows, -1)[:, :width]
+    return rounded
 
 
 def round_int8(values_OK: FloatArray) -> FloatArray:

@@ -74,12 +74,12 @@ class TorchBackend:
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)
-        about = {"rows": own.shape[0], "layout": "float32", "int8_rows": own.int8_rows}
+        about = {"rows": own.shape[0], "layout": "float32", "rounded": own.rounded}
         return about, own.dequantize().reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> TorchMatrix:
         values = torch.tensor(data.view(np.float32).reshape(about["rows"], -1), device=self._device)
-        return TorchMatrix(values, bool(about["int8_rows"]))
+        return TorchMatrix(values, about["rounded"])
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> TorchKVCache:
         return TorchKVCache(spec, num_blocks, block_size, self._device)

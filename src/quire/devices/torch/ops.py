@@ -38,23 +38,23 @@ from quire.devices.torch.attention import attend, first_seen
 from quire.devices.torch.cache import TorchStep
 from quire.errors import EngineError
 from quire.weights.layouts.rounding import LEAST
-from quire.weights.schemes import rounds_activations
+from quire.weights.schemes import rounded_columns
 from quire.weights.tensor import QuantTensor
 
 
 class TorchMatrix:
     """A weight [O, K] as float32, rounded to its type."""
 
-    def __init__(self, values: Any, int8_rows: bool) -> None:
-        self.values, self.int8_rows = values, int8_rows
+    def __init__(self, values: Any, rounded: int | None) -> None:
+        self.values, self.rounded = values, rounded
 
     @classmethod
     def pack(cls, parts: Sequence[Array | QuantTensor], dtype: WeightType, device: Any) -> TorchMatrix:
         if device.type == "meta":  # an outline: a shape without values
             shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
-            return cls(torch.empty(shape, device=device), rounds_activations(dtype))
+            return cls(torch.empty(shape, device=device), rounded_columns(dtype))
         rounded = ReferenceMatrix(parts, dtype)
-        return cls(torch.tensor(np.ascontiguousarray(rounded.dequantize()), device=device), rounded.int8_rows)
+        return cls(torch.tensor(np.ascontiguousarray(rounded.dequantize()), device=device), rounded.rounded)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,7 +75,9 @@ class TorchMatrix:
 
     def times(self, row: Any) -> Any:
         """weight @ row: [K] -> [O]."""
-        return torch.mv(self.values, round_int8(row) if self.int8_rows else row)
+        if self.rounded is not None:
+            row = round_int8_by(row, self.rounded)
+        return torch.mv(self.values, row)
 
 
 def own_matrix(weight: Matrix) -> TorchMatrix:
@@ -84,6 +86,15 @@ def own_matrix(weight: Matrix) -> TorchMatrix:
             f"the torch backend got a weight of {type(weight).__name__}; load the model with it"
         )
     return weight
+
+
+def round_int8_by(row: Any, columns: int) -> Any:
+    """`round_int8` of a row [K] with one scale for each so many columns; 0: for the whole row."""
+    width = len(row)
+    if columns == 0 or columns >= width:
+        return round_int8(row)
+    whole = functional.pad(row, (0, -width % columns))
+    return round_int8(whole.reshape(-1, columns)).reshape(-1)[:width]
 
 
 def round_int8(x: Any) -> Any:

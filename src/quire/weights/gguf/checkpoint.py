@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from quire.weights.gguf.dequantize import PLAIN, dequantize, layout_of, quant_tensor
+from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.names import Place
 from quire.weights.gguf.parts import GGUFParts
-from quire.weights.layouts import AnyLayout
+from quire.weights.layouts import AnyLayout, Blocks
+from quire.weights.layouts.blocks import decode
 from quire.weights.parts import Part
 from quire.weights.tensor import Array, QuantTensor, Rows
 
@@ -48,14 +50,16 @@ class GGUFCheckpoint:
         place = self.tensors[name]
         if not place.exact or len(place.shape) != 2 or self._file_rows(place) is None:
             return None
-        return layout_of(self.parts.tensors[place.tensor].kind)
+        kind = self.parts.tensors[place.tensor].kind.name
+        return None if kind in PLAIN else Blocks(kind.lower())
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         place = self.tensors[name]
         raw, shape = self._raw(place)
         file_rows = self._file_rows(place)
         assert file_rows is not None
-        return quant_tensor(self.parts.tensors[place.tensor].kind, raw.reshape(shape[0], -1)[file_rows[rows]])
+        kind, in_file = self.parts.tensors[place.tensor].kind, raw.reshape(prod(shape[:-1]), -1)
+        return Blocks(kind.name.lower()).tensor(_picked(in_file, file_rows[rows]))
 
     def _file_rows(self, place: Place) -> Rows | None:
         """The rows in the file that make the matrix of a place; None if its rows are not rows there."""
@@ -77,7 +81,15 @@ class GGUFCheckpoint:
         entry = self.parts.tensors[place.tensor]
         raw, shape = self._raw(place)
         plain = PLAIN.get(entry.kind.name)
-        array: Array = (dequantize(entry.kind, raw) if plain is None else raw.view(plain)).reshape(shape)
+        values = decode(entry.kind.name.lower(), raw) if plain is None else raw.view(plain)
+        array: Array = values.reshape(shape)
         if place.take is not None:
             array = place.take(array)
         return np.require(array.astype(self.dtype(name), copy=False), requirements=["C", "A"])
+
+
+def _picked(array: Array, rows: Rows) -> Array:
+    """These rows, as a view where they follow each other."""
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return array[rows[0] : rows[0] + len(rows)]
+    return array[rows]

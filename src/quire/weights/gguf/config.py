@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.gguf.dequantize import PLAIN
+from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.parts import GGUFParts
 
 HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.causal", "pooling_type")

@@ -1,13 +1,20 @@
-"""The types that tensors of a GGUF file have: code, name, size of a block. Knows no file and decodes nothing."""
+"""The types of a GGUF file's tensors: code, name, size of a block. Knows no file and decodes nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from quire.weights.layouts.blocks import KINDS as BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`block` elements of a row are kept in `nbytes` bytes."""
+    """`block` elements of a row take `nbytes` bytes."""
 
     code: int
     name: str
@@ -15,22 +22,37 @@ class Kind:
     nbytes: int
 
 
-_ALL = (
-    Kind(0, "F32", 1, 4),
-    Kind(1, "F16", 1, 2),
-    Kind(2, "Q4_0", 32, 18),
-    Kind(3, "Q4_1", 32, 20),
-    Kind(6, "Q5_0", 32, 22),
-    Kind(7, "Q5_1", 32, 24),
-    Kind(8, "Q8_0", 32, 34),
-    Kind(10, "Q2_K", 256, 84),
-    Kind(11, "Q3_K", 256, 110),
-    Kind(12, "Q4_K", 256, 144),
-    Kind(13, "Q5_K", 256, 176),
-    Kind(14, "Q6_K", 256, 210),
-    Kind(20, "IQ4_NL", 32, 18),
-    Kind(23, "IQ4_XS", 256, 136),
-    Kind(30, "BF16", 1, 2),
-    Kind(39, "MXFP4", 32, 17),
-)
-KINDS = {kind.code: kind for kind in _ALL}
+# The types that are plain floats.
+PLAIN: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_CODES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    20: "IQ4_NL",
+    23: "IQ4_XS",
+    30: "BF16",
+    39: "MXFP4",
+}
+
+
+def _kind(code: int, name: str) -> Kind:
+    if name in PLAIN:
+        return Kind(code, name, 1, PLAIN[name].itemsize)
+    block = BLOCKS[name.lower()]
+    return Kind(code, name, block.columns, block.nbytes)
+
+
+KINDS = {code: _kind(code, name) for code, name in _CODES.items()}

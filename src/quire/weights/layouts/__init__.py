@@ -5,10 +5,25 @@ Its name is that of its traits in csrc/linear/layouts, which devices/cpu packs; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from quire.weights.layouts.blocks import Blocks
 from quire.weights.layouts.int4 import Int4
 from quire.weights.layouts.int8 import Int8
 from quire.weights.layouts.mxfp4 import MXFP4
+from quire.weights.tensor import QuantTensor
 
-AnyLayout = Int8 | Int4 | MXFP4  # distinguished by their tags in an engine's manifest
+PANEL = 16  # rows that a device packs together, which must be of one kind
 
-__all__ = ["MXFP4", "AnyLayout", "Int4", "Int8"]
+AnyLayout = Int8 | Int4 | MXFP4 | Blocks  # distinguished by their tags in an engine's manifest
+
+
+def stackable(tensors: Sequence[QuantTensor]) -> bool:
+    """Whether tensors can be stacked on rows to one weight: of one layout, or blocks whose kinds fill whole panels."""
+    if len({tensor.layout for tensor in tensors}) == 1:
+        return True
+    whole = all(tensor.shape[0] % PANEL == 0 for tensor in tensors)
+    return whole and len(tensors) <= 4 and all(isinstance(tensor.layout, Blocks) for tensor in tensors)
+
+
+__all__ = ["MXFP4", "AnyLayout", "Blocks", "Int4", "Int8", "stackable"]

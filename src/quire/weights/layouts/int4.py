@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from quire.weights.layouts.base import PlainLayout
 from quire.weights.layouts.rounding import LEAST, grouped, round_to
 from quire.weights.tensor import FloatArray, FloatDtype, QuantTensor, nothing
 
 
-class Int4(msgspec.Struct, frozen=True, tag="int4"):
+class Int4(PlainLayout, frozen=True, tag="int4"):
     """value = scale * code - offset, where a symmetric layout has offset = 8 * scale and holds no zeros.
 
     Scales are held as `scales`. With bfloat16 `zeros` are zero points, so that offset = scale * zero; with float32 they

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from quire.weights.layouts.base import PlainLayout
 from quire.weights.layouts.rounding import LEAST
 from quire.weights.tensor import FloatArray, QuantTensor, nothing
 
 
-class Int8(msgspec.Struct, frozen=True, tag="int8"):
+class Int8(PlainLayout, frozen=True, tag="int8"):
     """value = scale * (code - 128): 8 bits per weight."""
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from quire.weights.layouts.base import PlainLayout
 from quire.weights.layouts.rounding import grouped
 from quire.weights.tensor import FloatArray, QuantTensor, nothing
 
@@ -15,7 +15,7 @@ GROUP = 32
 DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, -0.0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
-class MXFP4(msgspec.Struct, frozen=True, tag="mxfp4"):
+class MXFP4(PlainLayout, frozen=True, tag="mxfp4"):
     """value = scale * DOUBLED[code]: 4.25 bits per weight. Scales are powers of two."""
 
     @property

@@ -9,67 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.weights.gguf.kinds import Kind
-from quire.weights.layouts import Int4
-from quire.weights.tensor import Bytes, QuantTensor
+from quire.weights.tensor import Bytes
 
 Floats = NDArray[np.float32]
 Decoder = Callable[[Bytes], Floats]
 
-PIECE = 1 << 18  # elements decoded at a time, so that what lies between stays in cache
-PLAIN: Mapping[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 # Steps of IQ4_NL and IQ4_XS, spaced as weights are.
 NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 # Twice the values of FP4 E2M1: the scale is halved in exchange.
 DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-
-
-def dequantize(kind: Kind, raw: Bytes) -> Floats:
-    """All elements of uint8 [n blocks' bytes], in order. Types that numpy has (F32, F16, BF16) are only converted."""
-    if kind.name in PLAIN:
-        return np.asarray(raw.view(PLAIN[kind.name]), np.float32)
-    blocks = raw.reshape(-1, kind.nbytes)
-    out = np.empty((len(blocks), kind.block), np.float32)
-    decode, step = DECODERS[kind.name], PIECE // kind.block
-    with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite: so are its values
-        for start in range(0, len(blocks), step):
-            out[start : start + step] = decode(blocks[start : start + step])
-    return out.reshape(-1)
-
-
-def layout_of(kind: Kind) -> Int4 | None:
-    """The layout that holds a type's blocks as they are."""
-    if kind.name in ("Q4_0", "Q4_1", "Q4_K"):
-        return Int4(32, symmetric=kind.name == "Q4_0", scales="float32")
-    return None
-
-
-def quant_tensor(kind: Kind, raw: Bytes) -> QuantTensor:
-    """Rows of blocks, uint8 [O, bytes of a row], in `layout_of(kind)`, which must not be None."""
-    layout = layout_of(kind)
-    assert layout is not None
-    blocks = raw.reshape(-1, kind.nbytes)
-    minima = None
-    with np.errstate(invalid="ignore", over="ignore"):
-        if kind.name == "Q4_K":
-            scales, minima = _six_bits(blocks[:, 4:16])
-            scales, minima = _half(blocks, 0) * scales, _half(blocks, 2) * minima
-            codes = _nibbles(blocks[:, 16:], 32)
-        else:
-            scales = _half(blocks, 0)
-            minima = -_half(blocks, 2) if kind.name == "Q4_1" else None
-            codes = _nibbles(blocks[:, 4 if kind.name == "Q4_1" else 2 :], 16)
-    rows = len(raw)
-    zeros = None if minima is None else minima.reshape(rows, -1)
-    return QuantTensor(layout, codes.reshape(rows, -1), scales.reshape(rows, -1), zeros)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -198,17 +149,17 @@ def _mxfp4(blocks: Bytes) -> Floats:
 
 
 DECODERS: Mapping[str, Decoder] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
+    "mxfp4": _mxfp4,
 }

@@ -1,0 +1,87 @@
+// Columns of a panel of blocks, unpacked to codes or to floats. Knows panels; knows no product and no thread.
+#pragma once
+
+#include "linear/block_unpack.h"
+#include "simd/kernels.h"
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kChunkColumns = 256;  // unpacked at a time: a multiple of every block
+constexpr size_t kChunkBytes = size_t(kChunkColumns / 16) * group_bytes(16);
+
+// Codes of columns [k, k + columns) of a panel; k is a multiple of kChunkColumns.
+template <BlockKind kind>
+void unpack_codes(const char* panel, int k, int columns, char* out) {
+  constexpr BlockShape shape = shape_of(kind);
+  constexpr int group = Unpack<kind>::shape.group, per_unit = shape.per_unit();
+  constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
+  constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
+  const char* unit = panel + size_t(k / (shape.columns * per_unit)) * unit_bytes;
+  for (int column = 0; column < columns; unit += unit_bytes)
+    for (int i = 0; i < per_unit; ++i, column += shape.columns)
+      Unpack<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i)},
+                          UnpackedBlock<group>{out + size_t(column / group) * group_bytes(group)});
+}
+
+using UnpackCodes = void(const char* panel, int k, int columns, char* out);
+
+constexpr UnpackCodes* kUnpackCodes[] = {
+#define QUIRE_UNPACK(name, columns, bytes, head, head_bytes) unpack_codes<BlockKind::name>,
+    QUIRE_BLOCK_KINDS(QUIRE_UNPACK)
+#undef QUIRE_UNPACK
+};
+
+constexpr CodeShape kCodeShapes[] = {
+#define QUIRE_CODES(name, columns, bytes, head, head_bytes) Unpack<BlockKind::name>::shape,
+    QUIRE_BLOCK_KINDS(QUIRE_CODES)
+#undef QUIRE_CODES
+};
+
+QUIRE_INLINE const CodeShape& codes_of(BlockKind kind) { return kCodeShapes[int(kind)]; }
+
+// The values of columns [k, k + columns) of a panel: [columns][16], rounded as llama.cpp decodes them.
+inline void unpack_values(const BlockPanel& panel, int k, int columns, float* out) {
+  alignas(64) char codes[kChunkBytes];
+  kUnpackCodes[int(panel.kind)](panel.data, k, columns, codes);
+  const CodeShape& shape = codes_of(panel.kind);
+  const V zero = set1(float(shape.zero));
+  const char* at = codes;
+  for (int column = 0; column < columns; column += shape.group) {
+    const float* header = reinterpret_cast<const float*>(at);
+    const V scale = load(header), minimum = load(header + 16);
+    at += kGroupHeader;
+    for (int i = 0; i < shape.group; i += 4, at += 64) {
+      const I four = iload(at);
+      unrolled<4>([&](auto j) QUIRE_INLINE_LAMBDA {
+        const V value = scale * (unsigned_byte<decltype(j)::value>(four) - zero);
+        store(out + size_t(column + i + j.value) * 16, shape.minima ? value - minimum : value);
+      });
+    }
+  }
+}
+
+// Calls put(column, value) for each column of a row of a weight of blocks.
+template <class Put>
+QUIRE_INLINE void read_block_row(const MatrixView& w, int panel, int lane, Put&& put) {
+  alignas(64) float values[kChunkColumns * 16];
+  const BlockPanel from = Blocks::panel(w, panel);
+  for (int k = 0; k < w.cols; k += kChunkColumns) {
+    const int columns = min_of(kChunkColumns, w.padded_cols() - k);
+    unpack_values(from, k, columns, values);
+    for (int i = 0; i < min_of(columns, w.cols - k); ++i) put(k + i, values[i * 16 + lane]);
+  }
+}
+
+// All 16 rows of a panel, each of w.cols values, to `rows`; null: not wanted.
+inline void unpack_block_panel(const MatrixView& w, int panel, float* const (&rows)[16]) {
+  alignas(64) float values[kChunkColumns * 16];
+  const BlockPanel from = Blocks::panel(w, panel);
+  for (int k = 0; k < w.cols; k += kChunkColumns) {
+    const int columns = min_of(kChunkColumns, w.padded_cols() - k), present = min_of(columns, w.cols - k);
+    unpack_values(from, k, columns, values);
+    for (int lane = 0; lane < 16; ++lane)
+      for (int i = 0; rows[lane] && i < present; ++i) rows[lane][k + i] = values[i * 16 + lane];
+  }
+}
+
+}  // namespace quire::QUIRE_ISA

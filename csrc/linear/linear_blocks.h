@@ -1,0 +1,215 @@
+// Products with weights of blocks: a panel's columns are unpacked once for all rows of a task, then multiplied from cache,
+// with float activations or with activations rounded to int8. Knows the packing and the pool; knows no plan.
+#pragma once
+
+#include "linear/block_micro.h"
+#include "linear/linear.h"
+
+namespace quire::QUIRE_ISA {
+
+inline int chunk_columns(const MatrixView& w, int k) { return min_of(kChunkColumns, w.padded_cols() - k); }
+
+// Float activations: panels become float32.
+struct ExactBlocks {
+  static constexpr size_t kPanelBytes = size_t{kChunkColumns} * 64;
+
+  float* packed;  // [tile][K][R]
+
+  explicit ExactBlocks(const LinearArgs& a) : packed(static_cast<float*>(a.workspace)) {}
+  static size_t workspace(const MatrixView& w, int rows) { return size_t(rows) * size_t(w.padded_cols()) * 4 + 128; }
+  static Tiles tiles(int rows) { return tiles_for<DotF32>(rows); }
+  static int panels(int rows) { return max_panels(rows); }
+
+  void pack(const LinearArgs& a, int begin, int end, void*) const {
+    pack_block(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
+               packed + size_t(begin) * size_t(a.weight.padded_cols()));
+  }
+  void unpack(const MatrixView& w, const BlockPanel& panel, int k, char* out) const {
+    unpack_values(panel, k, chunk_columns(w, k), reinterpret_cast<float*>(out));
+  }
+  // Rows [begin, end) times panels whose columns from k on were unpacked to b.
+  void multiply(const MatrixView& w, int, const BlockPanel&, int begin, int end, int k, const char* b, int panels, float* c,
+                size_t c_stride) const {
+    const int rows = end - begin;
+    const float* a = packed + size_t(begin) * size_t(w.padded_cols()) + size_t(k) * size_t(rows);
+    const size_t bytes = panels < max_panels(rows) && rows > kExactRows ? 0 : kPanelBytes;
+    MicroArgs m{a, b, bytes, chunk_columns(w, k), c, c_stride, true, 0};
+    micro_for<DotF32, Prefetch::weights>(rows, panels)(m);
+  }
+};
+
+// Activations rounded to int8 by blocks of columns.
+struct RoundedBlocks {
+  static constexpr size_t kPanelBytes = kChunkBytes;
+
+  uint32_t* words;         // [tile][K / 4][R]
+  uint32_t* spread_words;  // [tile][K / 4][2][R], for codes that need them
+  float* scales;           // [tile][K / columns][R]
+  int32_t* sums;           // [part][tile][K / group][R]
+  int columns;             // that share a scale
+  bool spreads;
+
+  // Of a mixed weight the largest block: what all its parts are multiplied with.
+  static int scale_columns(const MatrixView& w) {
+    int most = 0;
+    for (int i = 0; i < w.format.blocks.count; ++i) most = max_of(most, shape_of(w.format.blocks.parts[i].kind).columns);
+    return most;
+  }
+  static bool needs_words(const CodeShape& codes) { return kDotElements > 1 && codes.top > 127; }
+  static size_t words_bytes(const MatrixView& w, int rows) {
+    return round_up(size_t(rows) * size_t(w.padded_cols()), 64);
+  }
+  static size_t scales_bytes(const MatrixView& w, int rows) {
+    return round_up(size_t(rows) * size_t(w.padded_cols()) / 8, 64);
+  }
+  static size_t workspace(const MatrixView& w, int rows) {
+    const size_t sums = round_up(size_t(rows) * size_t(w.padded_cols()) / 4, 64);
+    return words_bytes(w, rows) * (kDotElements > 1 ? 3 : 1) + scales_bytes(w, rows) +
+           sums * size_t(w.format.blocks.count) + 128;
+  }
+  static Tiles tiles(int rows) { return {rows, kBlockTileRows}; }
+  static int panels(int rows) { return block_panels(rows); }
+
+  explicit RoundedBlocks(const LinearArgs& a) : columns(scale_columns(a.weight)), spreads(false) {
+    for (int i = 0; i < a.weight.format.blocks.count; ++i)
+      spreads = spreads || needs_words(codes_of(a.weight.format.blocks.parts[i].kind));
+    char* p = static_cast<char*>(a.workspace);
+    words = reinterpret_cast<uint32_t*>(p), p += words_bytes(a.weight, a.rows);
+    spread_words = reinterpret_cast<uint32_t*>(p), p += kDotElements > 1 ? 2 * words_bytes(a.weight, a.rows) : 0;
+    scales = reinterpret_cast<float*>(p), p += scales_bytes(a.weight, a.rows);
+    sums = reinterpret_cast<int32_t*>(p);
+  }
+
+  // Where the sums of a tile from column k on begin, for a part of a weight.
+  int32_t* sums_at(const MatrixView& w, int rows, int part, int begin, int count, int k) const {
+    const int group = codes_of(w.format.blocks.parts[part].kind).group;
+    const size_t of_part = round_up(size_t(rows) * size_t(w.padded_cols()) / 4, 64) / 4;
+    return sums + size_t(part) * of_part + size_t(begin) * size_t(w.padded_cols() / group) +
+           size_t(k / group) * size_t(count);
+  }
+
+  // `memory` is for R rows of int8.
+  void pack(const LinearArgs& a, int begin, int end, void* memory) const {
+    const MatrixView& w = a.weight;
+    const int padded = w.padded_cols(), count = end - begin;
+    int8_t* rounded = static_cast<int8_t*>(memory);
+    for (int r = 0; r < count; ++r) {
+      const float* x = a.x + size_t(begin + r) * a.x_stride;
+      int8_t* q = rounded + size_t(r) * size_t(padded);
+      float* scale = scales + size_t(begin) * size_t(padded / 32) + r;
+      for (int k = 0; k < padded; k += columns, scale += count) {
+        const int present = max_of(0, min_of(min_of(columns, padded - k), w.cols - k));
+        const Int8Scale found = int8_scale(x + k, present);
+        *scale = found.scale;
+        round_to_int8(x + k, present, found.inverse, q + k);
+        std::memset(q + k + present, 0, size_t(min_of(columns, padded - k) - present));
+      }
+      for (int part = 0; part < w.format.blocks.count; ++part) note_sums(a, part, begin, count, r, q);
+    }
+    const size_t steps = size_t(padded / 4), offset = size_t(begin) * steps;
+    transpose(reinterpret_cast<const uint32_t*>(rounded), steps, count, int(steps), words + offset, size_t(count));
+    if (spreads) {
+      uint32_t* row = reinterpret_cast<uint32_t*>(rounded + size_t(count) * size_t(padded));
+      for (int r = 0; r < count; ++r) spread(rounded + size_t(r) * size_t(padded), padded, row + size_t(r) * steps * 2);
+      transpose(row, steps * 2, count, int(steps * 2), spread_words + offset * 2, size_t(count));
+    }
+  }
+
+  // Sums of row r of a tile by group, as the loops take them (BlockArgs).
+  void note_sums(const LinearArgs& a, int part, int begin, int count, int r, const int8_t* q) const {
+    const MatrixView& w = a.weight;
+    const CodeShape& codes = codes_of(w.format.blocks.parts[part].kind);
+    int32_t* to = sums_at(w, a.rows, part, begin, count, 0) + r;
+    for (int k = 0; k < w.padded_cols(); k += codes.group, to += count) {
+      int32_t sum = 0;
+      for (int i = 0; i < codes.group; ++i) sum += q[k + i];
+      const float minus = float(-sum);
+      if (codes.minima) std::memcpy(to, &minus, 4);
+      else *to = -codes.zero * sum;
+    }
+  }
+
+  void unpack(const MatrixView& w, const BlockPanel& panel, int k, char* out) const {
+    kUnpackCodes[int(panel.kind)](panel.data, k, chunk_columns(w, k), out);
+  }
+
+  void multiply(const MatrixView& w, int all_rows, const BlockPanel& panel, int begin, int end, int k, const char* b,
+                int panels, float* c, size_t c_stride) const {
+    const CodeShape& codes = codes_of(panel.kind);
+    const int rows = end - begin, padded = w.padded_cols();
+    const size_t at = size_t(begin) * size_t(padded / 4) + size_t(k / 4) * size_t(rows);
+    BlockArgs m{words + at, b, kPanelBytes, chunk_columns(w, k) / codes.group, codes.group / 4, 1,
+                columns / codes.group, codes.minima,
+                scales + size_t(begin) * size_t(padded / 32) + size_t(k / columns) * size_t(rows),
+                sums_at(w, all_rows, panel.part, begin, rows, k), c, c_stride};
+#if defined(QUIRE_WORD_DOTS)
+    if (needs_words(codes)) {
+      m.a = spread_words + 2 * at;
+      return block_micro<WideCodes>(rows, panels)(m);
+    }
+    while (m.run < m.steps && 2 * m.run * 2 * codes.top * 127 <= 32767) m.run *= 2;
+    block_micro<SmallCodes>(rows, panels)(m);
+#else
+    block_micro<WideCodes>(rows, panels)(m);
+#endif
+  }
+};
+
+// Panels [first, last) times tiles [tile0, tile1).
+template <class Product>
+inline void multiply_block_panels(const LinearArgs& a, const Product& product, const Tiles& tiles, int tile0, int tile1,
+                                  int first, int last, void* scratch) {
+  const MatrixView& w = a.weight;
+  const int row0 = tiles.begin(tile0), rows = tiles.begin(tile1) - row0;
+  const int most = Product::panels(tiles.begin(tile0 + 1) - row0), group = max_of(most, w.gated ? 2 : 1);
+  const size_t c_stride = size_t(group + most - 1) * 16;  // a loop may write copies behind its last panel
+  char* unpacked = static_cast<char*>(scratch);
+  float* c = reinterpret_cast<float*>(unpacked + Product::kPanelBytes * size_t(most));
+  for (int panel = first; panel < last; panel += group) {
+    const int count = min_of(group, last - panel);
+    for (int done = 0, width; done < count; done += width) {
+      // As many as a loop takes, all of one part.
+      BlockPanel panels[8];
+      for (width = 0; width < min_of(most, count - done); ++width) {
+        panels[width] = Blocks::panel(w, panel + done + width);
+        if (panels[width].part != panels[0].part) break;
+      }
+      while (width & (width - 1)) --width;
+      for (int r = 0; r < rows; ++r) std::memset(c + size_t(r) * c_stride + done * 16, 0, size_t(width) * 64);
+      for (int k = 0; k < w.padded_cols(); k += kChunkColumns) {
+        for (int p = 0; p < width; ++p) product.unpack(w, panels[p], k, unpacked + Product::kPanelBytes * size_t(p));
+        for (int tile = tile0; tile < tile1; ++tile) {
+          const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+          product.multiply(w, a.rows, panels[0], begin, end, k, unpacked, width,
+                           c + size_t(begin - row0) * c_stride + done * 16, c_stride);
+        }
+      }
+    }
+    for (int tile = tile0; tile < tile1; ++tile) {
+      const int begin = tiles.begin(tile);
+      epilogue<DotF32>(a, c + size_t(begin - row0) * c_stride, c_stride, begin, tiles.begin(tile + 1) - begin, panel,
+                       count);
+    }
+  }
+}
+
+template <class Product>
+void linear_of_blocks(const LinearArgs& a, ThreadPool& pool) {
+  const Product product(a);
+  const Tiles tiles = Product::tiles(a.rows);
+  for_tiles(a, tiles, pool, [&](int tile, int thread) {
+    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+    float* memory = static_cast<float*>(pool.scratch(thread));
+    float* rounded = memory + size_t(end - begin) * size_t(a.weight.cols);
+    product.pack(normed(a, begin, end, memory), begin, end, rounded);
+  });
+  const int step = max_of(2, Product::panels(tiles.begin(1)));
+  auto multiply = [&](int tile0, int tile1, int first, int last, int thread) {
+    multiply_block_panels(a, product, tiles, tile0, tile1, first, last, pool.scratch(thread));
+  };
+  if (tiles.count == 1)
+    return for_panels(a, step, pool, [&](int first, int last, int thread) { multiply(0, 1, first, last, thread); });
+  for_blocks(a, tiles, step, pool, multiply);
+}
+
+}  // namespace quire::QUIRE_ISA

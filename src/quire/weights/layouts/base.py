@@ -1,0 +1,23 @@
+"""What most layouts have in common."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PlainLayout(msgspec.Struct, frozen=True):
+    """A layout with one code of one byte per element, whose products round activations by rows."""
+
+    @property
+    def label(self) -> str:
+        """The type's name in logs and tables."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def rounds(self) -> int:
+        """Columns of activations that share a scale when they are rounded to int8; 0: the whole row."""
+        return 0
+
+    def columns(self, width: int) -> int:
+        """Columns of a row whose codes take `width` bytes."""
+        return width
