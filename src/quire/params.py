@@ -16,6 +16,10 @@ MAX_STOP_STRINGS = 16
 MAX_N = 1024
 MAX_BEAMS = 256
 MAX_CONSTRAINT_BYTES = 1 << 20
+MAX_BAD_WORDS = 4096
+MAX_WORD_CHARACTERS = 1 << 16  # of all stop strings, or all bad words, together
+MAX_STOP_TOKENS = 1024
+MAX_BIASED_TOKENS = 16384
 MAX_PATTERN = 4096
 
 
@@ -348,6 +352,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
                 raise _refuse(name, getattr(self, name), "true or false")
         if len(self.stop or ()) > MAX_STOP_STRINGS:
             raise _refuse("stop", f"{len(self.stop or ())} strings", f"at most {MAX_STOP_STRINGS} strings")
+        for name, most in (
+            ("bad_words", MAX_BAD_WORDS),
+            ("stop_token_ids", MAX_STOP_TOKENS),
+            ("logit_bias", MAX_BIASED_TOKENS),
+        ):
+            if len(getattr(self, name) or ()) > most:
+                raise _refuse(name, f"{len(getattr(self, name))} entries", f"at most {most} entries")
+        for name in ("stop", "bad_words"):
+            if sum(map(len, getattr(self, name) or ())) > MAX_WORD_CHARACTERS:
+                raise RequestError(f"{name} must have at most {MAX_WORD_CHARACTERS} characters in all", name)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids without text", "stop")
         for token, bias in (self.logit_bias or {}).items():

@@ -70,6 +70,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """Whether its tokens are drawn through masks."""
         return self.grammar is not None or self.thinking is not None
 
+    @property
+    def weight(self) -> int:
+        """What the request counts for in the queue: its tokens, and the entries of its long parameters."""
+        sampling = self.sampling
+        lists = (sampling.logit_bias, sampling.allowed_token_ids, self.prediction, *self.choices)
+        words = sum(map(len, self.bad_words_token_ids)) if self.bad_words_token_ids else 0
+        return len(self.tokens) + words + sum(len(entries) for entries in lists if entries)
+
 
 @dataclass(slots=True, frozen=True)
 class NewSeq:

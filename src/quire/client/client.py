@@ -291,7 +291,7 @@ class AsyncEngine:
         for request, times in zip(requests, generation.times, strict=True):
             self._live[request.id] = _Live(generation, times, set(range(request.sampling.n)))
             self._num_queued += 1
-            self._num_queued_tokens += len(request.tokens)
+            self._num_queued_tokens += request.weight
         self._send(Add(requests))
         return generation
 
@@ -351,7 +351,7 @@ class AsyncEngine:
             raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
         options = self.options
         reqs = sum(1 for _ in requests)
-        tokens = sum(len(request.tokens) for request in requests)
+        tokens = sum(request.weight for request in requests)
         for name, limit, queued, more in (
             ("max-num-queued-reqs", options.max_num_queued_reqs, self._num_queued, reqs),
             ("max-num-queued-tokens", options.max_num_queued_tokens, self._num_queued_tokens, tokens),
@@ -426,7 +426,7 @@ class AsyncEngine:
         if live.queued:
             live.queued = False
             self._num_queued -= 1
-            self._num_queued_tokens -= len(live.times.request.tokens)
+            self._num_queued_tokens -= live.times.request.weight
 
     def end_all(self, error: EngineError) -> None:
         """End every request and call with `error`."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 TOKENS_OF = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
 MAX_ASKED_TOKENS = 128
 MAX_TURN = 256  # tokens at the end of a prompt that may tell whether it has begun the reasoning
+# Texts up to this length are always tokenized; longer ones if they may fit into the model's length.
+MAX_CHARACTERS = 1 << 20
 
 
 class Front:
@@ -73,7 +75,19 @@ class Front:
         return SamplingParams(**{**self.info.defaults, **given})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > MAX_CHARACTERS and len(text) > self._most_characters:
+            raise RequestError(
+                f"the text has {len(text)} characters, more than fit into the model's maximum context length of "
+                f"{self.info.max_model_len}: shorten it",
+                "prompt",
+            )
         return self._need_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def _most_characters(self) -> int:
+        """No longer text fits into the model's length, unless the tokenizer drops a part of it."""
+        longest = max(map(len, self._need_tokenizer().backend.get_vocab(with_added_tokens=True)))
+        return min(longest * self.info.max_model_len, 8 * MAX_CHARACTERS)
 
     def render(
         self,
@@ -303,7 +317,8 @@ class Front:
         """The choices of a selecting request as tokens that follow its prompt."""
         constraint = params.structured_outputs
         texts = constraint.choice if constraint is not None and constraint.choice is not None else ()
-        choices = tuple(tuple(self.encode(text, add_special_tokens=False)) for text in texts)
+        rows = self._need_tokenizer().encode_batch(list(texts), add_special_tokens=False) if texts else []
+        choices = tuple(map(tuple, rows))
         if params.n > 1:
             raise RequestError(
                 f"select returns one answer, the most likely choice: n must be 1, got {params.n}", "n"
@@ -372,13 +387,11 @@ class Front:
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, at the start of a text and after a space, as in vLLM."""
-        found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words or ():
-            for text in (word, " " + word.lstrip()):
-                tokens = tuple(self.encode(text, add_special_tokens=False))
-                if tokens:
-                    found[tokens] = None
-        return tuple(found)
+        if not params.bad_words:
+            return ()
+        texts = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
+        rows = self._need_tokenizer().encode_batch(texts, add_special_tokens=False)
+        return tuple(dict.fromkeys(tuple(row) for row in rows if row))
 
 
 def _scored_from(params: SamplingParams, num_tokens: int) -> int:

@@ -27,16 +27,16 @@ from quire.serve.fields.shapes import Fields
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
+from quire.serve.scan import check_values
 from quire.serve.stream import Disconnected
 from quire.serve.tools import Formats, Offer, offer_of
+from quire.serve.work import Work
 from quire.types import Request
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder().decode
 
-# Longer texts are tokenized in a thread, so that streams continue meanwhile.
-INLINE_CHARACTERS = 16384
 BODY_TIMEOUT = 60.0
 
 
@@ -56,6 +56,7 @@ class Service:
         self.draining = False
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
+        self._work = Work()
 
     @property
     def metrics(self) -> Metrics:
@@ -102,10 +103,15 @@ class Service:
         if kind != "application/json" and not kind.endswith("+json"):
             message = "the body must be application/json"
             raise HttpError(415, ErrorInfo(message, "invalid_request_error", None, "invalid_type"))
-        given = _decode(await self._body(http))
-        found, ignored = accept(
-            fields, given, body, self._template_words, self.config.unknown_fields == "refuse"
-        )
+        data = await self._body(http)
+        http.state.body_size = len(data)
+        strict = self.config.unknown_fields == "refuse"
+
+        def decode() -> tuple[Body, list[str]]:
+            check_values(data)
+            return accept(fields, _decode(data), body, self._template_words, strict)
+
+        found, ignored = await self._work.run(len(data), decode)
         for name in ignored:
             self.notice(http, name)
         return found
@@ -137,13 +143,16 @@ class Service:
             info = ErrorInfo(message, "timeout_error", None, "timeout")
             raise HttpError(408, info, {"Connection": "close"}) from None
 
-    async def work(self, size: int, job: Callable[[], T], renders: bool = False) -> T:
-        """Run `job` on `size` characters: inline if short, else in a thread.
+    async def work(
+        self, http: HttpRequest, job: Callable[[], T], renders: bool = False, slow: bool = False
+    ) -> T:
+        """Run `job` on a body that was read: inline if the body is short, else in a thread.
 
-        `renders`: it renders the chat template, which may take its time unless it was quick before.
+        `renders`: it renders the chat template, which may take its time unless it was quick before. `slow`: never
+        inline.
         """
-        inline = size <= INLINE_CHARACTERS and (not renders or self.front.renders_quickly)
-        return job() if inline else await asyncio.to_thread(job)
+        inline = not slow and (not renders or self.front.renders_quickly)
+        return await self._work.run(http.state.body_size, job, inline)
 
     async def start(self, http: HttpRequest, call_id: str, prompts: list[Prompt]) -> Call:
         """Queue the requests of a call after checking that their constraints compile.

@@ -29,11 +29,7 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     tools = tools_of(body.tools or (), body.tool_choice)
     for name in tools.dropped:
         service.notice(http, name)
-    return _encode(
-        TokenCount(
-            await service.work(len(str(body.messages)), lambda: _count(service, body, tools), renders=True)
-        )
-    )
+    return _encode(TokenCount(await service.work(http, lambda: _count(service, body, tools), renders=True)))
 
 
 def _count(service: Service, body: CountRequest, tools: Tools) -> int:

@@ -45,9 +45,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     for name in tools.dropped:
         service.notice(http, name)
     call_id = service.new_id("msg_", http)
-    prompt = await service.work(
-        len(str(body.messages)), lambda: _make(service, body, tools, call_id), renders=True
-    )
+    prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     return MessageAnswer(body, model, await service.start(http, call_id, [prompt]))
 
 

@@ -13,6 +13,7 @@ from quire.serve.fields.shapes import Fields, Shape
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_NAME = 64
+MAX_UNKNOWN = 64
 
 
 def accept(
@@ -67,6 +68,10 @@ class _Reader:
         meant = near(name, shape.names)
         if meant is not None or self._strict:
             raise unknown(place, None if meant is None else _join(path, meant))
+        if len(self.ignored) == MAX_UNKNOWN:
+            raise invalid(
+                f"more than {MAX_UNKNOWN} unknown fields, {place} among them", place, "unknown_parameter"
+            )
         self.ignored.append(place)
 
 

@@ -42,7 +42,7 @@ async def classify(service: Service, http: HttpRequest) -> bytes:
     info = service.front.info
     if info.scores is None:
         raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
-    requests = await pooled_requests(service, body, None, call_id)
+    requests = await pooled_requests(service, http, body, None, call_id)
     data = []
     for i, vector in enumerate(await run_vectors(service, http, requests)):
         probs = vector if body.use_activation is False else probabilities(vector, info.scores)

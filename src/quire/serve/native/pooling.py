@@ -45,7 +45,7 @@ _encode = msgspec.json.Encoder().encode
 async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     body = await service.read(http, POOLING, PoolingRequest)
     model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
-    requests = await pooled_requests(service, body, body.pooling or service.config.pooling, call_id)
+    requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
     vectors = vectors_of(await run_vectors(service, http, requests), body.dimensions)
     usage = usage_of(requests)
     if body.encoding_format.startswith("bytes"):

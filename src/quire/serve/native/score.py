@@ -45,7 +45,7 @@ async def score(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, SCORE, ScoreRequest)
     model, call_id = service.check_model(body.model), service.new_id("score-", http, body.request_id)
     firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
-    scoring = await plan_pairs(service, body, firsts, seconds, call_id)
+    scoring = await plan_pairs(service, http, body, firsts, seconds, call_id)
     scores = scoring.scores(await run_vectors(service, http, scoring.requests))
     data = [Scored(i, value) for i, value in enumerate(scores)]
     return _encode(ScoreAnswer(call_id, service.created, model, data, usage_of(scoring.requests)))
@@ -64,6 +64,7 @@ def _texts(body: ScoreRequest, names: Sequence[str]) -> list[str]:
 
 async def plan_pairs(
     service: Service,
+    http: HttpRequest,
     body: PairsRequest,
     firsts: Sequence[str],
     seconds: Sequence[str],
@@ -86,4 +87,4 @@ async def plan_pairs(
     def plan() -> Scoring:
         return plan_scores(service.front, lambda: service.next_request_id(call_id), firsts, seconds, rules)
 
-    return await service.work(sum(map(len, [*firsts, *seconds])), plan)
+    return await service.work(http, plan)

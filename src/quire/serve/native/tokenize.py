@@ -33,8 +33,8 @@ async def tokenize(service: Service, http: HttpRequest) -> bytes:
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt", "invalid_value")
-    size = len(body.prompt or "") + len(str(body.messages or ""))
-    return await service.work(size, lambda: _encode(_tokenized(service, body)), renders=True)
+    renders = body.messages is not None
+    return await service.work(http, lambda: _encode(_tokenized(service, body)), renders)
 
 
 def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
@@ -64,9 +64,8 @@ async def detokenize(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, DETOKENIZE, DetokenizeRequest)
     service.check_model(body.model)
     vocab = service.front.info.vocab_size
-    for token in body.tokens:
-        if token >= vocab:
-            raise invalid(
-                f"token id {token} is outside the vocabulary (0 to {vocab - 1})", "tokens", "invalid_value"
-            )
-    return await service.work(len(body.tokens), lambda: _encode(Detokenized(service.text_of(body.tokens))))
+    if (largest := max(body.tokens, default=0)) >= vocab:
+        raise invalid(
+            f"token id {largest} is outside the vocabulary (0 to {vocab - 1})", "tokens", "invalid_value"
+        )
+    return await service.work(http, lambda: _encode(Detokenized(service.text_of(body.tokens))))

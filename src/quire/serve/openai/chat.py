@@ -29,7 +29,7 @@ from quire.serve.openai.logprobs import ChatLogprobs, TokenNames, chat_logprobs,
 from quire.serve.openai.responses_protocol import InputTokens
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.usage import UsageReport
-from quire.serve.service import INLINE_CHARACTERS, Service
+from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.serve.tools import OutputReader
 from quire.text.output.events import CallArguments, CallEnd, CallStart, Parsed
@@ -44,7 +44,9 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     model = service.check_model(body.model)
     _check(body)
     call_id = service.new_id("chatcmpl-", http, body.request_id)
-    prompt = await service.work(size_of(body), lambda: _make(service, body, call_id), renders=True)
+    prompt = await service.work(
+        http, lambda: _make(service, body, call_id), renders=True, slow=body.chat_template is not None
+    )
     return ChatAnswer(service, body, model, await service.start(http, call_id, [prompt]))
 
 
@@ -58,7 +60,10 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
         return len(service.front.encode(text, add_special_tokens=bool(body.add_special_tokens)))
 
     return _encode(
-        InputTokens(await service.work(size_of(body), job, renders=True), "chat.completion.input_tokens")
+        InputTokens(
+            await service.work(http, job, renders=True, slow=body.chat_template is not None),
+            "chat.completion.input_tokens",
+        )
     )
 
 
@@ -90,13 +95,6 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
         place=reading.place if reading else None,
     )
     return Prompt(request, text, field, reading)
-
-
-def size_of(body: ChatRequest) -> int:
-    """Characters to render and tokenize. A template of the request's own is never rendered on the event loop."""
-    if body.chat_template is not None:
-        return INLINE_CHARACTERS + 1
-    return sum(len(str(message.get("content", ""))) for message in body.messages)
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

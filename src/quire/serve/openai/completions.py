@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput, OutputStream
+from quire.params import SamplingParams
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
 from quire.serve.fields.openai import COMPLETIONS
@@ -20,7 +21,7 @@ from quire.serve.openai.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
-from quire.serve.openai.prompts import split_prompts
+from quire.serve.openai.prompts import MAX_PROMPTS, split_prompts
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import constrained_by
 from quire.serve.openai.usage import UsageReport
@@ -47,22 +48,34 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is for stream=true", "stream_options", "invalid_value")
     prompts = split_prompts(body.prompt)
+    if len(prompts) * (body.best_of or body.n or 1) > MAX_PROMPTS:
+        raise invalid(f"one call makes at most {MAX_PROMPTS} samples", "n", "invalid_value")
     call_id = service.new_id("cmpl-", http, body.request_id)
-    size = sum(len(p) for p in prompts if isinstance(p, str))
-    made = await service.work(size, lambda: [_make(service, body, p, call_id) for p in prompts])
+
+    def make() -> list[Prompt]:
+        params = _params(service, body)
+        return [_make(service, body, params, prompt, call_id) for prompt in prompts]
+
+    made = await service.work(http, make)
     return CompletionAnswer(service, body, model, await service.start(http, call_id, made))
 
 
-def _make(service: Service, body: CompletionRequest, prompt: str | list[int], call_id: str) -> Prompt:
-    front = service.front
+def _params(service: Service, body: CompletionRequest) -> SamplingParams:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and body.echo:
         max_tokens = 1  # the step that scores the prompt also samples a token, which the answer omits
-    params = sampling_params(front, body, max_tokens, body.logprobs)
+    params = sampling_params(service.front, body, max_tokens, body.logprobs)
     if body.best_of is not None and body.best_of > params.n:
         params = msgspec.structs.replace(params, n=body.best_of, logprobs=body.logprobs or 0)
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
+    return params
+
+
+def _make(
+    service: Service, body: CompletionRequest, params: SamplingParams, prompt: str | list[int], call_id: str
+) -> Prompt:
+    front = service.front
     special = True if body.add_special_tokens is None else body.add_special_tokens
     if body.suffix:
         if not isinstance(prompt, str):
@@ -70,7 +83,7 @@ def _make(service: Service, body: CompletionRequest, prompt: str | list[int], ca
         tokens = infill(front, prompt, body.suffix, special)
     else:
         tokens = front.encode(prompt, special) if isinstance(prompt, str) else prompt
-    tokens = truncated(tokens, body, max_tokens, front.info.max_model_len)
+    tokens = truncated(tokens, body, params.max_tokens, front.info.max_model_len)
     request = front.request(
         service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
     )

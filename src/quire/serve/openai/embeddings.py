@@ -52,7 +52,7 @@ async def embed(service: Service, http: HttpRequest) -> bytes | Response:
             f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
         )
     call_id = service.new_id("embd-", http, body.request_id)
-    requests = await pooled_requests(service, body, body.pooling or service.config.pooling, call_id)
+    requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
     vectors = await run_vectors(service, http, requests)
     vectors, usage = vectors_of(vectors, body.dimensions), usage_of(requests)
     if body.encoding_format.startswith("bytes"):

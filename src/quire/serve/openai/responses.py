@@ -51,7 +51,7 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     tools = tools_of(body.tools or (), body.tool_choice)
     for name in tools.dropped:
         service.notice(http, name)
-    prompt = await service.work(_size(body), lambda: _make(service, body, tools, call_id), renders=True)
+    prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     return ResponseAnswer(service, body, tools, model, await service.start(http, call_id, [prompt]))
 
 
@@ -67,11 +67,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
         text = render(service, chat, service.offer(chat))
         return len(service.front.encode(text, add_special_tokens=False))
 
-    return _encode(InputTokens(await service.work(_size(body), job, renders=True)))
-
-
-def _size(body: ResponsesRequest) -> int:
-    return len(body.input) if isinstance(body.input, str) else len(str(body.input))
+    return _encode(InputTokens(await service.work(http, job, renders=True)))
 
 
 def _check(body: ResponsesRequest) -> None:

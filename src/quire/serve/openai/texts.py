@@ -37,7 +37,7 @@ class TextUsage(msgspec.Struct):
 
 
 async def pooled_requests(
-    service: Service, body: TextsRequest, pooling: Pooling | None, call_id: str
+    service: Service, http: HttpRequest, body: TextsRequest, pooling: Pooling | None, call_id: str
 ) -> list[Request]:
     """One request for each text, or for the conversation."""
     if (body.input is None) == (body.messages is None):
@@ -65,8 +65,9 @@ async def pooled_requests(
             for tokens in rows
         ]
 
-    size = sum(len(text) for text in texts if isinstance(text, str)) + len(str(body.messages or ""))
-    return await service.work(size, make, renders=body.messages is not None)
+    return await service.work(
+        http, make, renders=body.messages is not None, slow=body.chat_template is not None
+    )
 
 
 def _rendered(service: Service, body: TextsRequest) -> str:

@@ -1,0 +1,30 @@
+"""Runs what takes long beside the event loop, in threads, so that no request waits for the work of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Bodies up to this many bytes are worked on at once: a thread costs more.
+INLINE_BYTES = 16384
+# Larger ones have one thread of their own, and cannot hold up the others.
+LARGE_BYTES = 1 << 20
+
+
+class Work:
+    """Threads by the size of the body that a job works on."""
+
+    def __init__(self) -> None:
+        self._middle = ThreadPoolExecutor(2, "quire-work")
+        self._large = ThreadPoolExecutor(1, "quire-large")
+
+    async def run(self, size: int, job: Callable[[], T], inline: bool = True) -> T:
+        """The result of `job`. At once, if the body has few bytes and the job may run `inline`; else in a thread."""
+        if inline and size <= INLINE_BYTES:
+            return job()
+        threads = self._middle if size <= LARGE_BYTES else self._large
+        return await asyncio.get_running_loop().run_in_executor(threads, job)
