@@ -28,8 +28,10 @@ from quire.spec_decode.passes import Pass, Picker
 from quire.spec_decode.proposer import Proposer
 from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer
+from quire.spec_decode.token_map import TokenMap, map_tokens
 from quire.weights.hub import find_model
 from quire.weights.schemes import scheme
+from quire.weights.source import open_tokenizer
 
 WITHOUT_MODEL = ("ngram", "suffix", "mtp")
 LOOKUP_TOKENS = 5
@@ -74,11 +76,7 @@ class Drafter:
         spec = model.spec
         if spec.bidirectional:
             raise ModelError(f"{self.path}: an encoder cannot draft: choose a model that generates")
-        if spec.vocab_size != target.spec.vocab_size and not _padded(spec.vocab_size, target.spec.vocab_size):
-            raise ModelError(
-                f"{self.path}: the draft model has {spec.vocab_size} tokens and the target {target.spec.vocab_size}: "
-                "choose a draft model with the target's tokenizer"
-            )
+        tokens = self._token_map(target, spec.vocab_size)
         longest = self.options.max_model_len or spec.max_position
         return Head(
             first=model.graph,
@@ -86,8 +84,24 @@ class Drafter:
             num_tokens=DRAFT_MODEL_TOKENS,
             max_len=longest,
             weight_bytes=model.weight_bytes,
-            draft_ids=_within(spec.vocab_size, target.spec.vocab_size),
+            draft_ids=tokens.draft_ids if tokens else _within(spec.vocab_size, target.spec.vocab_size),
+            target_ids=None if tokens is None else tokens.target_ids,
         )
+
+    def _token_map(self, target: LoadedModel, draft_size: int) -> TokenMap | None:
+        """None if the vocabularies are the same but for padding. Without tokenizers only their sizes can tell."""
+        assert self.path is not None
+        target_size = target.spec.vocab_size
+        try:
+            tokenizers = open_tokenizer(self.path), open_tokenizer(target.info.directory)
+        except ModelError:
+            if not _padded(draft_size, target_size):
+                raise ModelError(
+                    f"{self.path}: the draft model has {draft_size} tokens and the target {target_size}, and without "
+                    "their tokenizers they cannot be mapped: add tokenizer.json to both"
+                ) from None
+            return None
+        return map_tokens(tokenizers[0], draft_size, tokenizers[1], target_size)
 
     def limit(self, head: Head | None) -> int:
         """The most tokens of a draft. ConfigError: more are asked for than the drafter can make."""

@@ -16,6 +16,7 @@ class Tally:
     """Of tokens whose predecessors in the draft were accepted: how many were tried, and how many accepted."""
 
     fade: float
+    start: float = START  # assumed before anything is measured
     tried: list[float] = field(default_factory=lambda: [0.0] * POSITIONS)
     accepted: list[float] = field(default_factory=lambda: [0.0] * POSITIONS)
 
@@ -49,7 +50,7 @@ class Odds:
     def cumulative(self, count: int) -> list[float]:
         """The probability that the first 1, 2, ..., `count` tokens of a draft are all accepted."""
         found = []
-        product, before = 1.0, START
+        product, before = 1.0, self._all.start
         for place in range(count):
             if place < POSITIONS:
                 before = self._own.share(place, self._all.share(place, before))

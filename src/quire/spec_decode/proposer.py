@@ -21,6 +21,7 @@ class SpecSequence:
     index: int
     tokens: array[int]
     odds: Odds
+    since_draft: int = 1 << 30  # tokens drawn since the last draft
 
     @property
     def num_prompt(self) -> int:

@@ -16,7 +16,11 @@ from quire.types import NewSeq, StepOutput
 
 MOST_PREDICTED = 64
 """Tokens of a prediction that one step verifies at most."""
+PREDICTED = 0.95
+"""The acceptance of predictions that is assumed at first: whoever sends one expects it to be right."""
 FADE_OF_ALL = 0.99
+HOLD = 4
+"""Steps without a draft after which a sequence is no longer held for one."""
 DECODE_TOKENS = 2
 """A step measures the cost of rows if each sequence computes at most so many tokens besides its draft."""
 
@@ -45,7 +49,7 @@ class SpeculationPart:
         self._predictions = PredictionProposer()
         self._inputs = inputs
         self._count_allowed = count_allowed
-        self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL)}
+        self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL, PREDICTED)}
         self._seqs: dict[int, SpecSequence] = {}
         self._looks_only = proposer is None or proposer.drafts_freely
         self._late: list[dict[int, list[int]]] = []  # tokens of steps that were slept through, by slot
@@ -193,15 +197,27 @@ class SpeculationPart:
             elif count:
                 output.drafts[seq.slot] = drafts[seq.slot].tokens[:count]
         if not wanted or self._proposer is None:
+            self._hold(drawing, output)
             return 0.0
         began = time.perf_counter()
         for (seq, _), draft in zip(wanted, self._proposer.propose(wanted, view), strict=True):
             self._obey_grammar(seq, draft)
             if draft.tokens:
                 output.drafts[seq.slot] = draft.tokens
+        self._hold(drawing, output)
         seconds = time.perf_counter() - began
         self.controller.drafting.record(max(count for _, count in wanted), seconds)
         return seconds
+
+    def _hold(self, drawing: list[SpecSequence], output: StepOutput) -> None:
+        """An empty draft for sequences that had one lately.
+
+        Where steps overlap a sequence then waits for its result, so that its next draft does not come too late.
+        """
+        for seq in drawing:
+            seq.since_draft = 0 if seq.slot in output.drafts else seq.since_draft + 1
+            if 0 < seq.since_draft <= HOLD:
+                output.drafts[seq.slot] = []
 
     def _obey_grammar(self, seq: SpecSequence, draft: Draft) -> None:
         """Cut off what the sequence's grammar does not allow."""

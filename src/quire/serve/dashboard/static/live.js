@@ -72,6 +72,9 @@ function show(s) {
   $("hit-rate").textContent = s.prompt_tokens && s.cached_tokens !== undefined ? percent(s.cached_tokens / s.prompt_tokens) : "–";
   $("prompt-tokens").textContent = number.format(s.prompt_tokens);
   $("generation-tokens").textContent = number.format(s.generation_tokens);
+  $("accepted").textContent = s.spec_draft_tokens
+    ? `${percent(s.spec_accepted_tokens / s.spec_draft_tokens)}, ${(1 + s.spec_accepted_tokens / s.spec_drafts).toFixed(2)} tokens per step`
+    : "–";
   $("preemptions").textContent = number.format(s.num_preemptions);
   const ended = Object.values(s.finished ?? {}).reduce((a, b) => a + b, 0);
   const failed = s.finished?.error ?? 0;
