@@ -239,9 +239,26 @@ class SchedulerConfig:
     async_scheduling: bool = option(
         False, "Schedule the next step while one is being computed; results are the same."
     )
+    target_step_time: float | None = option(
+        None,
+        "Milliseconds that a step may take if it gives somebody a token; 0 sets no limit. "
+        "The default is 100 for serve and 0 for everything else.",
+        low=0.0,
+        common=True,
+    )
+    max_num_partial_prefills: int = option(8, "Most prompts that are partly computed at once.", low=1)
+    max_long_partial_prefills: int = option(4, "Most long prompts among them.", low=1)
+    long_prefill_token_threshold: int = option(
+        0, "Tokens above which a prompt is long; 0 takes 4% of the model's length.", low=0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ConfigError(
+                f"--max-long-partial-prefills {self.max_long_partial_prefills} is more than "
+                f"--max-num-partial-prefills {self.max_num_partial_prefills}: lower it"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,9 @@ def test_commands_return_equal(command: ipc.Command) -> None:
     [
         ipc.Loading(1.5),
         ipc.Ready(ModelCard("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()),
-        ipc.Updates([DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3)),
+        ipc.Updates(
+            [DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3), [ipc.StepTime(0.5, 0.25)]
+        ),
         ipc.Reply(1, EngineStats(), "no"),
         ipc.Failed("ModelError", "no weights"),
     ],

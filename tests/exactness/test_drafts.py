@@ -14,7 +14,7 @@ from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 from tests.exactness.requests import PARAMS, make_prompts
-from tests.exactness.test_schedule import load, results
+from tests.exactness.test_schedule import load, make_chaotic, results
 from tests.tiny import EOS, VOCAB_SIZE
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -133,3 +133,20 @@ def test_drafts_change_nothing(
     assert drafter.longest > 4
     if schedule == "preempted":
         assert llm.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_drafts_cut_anywhere_change_nothing(
+    model: str, tiny_model: Callable[..., str], plain: Callable[[str], list[Any]]
+) -> None:
+    wanted = plain(model)
+    known = {
+        params.seed: list(outputs[0].token_ids)
+        for params, (_, outputs) in zip(PARAMS, wanted, strict=True)
+        if params.seed is not None
+    }
+    llm = load(tiny_model, model)
+    make_chaotic(llm, seed=1)
+    drafter = drafting(llm, known, seed=1)
+    assert results(llm, make_prompts(), PARAMS) == wanted
+    assert drafter.accepted.total() > 0

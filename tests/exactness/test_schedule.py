@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.config import SchedulerConfig
 from quire.devices.sampling import Logits, Sampler, Samples, SlotSampling, takes_largest
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.sched.pace import Pace, Step
+from quire.sched.sequence import Sequence
+from quire.sched.times import StepRates, StepWork
 from quire.types import NewSeq, StepOutput, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.tiny import OTHERS
@@ -153,7 +157,7 @@ def stop_recording(llm: LLM) -> None:
     sampling.sampler = scoring.sampler = sampling.sampler.inner
 
 
-def results(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
+def results(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     llm._core.core.scheduler.check()
     assert llm.stats().num_used_blocks == 0
@@ -219,6 +223,56 @@ def test_random_order_and_company(
         order = rng.sample(range(len(prompts)), rng.randrange(2, len(prompts)))
         found = results(llm, [prompts[i] for i in order], [PARAMS[i] for i in order])
         assert found == [wanted[i] for i in order]
+
+
+class Chaos(Pace):
+    """Takes prompts in any order, in chunks of any length, and cuts drafts anywhere."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(SchedulerConfig(max_num_partial_prefills=16), StepRates(), 160)
+        self._rng = random.Random(seed)
+
+    def order(self, partial: list[Sequence]) -> list[Sequence]:
+        return self._rng.sample(partial, len(partial))
+
+    def oldest(self, prompts: Iterable[Sequence]) -> Sequence | None:
+        return self._rng.choice([None, *prompts])
+
+    def chunk(self, plan: Step, start: int, pending: int, ends: bool) -> int:
+        return self._rng.choice([0, 1, min(2, pending), self._rng.randint(0, pending), pending])
+
+    def spare(self, work: StepWork, most: int) -> int:
+        return self._rng.randint(0, 6)
+
+
+def make_chaotic(llm: LLM, seed: int) -> None:
+    llm._core.core.scheduler._planner._pace = Chaos(seed)
+
+
+CHAOS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "overlapped, preempted": {
+        "async_scheduling": True,
+        "num_gpu_blocks_override": 37,
+        "block_size": 5,
+        "max_num_batched_tokens": 23,
+    },
+}
+
+
+@pytest.mark.parametrize("schedule", CHAOS)
+@pytest.mark.parametrize("model", MODELS)
+def test_chunks_of_any_length_in_any_order(
+    model: str, schedule: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
+) -> None:
+    wanted, _ = alone(model)
+    llm = load(tiny_model, model, **CHAOS[schedule])
+    make_chaotic(llm, seed=len(model))
+    interleaved: list[int] = []
+    llm._core.on_batch = lambda batch: interleaved.append(sum(not seq.wants_logits for seq in batch.seqs))
+    for _ in range(2):
+        assert results(llm, make_prompts(), PARAMS) == wanted
+    assert max(interleaved) > 1, "no two prompts were in the making at once"
 
 
 @pytest.mark.parametrize("caching", [True, False])

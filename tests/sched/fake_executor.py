@@ -259,7 +259,7 @@ class Loop:
 
     def take(self) -> list[Delta]:
         """The deltas of the oldest step in flight."""
-        deltas = self.scheduler.update(*self.flight.popleft())
+        deltas = self.scheduler.update(*self.flight.popleft(), seconds=self.executor.rng.random() / 10)
         self.check()
         return deltas
 

@@ -94,7 +94,7 @@ def test_decodes_are_not_starved_by_a_long_prompt_that_is_ahead() -> None:
     world.add("long", list(range(30)), 2, priority=0)
     assert scheduled(world.step()) == [(2, 1, True), (0, 5, False)]
     for start in (5, 10, 15):
-        assert scheduled(world.step()) == [(start, 5, False), (start // 5 + 2, 1, True)]
+        assert scheduled(world.step()) == [(start // 5 + 2, 1, True), (start, 5, False)]
 
 
 def test_waiting_requests_share_what_is_left_of_the_budget() -> None:

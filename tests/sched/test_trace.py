@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import msgspec
@@ -28,8 +29,13 @@ class Trace:
             max_num_seqs=rng.randint(1, 9),
             max_num_batched_tokens=rng.choice([1, 3, 7, 20, 64]),
             scheduling_policy=rng.choice(["fcfs", "priority"]),
+            target_step_time=rng.choice([None, 1.0, 40.0, 100.0]),
+            max_num_partial_prefills=rng.randint(2, 4),
+            max_long_partial_prefills=rng.randint(1, 2),
+            long_prefill_token_threshold=rng.choice([0, 5, 20]),
         )
         self.budget = config.max_num_batched_tokens
+        clock = itertools.count()
         self.scheduler = Scheduler(
             config,
             self.num_blocks,
@@ -37,6 +43,7 @@ class Trace:
             self.max_model_len,
             self.caching,
             recompute_last=seed % 3 == 0,
+            clock=lambda: 0.05 * next(clock),
         )
         self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, rng.choice([0.0, 0.7]))
         self.loop = Loop(self.scheduler, self.executor, depth)

@@ -390,6 +390,8 @@ class AsyncEngine:
         """The engine has computed a step."""
         if step.stats is not None:
             self.metrics.stats = step.stats
+        for took in step.steps:
+            self.metrics.stepped(took.seconds, took.prompts)
         for mark in step.scheduled:
             live = self._live.get(mark.request_id)
             if live is not None:

@@ -35,6 +35,10 @@ LATENCY_BUCKETS = (
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
     240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+STEP_BUCKETS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.11, 0.125, 0.15, 0.2,
+    0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
 
@@ -92,7 +96,11 @@ class Histogram:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Times of one request in seconds on the monotonic clock; 0 if not yet."""
+    """Times of one request in seconds on the monotonic clock; 0 if not yet.
+
+    `prefill_wait` is how much longer its tokens took because steps computed prompts of others too. `last_by_sample` has
+    the time of each sample's last token and the value of `Metrics.prefill_clock` then.
+    """
 
     request: Request
     arrival: float
@@ -102,7 +110,8 @@ class RequestTimes:
     num_cached: int = 0
     num_output: int = 0
     num_scheduled: int = 0
-    last_by_sample: dict[int, float] = field(default_factory=dict)
+    prefill_wait: float = 0.0
+    last_by_sample: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def num_preemptions(self) -> int:
@@ -122,6 +131,9 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
+        self.prefill_clock = (
+            0.0  # seconds that prompts took from sequences that generate, in all steps so far
+        )
         self.restarts = 0
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
         self.answers: dict[tuple[str, str, str], int] = {}
@@ -147,6 +159,12 @@ class Metrics:
                 ("request_params_n", "Samples requested.", SMALL_BUCKETS),
                 ("request_params_max_tokens", "Output token limit of a request.", tokens),
                 ("request_num_preemptions", "Preemptions of a request.", (0, *SMALL_BUCKETS)),
+                ("step_time_seconds", "Time of a step.", STEP_BUCKETS),
+                (
+                    "inter_token_prefill_seconds",
+                    "Part of the time between tokens of a sample that prompts of others took.",
+                    STEP_BUCKETS,
+                ),
                 ("iteration_tokens_total", "Prompt and output tokens of a step.", ITERATION_BUCKETS),
             )
         }
@@ -173,10 +191,17 @@ class Metrics:
         if not times.scheduled:
             times.scheduled = max(at, times.arrival)
 
+    def stepped(self, seconds: float, prompts: float) -> None:
+        """The engine computed a step; its prompts took so many of the seconds from sequences that generate."""
+        self.observe("step_time_seconds", seconds)
+        self.prefill_clock += prompts
+
     def step(self, deltas: list[tuple[RequestTimes, Delta]], now: float) -> None:
         """The deltas of one step, with the times of their requests."""
         num_tokens = num_prompt = 0
         gaps = self.histograms["inter_token_latency_seconds"][1]
+        waits = self.histograms["inter_token_prefill_seconds"][1]
+        clock = self.prefill_clock
         for times, delta in deltas:
             count = len(delta.tokens)
             if delta.embedding is not None:
@@ -190,8 +215,11 @@ class Metrics:
                 num_prompt += self._first_token(times, delta, now)
             last = times.last_by_sample.get(delta.index)
             if last is not None:
-                gaps.observe(now - last)
-            times.last_by_sample[delta.index] = times.last_token = now
+                gaps.observe(now - last[0])
+                waits.observe(clock - last[1])
+                times.prefill_wait += clock - last[1]
+            times.last_by_sample[delta.index] = now, clock
+            times.last_token = now
         if num_tokens or num_prompt:
             self.generation_tokens += num_tokens
             self.observe("iteration_tokens_total", num_tokens + num_prompt)

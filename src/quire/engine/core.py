@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 from quire.engine.compiling import CompilingRequests
@@ -48,9 +48,11 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.on_batch: Callable[[ScheduledBatch], None] | None = None  # called before a batch is computed
+        self.on_step: Callable[[float, float], None] | None = None  # called with the times of each step
         self._executor = executor
         self._depth = depth
-        self._flight: deque[tuple[ScheduledBatch, Callable[[], StepOutput]]] = deque()
+        self._flight: deque[tuple[ScheduledBatch, float, Callable[[], StepOutput]]] = deque()
+        self._ended = 0.0  # when the last step ended
         self._ready: list[Delta] = []  # the next step returns them
         self._compiling = CompilingRequests(grammars)
         self._sleep_level: int | None = None
@@ -111,7 +113,7 @@ class EngineCore:
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             if self.on_batch is not None:
                 self.on_batch(batch)
-            flight.append((batch, self._start(batch)))
+            flight.append((batch, perf_counter(), self._start(batch)))
         if flight:
             deltas += self._finish_oldest()
         return deltas
@@ -122,13 +124,16 @@ class EngineCore:
 
     def _finish_oldest(self) -> list[Delta]:
         """Take in the result of the oldest step in flight."""
-        batch, result = self._flight[0]
-        began = time.perf_counter()
+        batch, started, result = self._flight[0]
         output = result()  # an interrupt leaves the step in flight
         self._flight.popleft()
+        began, self._ended = max(started, self._ended), perf_counter()
         if self._trace is not None:
-            self._trace.record(began, time.perf_counter(), batch)
-        return self.scheduler.update(batch, output)
+            self._trace.record(began, self._ended, batch)
+        deltas = self.scheduler.update(batch, output, self._ended - began)
+        if self.on_step is not None:
+            self.on_step(self._ended - began, self.scheduler.prompt_seconds)
+        return deltas
 
     def _start(self, batch: ScheduledBatch) -> Callable[[], StepOutput]:
         if self._depth == 1:

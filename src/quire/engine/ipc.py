@@ -70,12 +70,23 @@ class Scheduled(msgspec.Struct, frozen=True, array_like=True):
     at: float
 
 
+class StepTime(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds that a step took, and how many of them its prompts took from sequences that generate."""
+
+    seconds: float
+    prompts: float
+
+
 class Updates(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The changes of one step. `stats` is included now and then, and whenever the engine goes idle."""
+    """The changes of one step. `stats` is included now and then, and whenever the engine goes idle.
+
+    `steps` are the times of this step and of those before it that changed nothing.
+    """
 
     deltas: list[Delta]
     scheduled: list[Scheduled] = []
     stats: EngineStats | None = None
+    steps: list[StepTime] = []
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):

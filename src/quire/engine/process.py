@@ -33,6 +33,7 @@ from quire.engine.ipc import (
     Ready,
     Reply,
     Scheduled,
+    StepTime,
     Stop,
     Updates,
     decode_command,
@@ -118,8 +119,10 @@ class EngineLoop:
         self._calls: deque[Call] = deque()
         self._refused: list[Delta] = []
         self._scheduled: list[Scheduled] = []
+        self._steps: list[StepTime] = []
         self._running = True
         core.on_batch = self._saw_batch
+        core.on_step = self._saw_step
 
     def run(self) -> None:
         while self._running:
@@ -132,6 +135,9 @@ class EngineLoop:
         if batch.new:
             now = time.monotonic()
             self._scheduled += [Scheduled(new.request.id, new.index, now) for new in batch.new]
+
+    def _saw_step(self, seconds: float, prompts: float) -> None:
+        self._steps.append(StepTime(seconds, prompts))
 
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
@@ -186,11 +192,14 @@ class EngineLoop:
         deltas, self._refused = self._refused, []
         deltas += self._core.step()
         scheduled, self._scheduled = self._scheduled, []
+        steps, self._steps = self._steps, []
         stats, now = None, time.monotonic()
         if now >= self._stats_due or not self._core.has_work:
             stats, self._stats_due = self._core.stats(), now + self._stats_interval
         if deltas or scheduled or stats is not None:
-            self._send(Updates(deltas, scheduled, stats))
+            self._send(Updates(deltas, scheduled, stats, steps))
+        else:
+            self._steps = steps  # they go with the next message
 
     def _send(self, event: Event) -> None:
         self._socket.send(encode(event))

@@ -21,6 +21,7 @@ from quire.devices import registry
 from quire.devices.protocol import Arithmetic, Backend, FloatDtype, Graph, KVDtype, KVSpec, Limits
 from quire.engine.core import EngineCore
 from quire.engine.residence import Residence
+from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.files import read_json
@@ -332,6 +333,9 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
             config.cache.enable_prefix_caching,
             whole_prompts=spec.bidirectional,
             recompute_last=drafting.reads_pairs,
+            rates=step_rates(
+                plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * max(1, backend.threads)
+            ),
         )
     report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
     report.cost, report.kv_spec, report.arithmetic = plan.cost, plan.kv_spec, plan.arithmetic

@@ -12,6 +12,7 @@ class Core(Protocol):
     """An engine core: driven by an engine's process, and used by programs."""
 
     on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch is computed
+    on_step: Callable[[float, float], None] | None  # called with seconds of a step and of its prompts
 
     @property
     def has_work(self) -> bool: ...

@@ -40,6 +40,14 @@ class Programs(Generic[C]):
         self.core.on_batch = watch
 
     @property
+    def on_step(self) -> Callable[[float, float], None] | None:
+        return self.core.on_step
+
+    @on_step.setter
+    def on_step(self, watch: Callable[[float, float], None] | None) -> None:
+        self.core.on_step = watch
+
+    @property
     def has_work(self) -> bool:
         return bool(self._ready) or self.core.has_work
 

@@ -1,9 +1,9 @@
 """Plans a step: which sequences compute which tokens, with which slots and blocks. Knows ids only, no arrays.
 
 One rule: a sequence has len(tokens) + num_unseen + len(draft) - num_computed pending tokens, and each step
-computes as many of them as the token budget allows, running sequences first. Chunked prefill (Agrawal et al.
-2023, Sarathi), prefix hits, decoding, verification of drafts and resuming after preemption all follow this rule; there
-are no phases.
+computes as many of them as the budget allows: sequences that generate first, then prompts, in the order and the chunks
+of `pace`. Chunked prefill (Agrawal et al. 2023, Sarathi), prefix hits, decoding, verification of drafts and resuming
+after preemption all follow this rule; there are no phases.
 
 Steps overlap: a step may be planned while earlier ones are computed. It names a token that is not known yet by
 `UNSEEN`, and the executor fills it in. A sequence waits for its own result, while others go on, if its next
@@ -11,34 +11,46 @@ step depends on more than that token: a grammar may force tokens or ask for the 
 accepted in part.
 
 Nothing starves or livelocks, for three reasons. Sequences have a fixed total order (`key`: priority if that is
-the policy, then order of arrival). (1) There are never more running sequences than tokens in the budget, and each
-gets at least one, so a long prompt delays no decode. (2) A sequence that finds no block takes it from
-sequences behind it in the order, never from one ahead. Hence the first running sequence gets all it needs:
-at worst all others are preempted, and a sequence never needs more than the whole pool (`refusal` and
-`max_total` ensure it). So it advances with each step, or waits for a result that is under way; in finitely many
-steps it ends, and the next becomes first. (3) Waiting sequences are admitted in order, those first whose turn it is
-(`turns`), and only when there are blocks for all their known tokens. So nothing overtakes the head of the queue but
-the first sample of a request, and a victim does not come back only to be preempted at once.
+the policy, then due time, then order of arrival), in which each has finitely many before it. (1) There are never more
+running sequences than tokens in the budget, and each that generates gets at least one, so a long prompt delays no
+decode. (2) A sequence that finds no block takes it from sequences behind it in the order that are not part of the
+step yet, never from one ahead. Those in the step need a block themselves soon, and then they are not. Hence the first
+running sequence gets all it needs: at worst all others are preempted, and a sequence never needs more than the whole
+pool (`refusal` and `max_total` ensure it). So it advances, or waits for a result that is under way, or for its turn
+among the prompts; in finitely many steps it ends, and the next becomes first. (3) Waiting sequences are admitted in
+order, those first whose turn it is (`turns`), and only when there are blocks for all their known tokens beside those
+that prompts ahead of them still need. So nothing overtakes the head of the queue but the first sample of a request,
+and a victim does not come back only to be preempted at once. Only a prompt that `pace` holds back, because too many
+are partly computed, lets others pass.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from quire.config import SchedulerConfig
+from quire.sched.pace import Pace
 from quire.sched.queue import WaitingQueue, key_of
 from quire.sched.sequence import RUNNING, Sequence
 from quire.sched.tables import BlockTables
 from quire.sched.turns import Turns
+from quire.sched.times import StepWork
 from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
+
+MOST_PASSED = 64
+"""Waiting prompts that `pace` holds back and that a step looks beyond, at most."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """A step in the making: `seqs[i]` is the batch entry of `flight[i]`. `short`: blocks ran out, so admit nothing."""
+    """A step in the making: `seqs[i]` is the batch entry of `flight[i]`.
+
+    `short`: blocks ran out, so admit nothing. `awaited`: a sequence that generates waits for the step. `decoding`:
+    seconds that the step is expected to take without its prompts.
+    """
 
     step: int
     budget: int
@@ -47,6 +59,10 @@ class Plan:
     new: list[NewSeq] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     short: bool = False
+    awaited: bool = False
+    work: StepWork = field(default_factory=StepWork)
+    decoding: float = 0.0
+    num_prompt_tokens: int = 0
 
     def place(self, seq: Sequence, count: int, new_blocks: list[int]) -> None:
         """Let `seq` compute its next `count` tokens. If fewer than pending, cut the draft first."""
@@ -76,6 +92,7 @@ class Planner:
         tables: BlockTables,
         queue: WaitingQueue,
         stats: EngineStats,
+        pace: Pace,
         whole_prompts: bool,
     ) -> None:
         self._budget = config.max_num_batched_tokens
@@ -86,6 +103,7 @@ class Planner:
         self._queue = queue
         self._turns = Turns(queue)
         self._stats = stats
+        self._pace = pace
         self._slots = list(range(self._max_running - 1, -1, -1))
         self._freed: list[int] = []  # free slots that no batch has announced yet
         self.running: list[Sequence] = []  # sorted by key
@@ -100,9 +118,9 @@ class Planner:
             self._make_way()
         if self._queue.seqs and self._turns.pressing:
             self._take_turns()
-        self._continue_running(plan)
-        if self._queue.seqs and not plan.short:
-            self._admit(plan)
+        partial = self._continue_running(plan)
+        if partial or (self._queue.seqs and not plan.short):
+            self._serve_prompts(plan, partial)
         self._tables.unpin(plan.copies)
         if not plan.seqs:
             return None
@@ -122,10 +140,13 @@ class Planner:
         self._freed.append(seq.slot)
         seq.slot = -1
 
-    def _continue_running(self, plan: Plan) -> None:
+    def _continue_running(self, plan: Plan) -> list[Sequence]:
+        """Place all sequences that generate; returns those whose prompt is partly computed, in order."""
         running, size = self.running, self._tables.block_size
         place, flight = plan.seqs.append, plan.flight.append
-        i = 0
+        partial: list[Sequence] = []
+        spare: int | None = None  # tokens of drafts that the step has time for
+        context = i = 0
         while i < len(running):  # _grow may preempt sequences from i on
             seq = running[i]
             i += 1
@@ -134,12 +155,20 @@ class Planner:
             if unseen and _must_wait(seq):
                 continue
             count = pending = len(tokens) + unseen - start + len(draft)
-            room = plan.budget - len(running) + i  # keep one token for each sequence behind
+            if count > 1:
+                if start + 1 < seq.prefill_end:
+                    partial.append(seq)
+                    continue
+                if draft and len(running) > 1:
+                    spare = self._time_for_drafts() if spare is None else spare
+                    count -= max(0, len(draft) - spare)
+                    spare = max(0, spare - len(draft))
+            room = plan.budget - len(running) + i  # one token stays for each sequence behind
             if count > room:
                 count = room
             if start + count > have * size:
                 count = self._grow(seq, count, i, plan)
-            if count == pending and count:  # as plan.place does; this is the path of every decode
+            if count == pending and count:  # as plan.place does; every decode takes this path
                 plan.budget -= count
                 new_blocks = seq.blocks[have:] if len(seq.blocks) > have else []
                 chunk = tokens[start:]
@@ -147,8 +176,20 @@ class Planner:
                     chunk.append(UNSEEN)
                 place(ScheduledSeq(seq.slot, start, chunk, draft, new_blocks, True))
                 flight(seq)
+                context += start
             elif count:
                 plan.place(seq, count, seq.blocks[have:])
+                context += start
+        plan.awaited = len(partial) < len(running)
+        count = self._budget - plan.budget
+        plan.work = StepWork(count, count, 0.0, context)
+        return partial
+
+    def _time_for_drafts(self) -> int:
+        """Tokens of drafts that fit in the step beside one token of each running sequence."""
+        count = len(self.running)
+        context = sum(seq.num_computed for seq in self.running)
+        return self._pace.spare(StepWork(count, count, 0.0, context), self._budget - count)
 
     def _grow(self, seq: Sequence, count: int, behind: int, plan: Plan) -> int:
         """Make room for `count` more tokens at the expense of running[behind:]; returns how many fit."""
@@ -162,24 +203,28 @@ class Planner:
             plan.short = True
             if self._queue.drop_bases():
                 continue
-            if len(self.running) == behind:  # the last in order: keep what it has, compute what fits
+            victim = self._victim(behind, plan)
+            if victim is None:  # keep what it has, compute what fits
                 count = min(count, (have + pool.num_available) * tables.block_size - start)
                 need = tables.count(start + count) - have
                 break
-            self._preempt(self._victim(behind))
+            self._preempt(victim)
         seq.blocks += tables.allocate(need)
         return count
 
-    def _victim(self, behind: int) -> Sequence:
-        """The sequence of running[behind:] that loses least; lower priorities first, later arrivals among equals.
+    def _victim(self, behind: int, plan: Plan) -> Sequence | None:
+        """The sequence of running[behind:] that loses least; lower priorities first, later ones among equals.
 
-        Blocks shared with others stay; those it holds alone will be overwritten, cached or not.
+        Those that the step computes already are spared. Blocks shared with others stay. Those it holds alone are about
+        to be overwritten, cached or not.
         """
-        best, best_rank = self.running[-1], None
-        for seq in self.running[behind:]:
+        placed = set(plan.flight)
+        found = [seq for seq in self.running[behind:] if seq not in placed]
+        best, best_rank = found[-1] if found else None, None
+        for seq in found:
             loss = self._tables.loss(seq)
             if loss is not None:
-                rank = (-seq.key[0], loss, -seq.key[1])
+                rank = (-seq.key[0], loss, -seq.key[1], -seq.key[2])
                 if best_rank is None or rank < best_rank:
                     best, best_rank = seq, rank
         return best
@@ -234,35 +279,108 @@ class Planner:
         """Whether a preempted sequence still awaits results; until they come, its tokens are not all known."""
         return seq.num_preemptions > 0 and any(seq in plan.flight for plan in self.in_flight)
 
-    def _admit(self, plan: Plan) -> None:
-        """Admit waiting sequences, by turns and in order, while there are slots, tokens, and blocks for all they have.
+    def _serve_prompts(self, plan: Plan, partial: list[Sequence]) -> None:
+        """Share what is left of the step among prompts, partly computed and waiting ones, in the order of `pace`."""
+        pace, queue = self._pace, self._queue
+        plan.decoding = pace.times.seconds(plan.work)
+        making = [seq for seq in partial if seq.status is RUNNING]
+        going = deque(pace.order(making))
+        num_partial, num_long = len(making), sum(map(pace.is_long, making))
+        first = pace.oldest(making if self._turns.pressing else [*making, *queue.seqs])
+        passed = 0
+        while plan.budget > 0:
+            head = self._next_waiting(plan, passed)
+            if first is not None and (first.status is RUNNING or head is not None):
+                seq, first = first, None
+                if seq.status is RUNNING:
+                    going.remove(seq)
+            elif going and (head is None or pace.rank(going[0]) < head.key):
+                seq = going.popleft()
+                if seq.status is not RUNNING:  # it gave its blocks to another one
+                    continue
+            elif head is not None:
+                seq = head
+            else:
+                return
+            if seq.status is RUNNING:
+                if not self._continue_prompt(seq, plan):
+                    return
+            elif pace.may_start(seq, num_partial, num_long):
+                if not self._admit(seq, plan, making):
+                    passed = MOST_PASSED + 1
+                elif seq.status is RUNNING and not plan.seqs[-1].wants_logits:
+                    num_partial, num_long = num_partial + 1, num_long + pace.is_long(seq)
+            else:
+                passed += 1
 
-        Call it when every running sequence that may go on has all its pending tokens and their blocks.
+    def _next_waiting(self, plan: Plan, passed: int) -> Sequence | None:
+        """The waiting sequence to admit next, beyond `passed` that `pace` holds back; None if there is no room."""
+        seqs = self._queue.seqs
+        if plan.short or len(self.running) >= self._max_running or passed > min(len(seqs), MOST_PASSED):
+            return None
+        if passed:
+            return seqs[passed - 1]
+        return self._turns.next() if seqs else None
+
+    def _continue_prompt(self, seq: Sequence, plan: Plan) -> bool:
+        """Place the next chunk of a running sequence; False if the step has no time for it."""
+        start, have = seq.num_computed, len(seq.blocks)
+        count = self._chunk(plan, seq, start, len(seq.tokens) + seq.num_unseen - start)
+        if not count:
+            return False
+        if start + count > have * self._tables.block_size:
+            behind = bisect_right(self.running, seq.key, key=key_of)
+            count = self._grow(seq, count, behind, plan)
+        if count:
+            self._place_prompt(plan, seq, count, seq.blocks[have:])
+        return True
+
+    def _chunk(self, plan: Plan, seq: Sequence, start: int, pending: int) -> int:
+        """How many of the pending tokens of a prompt the step computes. The first one always gets some."""
+        most = min(pending, plan.budget)
+        if self._whole_prompts:
+            fits = most == pending and (not plan.seqs or self._pace.chunk(plan, start, most, True) == most)
+            return most if fits else 0
+        count = self._pace.chunk(plan, start, most, most == pending)
+        return count if plan.seqs else max(count, 1)
+
+    def _place_prompt(self, plan: Plan, seq: Sequence, count: int, new_blocks: list[int]) -> None:
+        start = seq.num_computed
+        plan.place(seq, count, new_blocks)
+        ends = plan.seqs[-1].wants_logits
+        plan.work = self._pace.times.with_prompt(plan.work, start, count, ends)
+        plan.num_prompt_tokens += count
+
+    def _admit(self, seq: Sequence, plan: Plan, making: list[Sequence]) -> bool:
+        """Give a waiting sequence a slot, blocks and its first chunk; hold it if another sample computes its prompt.
+
+        False: it has to wait, and so have those behind it. It waits until there are blocks for all its tokens beside
+        those that prompts ahead of it in `making` still need, and time for its first chunk.
         """
         tables, queue = self._tables, self._queue
-        while queue.seqs and plan.budget > 0 and len(self.running) < self._max_running:
-            seq = self._turns.next()
-            if self._is_in_flight(seq):
-                return
+        while not self._is_in_flight(seq):
             if not tables.pool.num_available and not queue.drop_bases(spare=seq):
-                return
+                return False
             found = tables.match(seq)
             if found is None:
                 queue.hold(seq)
-                continue
-            match = tables.fit(seq, found[0])
+                return True
+            owed = sum(tables.owed(other) for other in making if other.key < seq.key)
+            match = tables.fit(seq, found[0], owed)
             if match is None:
                 if queue.drop_bases(spare=seq):
                     continue
-                return
-            if self._whole_prompts and plan.budget < len(seq.tokens):
-                return
+                return False
+            count = self._chunk(plan, seq, match.num_tokens, len(seq.tokens) - match.num_tokens)
+            if not count:
+                return False
             queue.take(seq)
-            count = min(len(seq.tokens) - match.num_tokens, plan.budget)
             plan.copies += tables.open(seq, match, found[1], match.num_tokens + count)
             queue.drop_base(seq)
             self._start(seq, plan)
-            plan.place(seq, count, list(seq.blocks))
+            self._place_prompt(plan, seq, count, list(seq.blocks))
+            return True
+        return False
 
     def _start(self, seq: Sequence, plan: Plan) -> None:
         seq.slot = self._slots.pop()
@@ -271,6 +389,7 @@ class Planner:
         insort(self.running, seq, key=key_of)
         if seq.tokens is seq.request.tokens:
             seq.tokens = list(seq.tokens)
+        seq.prefill_end = len(seq.tokens)
         if seq.num_preemptions == 0:
             seq.num_cached = seq.num_computed
             if self._tables.caching and seq.match_limit == len(seq.tokens) - 1:

@@ -12,7 +12,7 @@ from quire.sched.tables import BlockTables
 from quire.types import Request
 
 
-def key_of(seq: Sequence) -> tuple[int, int]:
+def key_of(seq: Sequence) -> tuple[int, float, int]:
     return seq.key
 
 

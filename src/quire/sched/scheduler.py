@@ -6,8 +6,12 @@ waiting sequences, `tables` their blocks.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
+from quire.sched.pace import Pace
 from quire.sched.plan import Planner
 from quire.sched.prefix import PrefixMatch
 from quire.sched.queue import WaitingQueue
@@ -22,6 +26,7 @@ from quire.sched.sequence import (
     report_interval,
 )
 from quire.sched.tables import BlockTables
+from quire.sched.times import StepRates
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
 
@@ -31,7 +36,7 @@ class Scheduler:
     Any number of steps may be scheduled before the first result, if they are computed in order. `add`, `fork`, `abort`
     and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
     whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
-    `max_model_len`.
+    `max_model_len`. `rates` are what steps are expected to cost before any is measured; `clock` gives seconds.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class Scheduler:
         enable_prefix_caching: bool,
         whole_prompts: bool = False,
         recompute_last: bool = False,
+        rates: StepRates | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._by_priority = config.scheduling_policy == "priority"
         self._stream_interval = config.stream_interval
@@ -52,7 +59,9 @@ class Scheduler:
         self._stats = EngineStats(num_blocks=num_blocks)
         self._tables = BlockTables(num_blocks, block_size, enable_prefix_caching, recompute_last)
         self._queue = WaitingQueue(self._tables)
-        self._planner = Planner(config, self._tables, self._queue, self._stats, whole_prompts)
+        self.pace = Pace(config, rates or StepRates(), max_model_len, clock)
+        self._planner = Planner(config, self._tables, self._queue, self._stats, self.pace, whole_prompts)
+        self.prompt_seconds = 0.0  # of the step that was updated last: what its prompts took
         self._results = Results(self._planner, self._tables, self._queue, self._stats)
 
     @property
@@ -69,7 +78,7 @@ class Scheduler:
             return ends(request, FinishReason.ERROR, error)
         group = Group(request)
         for index in range(request.sampling.n):
-            self._queue.join(self._sequence(group, index, request.tokens, None))
+            self._join(self._sequence(group, index, request.tokens, None))
         return []
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> list[Delta]:
@@ -92,7 +101,7 @@ class Scheduler:
             return ends(request, FinishReason.ERROR, error)
         group, tokens = Group(request), [*request.tokens, *output]
         base = self._common(request_id, index, group, tokens)
-        self._queue.join(self._sequence(group, 0, tokens, base))
+        self._join(self._sequence(group, 0, tokens, base))
         return []
 
     def abort(self, request_id: str, index: int | None = None) -> list[Delta]:
@@ -116,6 +125,11 @@ class Scheduler:
         """End samples without deltas, because their reader has gone."""
         self.abort(request_id, index)
 
+    def _join(self, seq: Sequence) -> None:
+        if self.pace.target:
+            self.pace.arrive(seq, self._tables.count_cached(seq))
+        self._queue.join(seq)
+
     def _sequence(self, group: Group, index: int, tokens: list[int], base: PrefixMatch | None) -> Sequence:
         request, num_prompt = group.request, len(group.request.tokens)
         sampling = request.sampling
@@ -125,7 +139,7 @@ class Scheduler:
             index=index,
             tokens=tokens,
             group=group,
-            key=(request.priority if self._by_priority else 0, self._arrivals),
+            key=(request.priority if self._by_priority else 0, 0.0, self._arrivals),
             cursor=self._tables.prefix.root,
             num_prompt_tokens=num_prompt,
             max_total=min(num_prompt + request.max_tokens, self._max_total),
@@ -161,9 +175,10 @@ class Scheduler:
             return None
         return ScheduledBatch(plan.step, plan.new, plan.seqs, self._planner.take_freed(), plan.copies)
 
-    def update(self, batch: ScheduledBatch, output: StepOutput) -> list[Delta]:
+    def update(self, batch: ScheduledBatch, output: StepOutput, seconds: float = 0.0) -> list[Delta]:
         """Take in the result of `batch`, the oldest one in flight; returns the deltas of its sequences.
 
+        The step took `seconds` (0: unknown), of which `prompt_seconds` went to prompts.
         EngineError if `output` belongs to another batch or lacks a token.
         """
         in_flight = self._planner.in_flight
@@ -171,7 +186,9 @@ class Scheduler:
             raise EngineError(
                 f"update of step {batch.step} with output of step {output.step}: not the oldest in flight"
             )
-        return self._results.take(in_flight.popleft(), output)
+        plan = in_flight.popleft()
+        self.prompt_seconds = self.pace.took(plan, seconds)
+        return self._results.take(plan, output)
 
     # --- inspection ----------------------------------------------------------------------------------
 

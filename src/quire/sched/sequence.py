@@ -41,7 +41,7 @@ class Sequence:
     index: int
     tokens: list[int]
     group: Group
-    key: tuple[int, int]
+    key: tuple[int, float, int]
     cursor: RadixNode[int]
     num_prompt_tokens: int
     max_total: int
@@ -65,6 +65,8 @@ class Sequence:
     num_rejected: int = 0
     held: list[TokenLogprobs] = field(default_factory=list)  # of tokens not reported yet
     num_preemptions: int = 0
+    arrival: float = 0.0  # seconds, if there is a target for steps
+    prefill_end: int = 0  # its tokens when it got its slot: up to there it is a prompt, computed in chunks
     index_at: int = sys.maxsize
 
     @property

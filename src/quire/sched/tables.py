@@ -91,15 +91,27 @@ class BlockTables:
         for block in _blocks(match):
             self.pool.release(block)
 
-    def fit(self, seq: Sequence, match: PrefixMatch) -> PrefixMatch | None:
-        """`match` if there are blocks for all tokens of `seq`, else None.
+    def count_cached(self, seq: Sequence) -> int:
+        """Tokens of a new sequence whose KV exists, as far as its fork's base and the prefix index tell."""
+        held = 0 if seq.base is None else seq.base.num_tokens
+        if not self.caching:
+            return held
+        match, _ = self.prefix.match(seq.tokens, seq.group.namespace, seq.match_limit)
+        return max(held, match.num_tokens)
+
+    def owed(self, seq: Sequence) -> int:
+        """Blocks that a running sequence still needs for its known tokens."""
+        return max(0, self.count(len(seq.tokens)) - len(seq.blocks))
+
+    def fit(self, seq: Sequence, match: PrefixMatch, owed: int = 0) -> PrefixMatch | None:
+        """`match` if there are blocks for all tokens of `seq` beside `owed` others, else None.
 
         The source of a copy cannot be evicted in the same step. If that block is needed, the match gives up its
         tail.
         """
         pool = self.pool
         wanted = self.count(len(seq.tokens)) - len(match.blocks) + pool.count_cached(match.blocks)
-        spare = pool.num_available - wanted
+        spare = pool.num_available - wanted - owed
         if spare < 0:
             return None
         if match.tail and spare < pool.count_cached((match.source,)):

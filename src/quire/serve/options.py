@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,6 +21,9 @@ from quire.types import Pooling
 
 log = logging.getLogger("quire")
 UnknownFields = Literal["ignore", "refuse"]
+TARGET_STEP_TIME = 100.0
+"""Milliseconds that a step of a server may take if nothing else is asked for."""
+
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -120,6 +123,13 @@ class ServerConfig:
         if not keys:
             raise ConfigError(f"--api-key-file {self.api_key_file!r} holds no key")
         return (*self.api_key, *keys)
+
+
+def for_serving(config: EngineConfig) -> EngineConfig:
+    """The engine's options with the defaults that a server has."""
+    if config.scheduler.target_step_time is not None:
+        return config
+    return replace(config, scheduler=replace(config.scheduler, target_step_time=TARGET_STEP_TIME))
 
 
 def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:

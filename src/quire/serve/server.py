@@ -30,7 +30,7 @@ from quire.errors import ConfigError, EngineError
 from quire.serve import banner
 from quire.serve.connection import Connection, Room
 from quire.serve.descriptors import raise_descriptor_limit
-from quire.serve.options import ServerConfig
+from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
 from quire.serve.stream import Direct
 from quire.types import ModelCard
@@ -58,6 +58,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     ones have `shutdown_timeout` seconds to finish; a second signal aborts them. Raises ConfigError and ModelError if
     the server cannot start.
     """
+    engine_config = for_serving(engine_config)
     if config.check:
         print(check(engine_config, config, maker))
         return 0

@@ -1,0 +1,42 @@
+"""What steps of a model are expected to cost on a machine, from its counts of bytes and operations (model/cost.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire.devices.protocol import KVSpec
+from quire.model.cost import Attended, Cost
+from quire.sched.times import StepRates
+
+ASSUMED_READ_GBS = 10.0
+"""Bytes per nanosecond that a machine is taken to read, until steps are measured."""
+ASSUMED_GFLOPS = 50.0
+"""Operations per nanosecond of one thread, likewise."""
+
+
+def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRates:
+    """Seconds of each part of a step at these limits. A model without counts gets the defaults of StepRates."""
+    if not cost.dense_parameters:
+        return StepRates()
+    byte, operation = 1e-9 / read_gbs, 1e-9 / gflops
+    active = cost.dense_parameters + cost.routed_parameters * cost.drawn / cost.experts
+    attention = sum(layer.operations for layer in cost.layers)
+    spans: Counter[int | None] = Counter()
+    for layer in cost.layers:
+        spans[_span(layer)] += layer.operations
+    return StepRates(
+        read=byte * (cost.dense_bytes + cost.head_bytes),
+        routed=byte * cost.routed_bytes,
+        miss=1.0 - cost.drawn / cost.experts,
+        token=operation * 2.0 * active,
+        output=operation * 2.0 * cost.head_parameters,
+        pair=operation * attention,
+        position=byte * kv.bytes_per_token,
+        spans=tuple((count / attention, span) for span, count in spans.items()) if attention else (),
+    )
+
+
+def _span(layer: Attended) -> int | None:
+    """The most positions that a query of the layer sees."""
+    bounds = [bound for bound in (layer.window, layer.chunk) if bound is not None]
+    return min(bounds, default=None)

@@ -1,0 +1,137 @@
+"""Predicts the seconds of a step from what it computes, and learns from the steps that it sees. Plain numbers only.
+
+A step reads the weights, multiplies its tokens by them, and attends. Reading and multiplying overlap for the most part:
+
+    seconds = max(read, multiply) + OVERLAP * min(read, multiply) + outputs + attention + caches
+
+Each part is a count (`StepWork`) times a rate. The first rates come from the model's bytes and operations
+(`StepRates`); a factor per part corrects them. A Kalman filter follows the factors. At first all of them are likely
+to be wrong in common, by as much as the machine is faster or slower than assumed, so the first steps set the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+OVERLAP = 0.3
+"""Share of the shorter of reading and multiplying that the longer one does not hide."""
+NOISE = 0.1
+"""Relative spread of a step's time around its prediction."""
+SCALE_DOUBT = 3.0
+"""Relative spread of all factors in common before anything is measured."""
+PART_DOUBT = 0.6
+"""Relative spread of each factor beside the common one; doubt never grows beyond it."""
+DRIFT = 0.02
+"""Relative change of a factor from one measured step to the next."""
+SURPRISE = 3.0
+"""A step further off than so many times the expected spread counts as just that far off."""
+LEAST_FACTOR = 0.02
+IDLE_PERIOD = 32
+"""Steps that only decode are alike: one of so many is learned from."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRates:
+    """Seconds that a model is expected to take on this machine, before anything is measured.
+
+    `read`: reading what every step reads. `routed`: reading all routed experts; a token misses a given one with
+    probability `miss`. `token`: multiplying one token by the weights. `output`: computing the logits of one.
+    `pair`: one query and one position that it sees. `position`: reading the keys and values of one position for one
+    sequence. `spans`: the shares of the attention that see at most so many positions (None: all).
+    """
+
+    read: float = 0.02
+    routed: float = 0.0
+    miss: float = 0.0
+    token: float = 0.002
+    output: float = 0.0002
+    pair: float = 1e-7
+    position: float = 1e-7
+    spans: tuple[tuple[float, int | None], ...] = ((1.0, None),)
+
+    def seen(self, start: int, count: int) -> float:
+        """Positions that each of `count` tokens from `start` on sees, on average over tokens and layers."""
+        middle = start + 0.5 * (count + 1)
+        return sum(share * (middle if span is None else min(middle, span)) for share, span in self.spans)
+
+
+@dataclass(slots=True)
+class StepWork:
+    """Counts of one step: tokens, tokens with logits, pairs of query and position, cached positions that are read."""
+
+    tokens: int = 0
+    outputs: int = 0
+    pairs: float = 0.0
+    positions: float = 0.0
+
+
+class StepTimes:
+    """What steps cost, from `rates` and from the steps recorded so far."""
+
+    def __init__(self, rates: StepRates) -> None:
+        self.rates = rates
+        self._factors = [1.0] * 6
+        self._doubt = [
+            [SCALE_DOUBT**2 + (PART_DOUBT**2 if i == k else 0.0) for k in range(6)] for i in range(6)
+        ]
+        self._unseen = 0
+
+    def with_prompt(self, work: StepWork, start: int, count: int, ends: bool) -> StepWork:
+        """`work` and `count` tokens from `start` on of one more sequence; logits of the last if it `ends` there."""
+        seen = self.rates.seen(start, count)
+        return StepWork(
+            work.tokens + count, work.outputs + ends, work.pairs + count * seen, work.positions + start
+        )
+
+    def seconds(self, work: StepWork) -> float:
+        """How long a step of this work is expected to take."""
+        return sum(map(float.__mul__, self._factors, self._parts(work)))
+
+    def reading(self) -> float:
+        """Seconds of a step that computes next to nothing: it reads the weights."""
+        return self._factors[0] * self.rates.read
+
+    def prompt(self, start: int, count: int) -> float:
+        """Seconds of a prompt by itself, from position `start` on, in one step."""
+        return self.seconds(self.with_prompt(StepWork(), start, count, ends=True))
+
+    def record(self, work: StepWork, seconds: float, learns: bool) -> None:
+        """A step of `work` took so many seconds. Those that are not said to teach something are sampled."""
+        self._unseen += 1
+        if seconds <= 0.0 or not (learns or self._unseen >= IDLE_PERIOD):
+            return
+        self._unseen = 0
+        # The filter works on relative times, so that long steps do not outweigh short ones.
+        x = [part / seconds for part in self._parts(work)]
+        factors, doubt = self._factors, self._doubt
+        spread = [sum(map(float.__mul__, row, x)) for row in doubt]
+        variance = sum(map(float.__mul__, x, spread)) + NOISE**2
+        reach = SURPRISE * math.sqrt(variance)
+        error = max(-reach, min(1.0 - sum(map(float.__mul__, factors, x)), reach))
+        for i, gain in enumerate([s / variance for s in spread]):
+            factors[i] = max(LEAST_FACTOR, factors[i] + gain * error)
+            row = doubt[i]
+            for k, s in enumerate(spread):
+                row[k] -= gain * s
+            if row[i] < (PART_DOUBT * factors[i]) ** 2:
+                row[i] += (DRIFT * factors[i]) ** 2
+
+    def _parts(self, work: StepWork) -> list[float]:
+        """Seconds of each part by the rates alone, the hidden share of the shorter of the first two left out."""
+        rates = self.rates
+        read, multiply = rates.read, rates.token * work.tokens
+        routed = rates.routed * (1.0 - rates.miss**work.tokens) if rates.routed else 0.0
+        factors = self._factors
+        if factors[0] * read + factors[1] * routed > factors[2] * multiply:
+            multiply *= OVERLAP
+        else:
+            read, routed = read * OVERLAP, routed * OVERLAP
+        return [
+            read,
+            routed,
+            multiply,
+            rates.output * work.outputs,
+            rates.pair * work.pairs,
+            rates.position * work.positions,
+        ]
