@@ -20,8 +20,8 @@ from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOpt
 from quire.devices import registry
 from quire.devices.protocol import Arithmetic, Backend, FloatDtype, Graph, KVDtype, KVSpec, Limits
 from quire.engine.core import EngineCore
-from quire.engine.residence import Residence
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
+from quire.engine.residence import Residence
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.files import read_json

@@ -29,15 +29,15 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from quire.config import SchedulerConfig
 from quire.sched.pace import Pace
 from quire.sched.queue import WaitingQueue, key_of
 from quire.sched.sequence import RUNNING, Sequence
 from quire.sched.tables import BlockTables
-from quire.sched.turns import Turns
 from quire.sched.times import StepWork
+from quire.sched.turns import Turns
 from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
 
 MOST_PASSED = 64
@@ -286,11 +286,13 @@ class Planner:
         making = [seq for seq in partial if seq.status is RUNNING]
         going = deque(pace.order(making))
         num_partial, num_long = len(making), sum(map(pace.is_long, making))
-        first = pace.oldest(making if self._turns.pressing else [*making, *queue.seqs])
+        # One that gave way to others waits for its turn in order, lest they displace each other for ever.
+        fresh = (seq for seq in queue.seqs if not seq.num_preemptions)
+        first = pace.oldest(making if self._next_waiting(plan, 0) is None else chain(making, fresh))
         passed = 0
         while plan.budget > 0:
             head = self._next_waiting(plan, passed)
-            if first is not None and (first.status is RUNNING or head is not None):
+            if first is not None:
                 seq, first = first, None
                 if seq.status is RUNNING:
                     going.remove(seq)
