@@ -373,6 +373,8 @@ class Planner:
                 if queue.drop_bases(spare=seq):
                     continue
                 return False
+            if match.tail and any(match.source == target for _, target in plan.copies):
+                return False  # the block that it would copy is a copy itself, made in this step
             count = self._chunk(plan, seq, match.num_tokens, len(seq.tokens) - match.num_tokens)
             if not count:
                 return False
