@@ -36,6 +36,7 @@ from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from tests.engine_files import rewrite_weights, seal
 from tests.fuzz.mutate import mutate_bytes, mutate_json
+from tests.fuzz.quantized import fuzz_quantized
 from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
 
 Case = Callable[[Random], None]
@@ -283,5 +284,6 @@ TARGETS: Mapping[str, Callable[[Path], Case]] = {
     "pickles": fuzz_pickles,
     "gguf": fuzz_gguf,
     "tokenizers": fuzz_tokenizers,
+    "quantized": fuzz_quantized,
     "engines": fuzz_engines,
 }

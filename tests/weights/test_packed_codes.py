@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from quire.errors import ModelError
+from quire.config import EngineConfig
+from quire.engine.start import plan_engine
+from quire.errors import ConfigError, ModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.readers import READERS
+from tests.tiny import write_checkpoint
 
 Tensors = dict[str, Any]
 
@@ -210,3 +213,34 @@ def test_formats_that_are_not_read_are_refused_by_name(
         tensors = {"a.weight": np.zeros((4, 4), np.int32), "a.weight_scale": np.ones(1, np.float32)}
     with pytest.raises(ModelError, match=said):
         read(tmp_path, method, tensors, **settings)
+
+
+@pytest.mark.parametrize("name", ["gptq_model-4bit-128g.safetensors", "4bit-128g.safetensors"])
+def test_the_one_file_of_weights_may_have_a_tool_s_name(name: str, tmp_path: Path) -> None:
+    tensors, values = gptq(8, 64, 4, 16, first=True)
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items() if v is not None}, tmp_path / name)
+    settings = {"bits": 4, "group_size": 16, "sym": False}
+    checkpoint = READERS["gptq"](open_checkpoint(tmp_path), settings)
+    np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("awq", "awq", ""),
+        ("awq_marlin", "awq", ""),
+        ("gptq", "awq", "--quantization gptq: the model is quantized by awq"),
+        ("fp8", None, "--quantization fp8: the model is not quantized"),
+    ],
+)
+def test_a_method_that_is_named_must_be_the_checkpoint_s(
+    name: str, method: str | None, said: str, tmp_path: Path
+) -> None:
+    section = {} if method is None else {"quantization_config": {"quant_method": method}}
+    directory = write_checkpoint(tmp_path / "model", **section)
+    config = EngineConfig.from_options(model=str(directory), quantization=name)
+    if not said:
+        plan_engine(config)
+        return
+    with pytest.raises(ConfigError, match=said):
+        plan_engine(config)

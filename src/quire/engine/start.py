@@ -56,8 +56,8 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.schemes import Kept, Quantization, scheme, weights_name
-from quire.weights.source import open_tokenizer
+from quire.weights.schemes import METHODS, Kept, Quantization, scheme, weights_name
+from quire.weights.source import open_tokenizer, quantization_method
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +158,17 @@ def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> B
     return registry.make_foreign_backend(device.threads)
 
 
+def check_method(config: ModelConfig, directory: Path) -> None:
+    """Raise ConfigError if --quantization names a method and the checkpoint is quantized by another or by none."""
+    wanted = METHODS.get(config.quantization)
+    if wanted is None:
+        return
+    found = quantization_method(directory)
+    if found != wanted:
+        has = "is not quantized" if found is None else f"is quantized by {found}"
+        raise ConfigError(f"--quantization {config.quantization}: the model {has}; leave the option out")
+
+
 def quantized_weights(config: ModelConfig) -> Quantization | None:
     return scheme(
         config.quantization,
@@ -182,6 +193,7 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
     The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
     """
     directory, quantized, unknown = model_directory(config), quantized_weights(config), ""
+    check_method(config, directory)
     try:
         if config.model_impl != "transformers":
             reading = reading_of(config)

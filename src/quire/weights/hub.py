@@ -19,6 +19,8 @@ LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
 ABOUT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")  # config, tokenizer, chat template
 SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
+# Names that tools of quantization gave to the one file of weights.
+OTHER_SAFETENSORS = ("gptq_model-*.safetensors", "*bit*.safetensors", "*awq*.safetensors")
 SUBFOLDERS = ("*/*",)
 
 
@@ -58,7 +60,7 @@ def find_model(
         return _fetch(model, ABOUT, revision, download_dir, token)
     directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir, token)
     if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
-        directory = _fetch(model, (*ABOUT, *TORCH), revision, download_dir, token)
+        directory = _fetch(model, (*ABOUT, *TORCH, *OTHER_SAFETENSORS), revision, download_dir, token)
     return directory
 
 

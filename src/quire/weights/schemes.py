@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,15 @@ from quire.weights.layouts import AnyLayout, Int4, Int8
 from quire.weights.tensor import FloatDtype, Layout
 
 GROUPS = (32, 64, 128)
+# Methods of quantized checkpoints by the names that `--quantization` takes, which are vLLM's.
+METHODS: Mapping[str, str] = {
+    **{name: name for name in ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gguf",
+                               "gptq", "hqq", "modelopt", "mxfp4", "quark", "squeezellm", "torchao")},
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "inc": "auto-round",
+    "modelopt_fp4": "modelopt",
+}  # fmt: skip
 
 Activations = Literal["float", "int8"]
 
@@ -70,7 +79,7 @@ def scheme(
     pure: bool = False,
     activations: Literal["auto", "int8", "float"] = "auto",
 ) -> Quantization | None:
-    """The types that `--quantization NAME` means; None for "auto", which leaves weights as they are.
+    """The types that `--quantization NAME` means; None for names that leave weights as they are.
 
     Four bits are few for the embedding and the head, so they get eight unless `pure`. Raises ConfigError.
     """
@@ -82,7 +91,7 @@ def scheme(
         raise ConfigError(
             f"--quantization {name} leaves activations float; leave out --quantization-activations int8, or wo"
         )
-    if name == "auto":
+    if name == "auto" or name in METHODS:
         return None if activations == "auto" else Kept(activations)
     if group_size not in GROUPS:
         raise ConfigError(f"--quantization-group-size must be 32, 64 or 128, got {group_size}")

@@ -79,6 +79,15 @@ def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     return changed
 
 
+def quantization_method(path: Path) -> str | None:
+    """The method that a directory's or a GGUF file's weights are quantized by, or None. Raises ModelError."""
+    if is_gguf(path):
+        return "gguf"
+    config = path / "config.json"
+    found = find_quantization(read_json(config), str(config), path) if config.exists() else None
+    return None if found is None else found.method
+
+
 def open_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model directory or a GGUF file. Raises ModelError."""
     return read_tokenizer(GGUFFile(path)) if is_gguf(path) else Tokenizer.load(path)

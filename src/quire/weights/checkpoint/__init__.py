@@ -68,6 +68,9 @@ def open_checkpoint(directory: Path) -> Checkpoint:
             return opener(single)
         if index.exists():
             return _open_shards(index, opener)
+    other = sorted(directory.glob("*.safetensors"))
+    if len(other) == 1:  # such as gptq_model-4bit-128g.safetensors
+        return SafetensorsFile(other[0])
     looked = ", ".join(f"{name}[.index.json]" for name, _ in FORMATS)
     raise ModelError(f"{directory}: no weights found; looked for {looked}")
 

@@ -16,7 +16,7 @@ FLOATS = tuple(np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfl
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 U8, I8, I32, I64 = (np.dtype(kind) for kind in (np.uint8, np.int8, np.int32, np.int64))
-MAX_GROUPS = 1 << 24  # of a row
+PIECE = 1 << 20  # numbers unpacked at a time, so that memory stays small
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Fields:
         return ModelError(f"{self.checkpoint.path(name)}: tensor {name} must be {must}, got {found}")
 
     def shape(self, suffix: str) -> tuple[int, ...]:
+        if suffix not in self:
+            raise self.wrong(suffix, "beside the module's others")
         return self.checkpoint.shape(self.name(suffix))
 
     def dtype(self, suffix: str) -> np.dtype[Any]:
@@ -57,6 +59,8 @@ class Fields:
             raise self.wrong(suffix, f"{kinds} {' or '.join(str(list(shape)) for shape in shapes)}".strip())
 
     def get(self, suffix: str) -> Array:
+        if suffix not in self:
+            raise self.wrong(suffix, "beside the module's others")
         return self.checkpoint.get(self.name(suffix))
 
     def floats(self, suffix: str) -> FloatArray:
@@ -79,11 +83,19 @@ class Fields:
 
 def unpack(words: Array, bits: int, count: int) -> Array:
     """The first `count` numbers of `bits` bits in each row of words: one stream, low bits first: uint8 [R, count]."""
-    if 32 % bits == 0:
-        shifts = np.arange(0, 32, bits, dtype=np.uint32)
-        fields = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
-        codes: Array = fields.reshape(*words.shape[:-1], -1)[..., :count].astype(np.uint8)
-        return codes
+    if 8 % bits == 0:  # no number crosses a byte
+        held = np.ascontiguousarray(words).view(np.uint8)[..., None]
+        codes: Array = held >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        return codes.reshape(*words.shape[:-1], -1)[..., :count]
+    codes = np.empty((*words.shape[:-1], count), np.uint8)
+    step = max(1, PIECE // max(1, count))
+    for start in range(0, len(words), step):
+        codes[start : start + step] = _unpack_across(words[start : start + step], bits, count)
+    return codes
+
+
+def _unpack_across(words: Array, bits: int, count: int) -> Array:
+    """The same where numbers cross words."""
     first = np.arange(count, dtype=np.int64) * bits
     place, shift = first // 32, (first % 32).astype(np.uint64)
     padded = np.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, 1)]).astype(np.uint64)

@@ -121,7 +121,7 @@ class AWQCheckpoint(ModuleCheckpoint):
         if bits != 4:
             raise refuse(where, f"bits = {bits!r:.80} is not read; AWQ has 4")
         size = settings.get("group_size", settings.get("q_group_size", 128))
-        if type(size) is not int:
+        if type(size) is not int or not -1 <= size < 1 << 31:
             raise ModelError(f"{where}: group_size must be an integer, got {size!r:.80}")
         find = _gemm_module if version == "gemm" else _gemv_module
         super().__init__(checkpoint, partial(find, size), USED)

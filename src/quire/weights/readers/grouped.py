@@ -35,7 +35,7 @@ class Groups:
         columns = self.codes.shape[1]
         if self.order is not None:
             return values[:, self.order]
-        return np.repeat(values, self.size, axis=1)[:, :columns]
+        return np.repeat(values, min(self.size, columns), axis=1)[:, :columns]
 
     def dequantize(self) -> FloatArray:
         codes = self.codes.astype(np.float32)
@@ -98,7 +98,7 @@ def is_plain(order: Array, size: int) -> bool:
 
 def group_count(fields: Fields, suffix: str, columns: int, size: int, found: int) -> None:
     """Refuse another number of groups than the columns make."""
-    if size < 1 or found != -(-columns // size):
+    if not 1 <= size < 1 << 31 or found != -(-columns // size):
         raise fields.wrong(suffix, f"one for each group of {size} of {columns} columns")
 
 

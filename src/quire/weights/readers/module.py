@@ -100,7 +100,9 @@ class ModuleCheckpoint:
         codes = self._packed[name].codes
         if codes is None:
             raise KeyError(name)
-        return codes().rows(rows)
+        tensor = codes()
+        whole = len(rows) == tensor.shape[0] and bool((rows == np.arange(len(rows))).all())
+        return tensor if whole else tensor.rows(rows)
 
 
 def setting(settings: Mapping[str, Any], where: str, name: str, kind: type, default: Any = None) -> Any:
