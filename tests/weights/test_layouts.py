@@ -9,8 +9,9 @@ import pytest
 
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError
-from quire.weights.layouts import MXFP4, AnyLayout, Int4, Int8
+from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.parts import chain, halves, part, row_range, transposed
+from quire.weights.readers.mxfp4 import mxfp4_blocks
 from quire.weights.schemes import Quantized
 from quire.weights.tensor import QuantTensor
 from tests.devices.native_cases import native, normal
@@ -34,8 +35,9 @@ def test_int4_with_and_without_offsets() -> None:
 
 
 def test_mxfp4_has_the_values_of_the_standard() -> None:
-    codes = np.tile(np.arange(16, dtype=np.uint8), 2)[None]
-    values = QuantTensor(MXFP4(), codes, np.array([[0.5]], np.float32)).dequantize()
+    codes = np.tile(np.arange(16, dtype=np.uint8), 2)
+    packed = codes[0::2] | codes[1::2] << np.uint8(4)
+    values = mxfp4_blocks(packed.reshape(1, 1, 16), np.array([[127]], np.uint8)).dequantize()
     positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     assert values[0, :16].tolist() == [*positive, *(-v for v in positive)]
     assert np.signbit(values[0, 8])
@@ -56,7 +58,7 @@ def test_a_tensor_that_is_packed_has_the_bits_that_the_kernel_rounds_to(layout: 
     assert ReferenceBackend().matrix([tensor], dtype).dequantize().tobytes() == tensor.dequantize().tobytes()
 
 
-@pytest.mark.parametrize("layout", [Int8(), Int4(32, False), MXFP4()], ids=repr)
+@pytest.mark.parametrize("layout", [Int8(), Int4(32, False), Blocks("mxfp4")], ids=repr)
 def test_an_outline_has_the_fields_of_a_tensor(layout: AnyLayout) -> None:
     outline = layout.outline(6, 64)
     assert outline.shape == (6, 64)

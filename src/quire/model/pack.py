@@ -208,16 +208,15 @@ def own_quantization(
     """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for."""
     if isinstance(asked, Scheme):
         return asked
-    layouts = [layout for name in wanted if (layout := checkpoint.layout(name)) is not None]
-    blocks = [layout.label for layout in layouts if layout.rounds]
-    if dtype != "auto" or not blocks:
+    labels = [layout.label for name in wanted if (layout := checkpoint.layout(name)) is not None]
+    if dtype != "auto" or not labels:
         if asked == Kept("int8"):
             raise ConfigError(
                 "--quantization-activations int8 is for weights that are quantized; choose --quantization int8"
             )
         return None
-    names = tuple(name for name, _ in Counter(blocks).most_common())
-    return Kept("int8" if asked is None else asked.activations, names)
+    names = tuple(name for name, _ in Counter(labels).most_common())
+    return Kept(checkpoint.activations if asked is None else asked.activations, names)
 
 
 def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:

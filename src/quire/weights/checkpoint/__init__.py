@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class ShardedCheckpoint:
 
     def get(self, name: str) -> Array:
         return self._owner[name].get(name)
+
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        return "float"
 
     def layout(self, name: str) -> AnyLayout | None:
         return self._owner[name].layout(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -32,6 +32,10 @@ class Checkpoint(Protocol):
     def get(self, name: str) -> Array:
         """The values, C-contiguous and aligned: a read-only view of the file if its order and type allow."""
 
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        """The activations that multiply its quantized tensors, unless the user chooses others."""
+
     def layout(self, name: str) -> AnyLayout | None:
         """The layout of a quantized tensor [..., O, K]; None for other tensors."""
 
@@ -41,6 +45,10 @@ class Checkpoint(Protocol):
 
 class Unquantized:
     """The part of a `Checkpoint` that holds no quantized tensors."""
+
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        return "float"
 
     def layout(self, name: str) -> AnyLayout | None:
         return None

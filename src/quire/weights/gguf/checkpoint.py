@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -45,6 +45,11 @@ class GGUFCheckpoint:
 
     def path(self, name: str) -> Path:
         return self.parts.path_of(self.tensors[name].tensor)
+
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        """Rounded, as llama.cpp does it."""
+        return "int8"
 
     def layout(self, name: str) -> AnyLayout | None:
         place = self.tensors[name]

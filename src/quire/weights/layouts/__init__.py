@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from quire.weights.layouts.blocks import Blocks
 from quire.weights.layouts.int4 import Int4
 from quire.weights.layouts.int8 import Int8
-from quire.weights.layouts.mxfp4 import MXFP4
 from quire.weights.tensor import QuantTensor
 
 PANEL = 16  # rows that a device packs together, which must be of one kind
 
-AnyLayout = Int8 | Int4 | MXFP4 | Blocks  # distinguished by their tags in an engine's manifest
+AnyLayout = Int8 | Int4 | Blocks  # distinguished by their tags in an engine's manifest
 
 
 def stackable(tensors: Sequence[QuantTensor]) -> bool:
@@ -26,4 +25,4 @@ def stackable(tensors: Sequence[QuantTensor]) -> bool:
     return whole and len(tensors) <= 4 and all(isinstance(tensor.layout, Blocks) for tensor in tensors)
 
 
-__all__ = ["MXFP4", "AnyLayout", "Blocks", "Int4", "Int8", "stackable"]
+__all__ = ["AnyLayout", "Blocks", "Int4", "Int8", "stackable"]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -92,6 +92,10 @@ class ModuleCheckpoint:
 
     def get(self, name: str) -> Array:
         return self._packed[name].decode() if name in self._packed else self._inner.get(name)
+
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        return "float"
 
     def layout(self, name: str) -> AnyLayout | None:
         return self._packed[name].layout if name in self._packed else None

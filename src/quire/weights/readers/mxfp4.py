@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Checkpoint
-from quire.weights.layouts import AnyLayout
-from quire.weights.layouts.mxfp4 import MXFP4
-from quire.weights.tensor import Array, QuantTensor, Rows
+from quire.weights.layouts import AnyLayout, Blocks
+from quire.weights.tensor import Array, Bytes, QuantTensor, Rows
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BYTES = np.dtype(np.uint8)
+MXFP4_BLOCKS = Blocks("mxfp4")
 VALUES = np.dtype(ml_dtypes.bfloat16)  # holds every value of the format
 
 
@@ -71,14 +71,26 @@ class MXFP4Checkpoint:
         rows = np.arange(np.prod(shape[:-1]), dtype=np.intp)
         return self.quantized(name, rows).dequantize().astype(VALUES).reshape(shape)
 
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        return "float"
+
     def layout(self, name: str) -> AnyLayout | None:
-        return MXFP4() if name in self._quantized else None
+        return MXFP4_BLOCKS if name in self._quantized else None
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         blocks, scales = self._inner.get(name + BLOCKS), self._inner.get(name + SCALES)
         groups = scales.shape[-1]
-        packed = blocks.reshape(-1, groups * 16)[rows]
-        codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=2).reshape(len(rows), -1)
-        # Halved, as the layout has doubled values: the largest exponent is finite too.
-        halved = scales.reshape(-1, groups)[rows].astype(np.int32) - 128
-        return QuantTensor(MXFP4(), codes, np.ldexp(np.float32(1), halved).astype(np.float32))
+        return mxfp4_blocks(blocks.reshape(-1, groups, 16)[rows], scales.reshape(-1, groups)[rows])
+
+
+def mxfp4_blocks(packed: Bytes, exponents: Bytes) -> QuantTensor:
+    """Rows of blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, with their exponents [O, G].
+
+    The layout's blocks have elements i and i + 16 in a byte, behind the exponent.
+    """
+    low, high = packed & np.uint8(15), packed >> np.uint8(4)
+    codes = np.stack([low, high], axis=-1).reshape(*packed.shape[:2], 32)
+    halves = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+    blocks = np.concatenate([exponents[..., None], halves], axis=-1)
+    return MXFP4_BLOCKS.tensor(blocks.reshape(len(packed), -1))

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from quire.weights.checkpoint.protocol import Checkpoint
-from quire.weights.layouts import MXFP4, AnyLayout, Int8
-from quire.weights.layouts.mxfp4 import DOUBLED
+from quire.weights.layouts import AnyLayout, Int8
 from quire.weights.readers.fields import (
     E4M3,
     E5M2,
@@ -33,6 +32,7 @@ from quire.weights.readers.fields import (
 )
 from quire.weights.readers.grouped import Groups, check_order, is_plain, packed_groups, refuse
 from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.readers.mxfp4 import MXFP4_BLOCKS, mxfp4_blocks
 from quire.weights.tensor import Array, FloatArray, QuantTensor
 
 USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
@@ -40,7 +40,7 @@ USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_s
 # Scales of activations, which stay whole, and of caches, which are not held in FP8.
 IGNORED = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale", "k_scale",
            "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")  # fmt: skip
-E2M1 = DOUBLED / np.float32(2)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 FP8 = (E4M3, E5M2)
 SPARSE = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
@@ -264,7 +264,7 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
     if group == 32:
         fields.check("weight_scale", (U8, E8M0), scales)
         return Packed(
-            shape, partial(_mx_values, fields, suffix), MXFP4(), partial(_mx_tensor, fields, suffix)
+            shape, partial(_mx_values, fields, suffix), MXFP4_BLOCKS, partial(_mx_tensor, fields, suffix)
         )
     fields.check("weight_scale", (E4M3,), scales)
     outer = "weight_global_scale" if "weight_global_scale" in fields else "weight_scale_2"
@@ -273,7 +273,10 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
 
 
 def _mx_tensor(fields: Fields, suffix: str) -> QuantTensor:
-    return QuantTensor(MXFP4(), nibbles(fields.get(suffix)), fields.floats("weight_scale") / np.float32(2))
+    exponents = fields.get("weight_scale").view(np.uint8)
+    if (exponents == 255).any():
+        raise fields.wrong("weight_scale", "finite: it holds NaN")
+    return mxfp4_blocks(fields.get(suffix).reshape(*exponents.shape, 16), exponents)
 
 
 def _mx_values(fields: Fields, suffix: str) -> FloatArray:
