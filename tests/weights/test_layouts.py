@@ -40,7 +40,6 @@ def test_mxfp4_has_the_values_of_the_standard() -> None:
     values = mxfp4_blocks(packed.reshape(1, 1, 16), np.array([[127]], np.uint8)).dequantize()
     positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     assert values[0, :16].tolist() == [*positive, *(-v for v in positive)]
-    assert np.signbit(values[0, 8])
 
 
 @pytest.mark.parametrize("layout", [Int8(), Int4(32), Int4(64, False), Int4(32, False, "float32")], ids=repr)
