@@ -1,7 +1,7 @@
 // Columns of a panel of blocks, unpacked to codes or to floats. Knows panels; knows no product and no thread.
 #pragma once
 
-#include "linear/block_unpack.h"
+#include "linear/block_unpack_grids.h"
 #include "simd/kernels.h"
 
 namespace quire::QUIRE_ISA {

@@ -24,7 +24,16 @@ namespace quire {
   X(q6_k, 256, 210, 208, 2)   \
   X(iq4_nl, 32, 18, 0, 2)     \
   X(iq4_xs, 256, 136, 0, 0)   \
-  X(mxfp4, 32, 17, 0, 1)
+  X(mxfp4, 32, 17, 0, 1)      \
+  X(tq1_0, 256, 54, 52, 2)    \
+  X(tq2_0, 256, 66, 64, 2)    \
+  X(iq2_xxs, 256, 66, 0, 2)   \
+  X(iq2_xs, 256, 74, 0, 2)    \
+  X(iq2_s, 256, 82, 0, 2)     \
+  X(iq3_xxs, 256, 98, 0, 2)   \
+  X(iq3_s, 256, 110, 0, 2)    \
+  X(iq1_s, 256, 50, 0, 2)     \
+  X(iq1_m, 256, 56, 0, 0)
 
 enum class BlockKind : uint8_t {
 #define QUIRE_BLOCK_NAME(name, columns, bytes, head, head_bytes) name,

@@ -7,11 +7,11 @@
 
 namespace quire::QUIRE_ISA {
 
-inline int chunk_columns(const MatrixView& w, int k) { return min_of(kChunkColumns, w.padded_cols() - k); }
-
 // Float activations: panels become float32.
 struct ExactBlocks {
-  static constexpr size_t kPanelBytes = size_t{kChunkColumns} * 64;
+  // Columns unpacked at a time for tiles of so many rows, and the bytes of one.
+  static int chunk(int) { return kChunkColumns; }
+  static constexpr size_t kColumnBytes = 64;
 
   float* packed;  // [tile][K][R]
 
@@ -24,29 +24,31 @@ struct ExactBlocks {
     pack_block(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
                packed + size_t(begin) * size_t(a.weight.padded_cols()));
   }
-  void unpack(const MatrixView& w, const BlockPanel& panel, int k, char* out) const {
-    unpack_values(panel, k, chunk_columns(w, k), reinterpret_cast<float*>(out));
+  void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
+    unpack_values(panel, k, columns, reinterpret_cast<float*>(out));
   }
-  // Rows [begin, end) times panels whose columns from k on were unpacked to b.
-  void multiply(const MatrixView& w, int, const BlockPanel&, int begin, int end, int k, const char* b, int panels, float* c,
-                size_t c_stride) const {
+  // Rows [begin, end) times panels whose columns [k, k + columns) were unpacked to b.
+  void multiply(const MatrixView& w, int, const BlockPanel&, int begin, int end, int k, int columns, const char* b,
+                size_t panel_bytes, int panels, float* c, size_t c_stride) const {
     const int rows = end - begin;
     const float* a = packed + size_t(begin) * size_t(w.padded_cols()) + size_t(k) * size_t(rows);
-    const size_t bytes = panels < max_panels(rows) && rows > kExactRows ? 0 : kPanelBytes;
-    MicroArgs m{a, b, bytes, chunk_columns(w, k), c, c_stride, true, 0};
+    const size_t bytes = panels < max_panels(rows) && rows > kExactRows ? 0 : panel_bytes;
+    MicroArgs m{a, b, bytes, columns, c, c_stride, true, 0};
     micro_for<DotF32, Prefetch::weights>(rows, panels)(m);
   }
 };
 
 // Activations rounded to int8 by blocks of columns.
 struct RoundedBlocks {
-  static constexpr size_t kPanelBytes = kChunkBytes;
+  // For one row there is little to do with a chunk: fewer of them take less time to begin.
+  static int chunk(int rows) { return rows == 1 ? 4 * kChunkColumns : kChunkColumns; }
+  static constexpr size_t kColumnBytes = kChunkBytes / kChunkColumns;
 
   uint32_t* words;         // [tile][K / 4][R]
   uint32_t* spread_words;  // [tile][K / 4][2][R], for codes that need them
   float* scales;           // [tile][K / columns][R]
   int32_t* sums;           // [part][tile][K / group][R]
-  int columns;             // that share a scale
+  int scaled;              // columns that share a scale
   bool spreads;
 
   // Of a mixed weight the largest block: what all its parts are multiplied with.
@@ -70,7 +72,7 @@ struct RoundedBlocks {
   static Tiles tiles(int rows) { return {rows, kBlockTileRows}; }
   static int panels(int rows) { return block_panels(rows); }
 
-  explicit RoundedBlocks(const LinearArgs& a) : columns(scale_columns(a.weight)), spreads(false) {
+  explicit RoundedBlocks(const LinearArgs& a) : scaled(scale_columns(a.weight)), spreads(false) {
     for (int i = 0; i < a.weight.format.blocks.count; ++i)
       spreads = spreads || needs_words(codes_of(a.weight.format.blocks.parts[i].kind));
     char* p = static_cast<char*>(a.workspace);
@@ -97,12 +99,12 @@ struct RoundedBlocks {
       const float* x = a.x + size_t(begin + r) * a.x_stride;
       int8_t* q = rounded + size_t(r) * size_t(padded);
       float* scale = scales + size_t(begin) * size_t(padded / 32) + r;
-      for (int k = 0; k < padded; k += columns, scale += count) {
-        const int present = max_of(0, min_of(min_of(columns, padded - k), w.cols - k));
+      for (int k = 0; k < padded; k += scaled, scale += count) {
+        const int present = max_of(0, min_of(min_of(scaled, padded - k), w.cols - k));
         const Int8Scale found = int8_scale(x + k, present);
         *scale = found.scale;
         round_to_int8(x + k, present, found.inverse, q + k);
-        std::memset(q + k + present, 0, size_t(min_of(columns, padded - k) - present));
+        std::memset(q + k + present, 0, size_t(min_of(scaled, padded - k) - present));
       }
       for (int part = 0; part < w.format.blocks.count; ++part) note_sums(a, part, begin, count, r, q);
     }
@@ -129,18 +131,18 @@ struct RoundedBlocks {
     }
   }
 
-  void unpack(const MatrixView& w, const BlockPanel& panel, int k, char* out) const {
-    kUnpackCodes[int(panel.kind)](panel.data, k, chunk_columns(w, k), out);
+  void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
+    kUnpackCodes[int(panel.kind)](panel.data, k, columns, out);
   }
 
-  void multiply(const MatrixView& w, int all_rows, const BlockPanel& panel, int begin, int end, int k, const char* b,
-                int panels, float* c, size_t c_stride) const {
+  void multiply(const MatrixView& w, int all_rows, const BlockPanel& panel, int begin, int end, int k, int columns,
+                const char* b, size_t panel_bytes, int panels, float* c, size_t c_stride) const {
     const CodeShape& codes = codes_of(panel.kind);
     const int rows = end - begin, padded = w.padded_cols();
     const size_t at = size_t(begin) * size_t(padded / 4) + size_t(k / 4) * size_t(rows);
-    BlockArgs m{words + at, b, kPanelBytes, chunk_columns(w, k) / codes.group, codes.group / 4, 1,
-                columns / codes.group, codes.minima,
-                scales + size_t(begin) * size_t(padded / 32) + size_t(k / columns) * size_t(rows),
+    BlockArgs m{words + at, b, panel_bytes, columns / codes.group, codes.group / 4, 1,
+                scaled / codes.group, codes.minima,
+                scales + size_t(begin) * size_t(padded / 32) + size_t(k / scaled) * size_t(rows),
                 sums_at(w, all_rows, panel.part, begin, rows, k), c, c_stride};
 #if defined(QUIRE_WORD_DOTS)
     if (needs_words(codes)) {
@@ -161,10 +163,12 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
                                   int first, int last, void* scratch) {
   const MatrixView& w = a.weight;
   const int row0 = tiles.begin(tile0), rows = tiles.begin(tile1) - row0;
-  const int most = Product::panels(tiles.begin(tile0 + 1) - row0), group = max_of(most, w.gated ? 2 : 1);
+  const int tile_rows = tiles.begin(tile0 + 1) - row0, chunk = Product::chunk(tile_rows);
+  const int most = Product::panels(tile_rows), group = max_of(most, w.gated ? 2 : 1);
   const size_t c_stride = size_t(group + most - 1) * 16;  // a loop may write copies behind its last panel
   char* unpacked = static_cast<char*>(scratch);
-  float* c = reinterpret_cast<float*>(unpacked + Product::kPanelBytes * size_t(most));
+  const size_t unpacked_bytes = Product::kColumnBytes * size_t(chunk);  // of a panel
+  float* c = reinterpret_cast<float*>(unpacked + unpacked_bytes * size_t(most));
   for (int panel = first; panel < last; panel += group) {
     const int count = min_of(group, last - panel);
     for (int done = 0, width; done < count; done += width) {
@@ -176,12 +180,13 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
       }
       while (width & (width - 1)) --width;
       for (int r = 0; r < rows; ++r) std::memset(c + size_t(r) * c_stride + done * 16, 0, size_t(width) * 64);
-      for (int k = 0; k < w.padded_cols(); k += kChunkColumns) {
-        for (int p = 0; p < width; ++p) product.unpack(w, panels[p], k, unpacked + Product::kPanelBytes * size_t(p));
+      for (int k = 0; k < w.padded_cols(); k += chunk) {
+        const int columns = min_of(chunk, w.padded_cols() - k);
+        for (int p = 0; p < width; ++p) product.unpack(panels[p], k, columns, unpacked + unpacked_bytes * size_t(p));
         for (int tile = tile0; tile < tile1; ++tile) {
           const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
-          product.multiply(w, a.rows, panels[0], begin, end, k, unpacked, width,
-                           c + size_t(begin - row0) * c_stride + done * 16, c_stride);
+          product.multiply(w, a.rows, panels[0], begin, end, k, columns, unpacked, unpacked_bytes,
+                           width, c + size_t(begin - row0) * c_stride + done * 16, c_stride);
         }
       }
     }

@@ -26,6 +26,10 @@ HALVES = {
     "q2_k": (80, 82),
     "q3_k": (108,),
     "q6_k": (208,),
+    "tq1_0": (52,),
+    "tq2_0": (64,),
+    "iq1_m": (),
+    "mxfp4": (),
 }
 
 
@@ -35,10 +39,12 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> QuantTen
     raw = rng.integers(0, 256, (rows, columns // about.columns, about.nbytes), np.uint8)
     if kind == "mxfp4":
         raw[..., 0] = rng.integers(118, 124, raw.shape[:2])
-    else:
-        for at in HALVES.get(kind, (0,)):
-            scales = (normal(rng, *raw.shape[:2], 1) * 0.02).astype(np.float16)
-            raw[..., at : at + 2] = scales.view(np.uint8)
+    if kind == "iq1_m":  # 0x2400, spread over the top half bytes of four fields
+        for at, part in zip((49, 51, 53, 55), (0, 0, 4, 2), strict=True):
+            raw[..., at] = raw[..., at] & 15 | part << 4
+    for at in HALVES.get(kind, (0,)):
+        scales = (normal(rng, *raw.shape[:2], 1) * 0.02).astype(np.float16)
+        raw[..., at : at + 2] = scales.view(np.uint8)
     return Blocks(kind).tensor(raw.reshape(rows, -1))
 
 

@@ -13,7 +13,7 @@ from quire.weights.layouts.blocks import decode
 
 KIND_LIST = [kind for kind in KINDS.values() if kind.name not in PLAIN]
 # The package decodes the others and cannot make them.
-QUANTIZABLE = [k for k in KIND_LIST if not k.name.endswith("_K") and not k.name.startswith("IQ")]
+QUANTIZABLE = [k for k in KIND_LIST if not k.name.endswith("_K") and not k.name.startswith(("IQ", "TQ"))]
 
 
 def theirs(kind: Kind, raw: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from quire.weights.layouts.base import PlainLayout
-from quire.weights.layouts.blocks.decode import DECODERS
+from quire.weights.layouts.blocks.decode import DECODERS as PLAIN
+from quire.weights.layouts.blocks.decode_grids import DECODERS as GRIDDED
 from quire.weights.tensor import Bytes, FloatArray, QuantTensor, nothing
 
 PIECE = 1 << 18  # elements decoded at a time, so that intermediate arrays stay in cache
@@ -38,7 +39,17 @@ KINDS: Mapping[str, Kind] = {
     "iq4_nl": Kind(32, 18),
     "iq4_xs": Kind(256, 136),
     "mxfp4": Kind(32, 17),
+    "tq1_0": Kind(256, 54),
+    "tq2_0": Kind(256, 66),
+    "iq2_xxs": Kind(256, 66),
+    "iq2_xs": Kind(256, 74),
+    "iq2_s": Kind(256, 82),
+    "iq3_xxs": Kind(256, 98),
+    "iq3_s": Kind(256, 110),
+    "iq1_s": Kind(256, 50),
+    "iq1_m": Kind(256, 56),
 }
+DECODERS = {**PLAIN, **GRIDDED}
 
 
 class Blocks(PlainLayout, frozen=True, tag="blocks"):

@@ -6,16 +6,21 @@ ggml's (d * scale first, then the quantum, then the minimum), so that results ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quire.weights.layouts.blocks.fields import (
+    Decoder,
+    Floats,
+    by_group,
+    crumbs,
+    fifth_bits,
+    half,
+    nibbles,
+    planes,
+)
 from quire.weights.tensor import Bytes
-
-Floats = NDArray[np.float32]
-Decoder = Callable[[Bytes], Floats]
 
 # Steps of IQ4_NL and IQ4_XS, spaced as weights are.
 NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -23,81 +28,45 @@ NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 5
 DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
-    """The float16 at byte `at` of each block: [B, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Bytes, run: int) -> Bytes:
-    """[B, n] -> [B, 2 n]: of each `run` bytes first the low halves, then the high halves."""
-    pairs = packed.reshape(len(packed), -1, 1, run) >> np.array([[0], [4]], np.uint8)
-    return (pairs & np.uint8(15)).reshape(len(packed), -1)
-
-
-def _crumbs(packed: Bytes) -> Bytes:
-    """[B, n] -> [B, 4 n] of two bits: of each 32 bytes the lowest pairs, then the next."""
-    parts = packed.reshape(len(packed), -1, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
-    return (parts & np.uint8(3)).reshape(len(packed), -1)
-
-
-def _planes(packed: Bytes) -> Bytes:
-    """[B, 32] -> [B, 256] of one bit: bit 0 of all bytes, then bit 1."""
-    bits = packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]
-    return (bits & np.uint8(1)).reshape(len(packed), -1)
-
-
-def _fifth_bits(packed: Bytes) -> Bytes:
-    """Four bytes, little-endian: bit i belongs to element i; given as 16 or 0."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
-
-
 def _q8_0(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32) * _half(blocks, 0)
+    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32) * half(blocks, 0)
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:], 16).astype(np.float32) - np.float32(8))
+    return half(blocks, 0) * (nibbles(blocks[:, 2:], 16).astype(np.float32) - np.float32(8))
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:], 16).astype(np.float32) + _half(blocks, 2)
+    return half(blocks, 0) * nibbles(blocks[:, 4:], 16).astype(np.float32) + half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    quanta = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (quanta.astype(np.float32) - np.float32(16))
+    quanta = nibbles(blocks[:, 6:], 16) | fifth_bits(blocks[:, 2:6])
+    return half(blocks, 0) * (quanta.astype(np.float32) - np.float32(16))
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    quanta = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * quanta.astype(np.float32) + _half(blocks, 2)
-
-
-def _by_group(scales: Floats, quanta: NDArray[Any], minima: Floats | None = None) -> Floats:
-    """scales [B, G] times quanta [B, G n], less minima [B, G]."""
-    values = scales[..., None] * quanta.reshape(*scales.shape, -1).astype(np.float32)
-    if minima is not None:
-        values -= minima[..., None]
-    return np.asarray(values.reshape(len(scales), -1), np.float32)
+    quanta = nibbles(blocks[:, 8:], 16) | fifth_bits(blocks[:, 4:8])
+    return half(blocks, 0) * quanta.astype(np.float32) + half(blocks, 2)
 
 
 def _q2_k(blocks: Bytes) -> Floats:
     """scales[16] of two nibbles (scale, minimum), quanta[64], d, dmin."""
     scales = blocks[:, :16]
-    d = _half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
-    m = _half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
-    return _by_group(d, _crumbs(blocks[:, 16:80]), m)
+    d = half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
+    m = half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
+    return by_group(d, crumbs(blocks[:, 16:80]), m)
 
 
 def _q3_k(blocks: Bytes) -> Floats:
     """high bits[32], quanta[64], 16 scales of six bits in 12 bytes, d. A high bit that is absent takes 4 away."""
-    low = _nibbles(blocks[:, 96:104], 8)
+    low = nibbles(blocks[:, 96:104], 8)
     tops = blocks[:, 104:108]
     high = (tops[:, None, :] >> np.array([[0], [2], [4], [6]], np.uint8)) & np.uint8(3)
     scales = (low | (high.reshape(-1, 16) << np.uint8(4))).astype(np.float32) - np.float32(32)
-    missing = (_planes(blocks[:, :32]) ^ np.uint8(1)) << np.uint8(2)
-    quanta = _crumbs(blocks[:, 32:96]).astype(np.int8) - missing.astype(np.int8)
-    return _by_group(_half(blocks, 108) * scales, quanta)
+    missing = (planes(blocks[:, :32]) ^ np.uint8(1)) << np.uint8(2)
+    quanta = crumbs(blocks[:, 32:96]).astype(np.int8) - missing.astype(np.int8)
+    return by_group(half(blocks, 108) * scales, quanta)
 
 
 def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
@@ -112,25 +81,25 @@ def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
 def _q4_k(blocks: Bytes) -> Floats:
     """d, dmin, scales[12], quanta[128]."""
     scales, minima = _six_bits(blocks[:, 4:16])
-    return _by_group(_half(blocks, 0) * scales, _nibbles(blocks[:, 16:], 32), _half(blocks, 2) * minima)
+    return by_group(half(blocks, 0) * scales, nibbles(blocks[:, 16:], 32), half(blocks, 2) * minima)
 
 
 def _q5_k(blocks: Bytes) -> Floats:
     """d, dmin, scales[12], high bits[32], quanta[128]."""
     scales, minima = _six_bits(blocks[:, 4:16])
-    quanta = _nibbles(blocks[:, 48:], 32) | (_planes(blocks[:, 16:48]) << np.uint8(4))
-    return _by_group(_half(blocks, 0) * scales, quanta, _half(blocks, 2) * minima)
+    quanta = nibbles(blocks[:, 48:], 32) | (planes(blocks[:, 16:48]) << np.uint8(4))
+    return by_group(half(blocks, 0) * scales, quanta, half(blocks, 2) * minima)
 
 
 def _q6_k(blocks: Bytes) -> Floats:
     """low nibbles[128], high pairs[64], int8 scales[16], d."""
-    quanta = _nibbles(blocks[:, :128], 64) | (_crumbs(blocks[:, 128:192]) << np.uint8(4))
+    quanta = nibbles(blocks[:, :128], 64) | (crumbs(blocks[:, 128:192]) << np.uint8(4))
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
-    return _by_group(_half(blocks, 208) * scales, quanta.astype(np.int8) - np.int8(32))
+    return by_group(half(blocks, 208) * scales, quanta.astype(np.int8) - np.int8(32))
 
 
 def _iq4_nl(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * NONLINEAR[_nibbles(blocks[:, 2:], 16)]
+    return half(blocks, 0) * NONLINEAR[nibbles(blocks[:, 2:], 16)]
 
 
 def _iq4_xs(blocks: Bytes) -> Floats:
@@ -139,13 +108,13 @@ def _iq4_xs(blocks: Bytes) -> Floats:
     tops = np.ascontiguousarray(blocks[:, 2:4]).view("<u2")
     high = ((tops >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)).astype(np.uint8)
     scales = (low | (high << np.uint8(4))).astype(np.float32) - np.float32(32)
-    return _by_group(_half(blocks, 0) * scales, NONLINEAR[_nibbles(blocks[:, 8:], 16)])
+    return by_group(half(blocks, 0) * scales, NONLINEAR[nibbles(blocks[:, 8:], 16)])
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
     """One exponent, 16 bytes of two elements (OCP Microscaling Formats 1.0, in ggml's order)."""
     scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
-    return scale * DOUBLED_FP4[_nibbles(blocks[:, 1:], 16)]
+    return scale * DOUBLED_FP4[nibbles(blocks[:, 1:], 16)]
 
 
 DECODERS: Mapping[str, Decoder] = {
