@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--inner", type=int, default=128, help="the model's width trains fastest")
+    parser.add_argument("--inner", type=int, default=96)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
@@ -95,12 +95,6 @@ def main() -> None:
     held, rows = rows[:64], rows[64:]
     width, vocab = model.config.hidden_size, model.config.vocab_size
     speculator = Speculator(width, args.inner, vocab)
-    if args.inner == width:  # start from the model's own tables, and from its hidden state as it is
-        with torch.no_grad():
-            table = model.get_input_embeddings().weight
-            speculator.emb.weight.copy_(table / table.std() * args.inner**-0.5)
-            speculator.head.weight.copy_(model.get_output_embeddings().weight)
-            nn.init.eye_(speculator.first.weight)
     optimizer = torch.optim.AdamW(speculator.parameters(), args.rate, betas=(0.9, 0.95), weight_decay=0.01)
     began = time.monotonic()
     for step in range(args.steps):
