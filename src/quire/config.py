@@ -277,6 +277,9 @@ class DeviceConfig:
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
     isa: Isa = option("auto", "Instruction set of the kernels; auto takes the fastest that the CPU has.")
+    numa_bind: bool = option(False, "Run on the cores of one NUMA node.")
+    numa_bind_nodes: tuple[str, ...] = option((), "The NUMA nodes to run on.")
+    numa_bind_cpus: tuple[str, ...] = option((), "The cores to run on, such as 0-3,8.")
     profiler_config: str | dict[str, Any] | None = option(
         None, 'JSON such as \'{"torch_profiler_dir": "DIR"}\': where /start_profile writes traces of steps.'
     )
@@ -301,9 +304,19 @@ class GrammarConfig:
         3.0, "Most seconds to compile a request's constraint.", low=0.01, high=600.0
     )
     grammar_memory_mib: int = option(2048, "Memory limit of the process that tries constraints out.", low=256)
+    structured_outputs_config: str | dict[str, Any] | None = option(
+        None, "JSON with vLLM's keys; its back ends give the same language, so none changes anything."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        for key, value in json_object("--structured-outputs-config", self.structured_outputs_config).items():
+            harmless = key in ("backend", "disable_fallback", "reasoning_parser", "reasoning_parser_plugin")
+            if not harmless and (value if key != "disable_any_whitespace" else value is False):
+                raise ConfigError(
+                    f"--structured-outputs-config: {key} = {value} is not supported: set it in structured_outputs of "
+                    "a request"
+                )
 
 
 class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -212,8 +212,9 @@ class ScriptedCore:
         self.num.num_used_blocks, self.num.num_free_blocks = held, NUM_BLOCKS - held
         return self.num
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, reset_running: bool = False) -> bool:
         self.seen.clear()
+        return True
 
 
 def embed(tokens: list[int], pooling: str) -> list[float]:

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -113,6 +113,7 @@ class AsyncEngine:
         self.metrics = metrics
         self.startup = Startup()
         self.state: State = "starting"
+        self.sleeping = False
         self.on_dead: Callable[[], None] | None = None
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._line: _Line | None = None
@@ -196,6 +197,7 @@ class AsyncEngine:
                 raise EngineError(f"the engine did not start within {options.start_timeout:g} s") from error
             raise
         self._line = line
+        self.sleeping = False
         self._last_event = time.monotonic()
         self.state = "ready"
         return info
@@ -321,6 +323,11 @@ class AsyncEngine:
             live.generation.sample_ended(request_id, index, discard=False)
             self._sample_over(live, index, reason)
 
+    def abort_visibly(self, request_id: str) -> None:
+        """End a request in the engine; its reader still gets what there is, and the reason "abort"."""
+        if request_id in self._live:
+            self._send(Abort(request_id))
+
     def live_times(self) -> list[RequestTimes]:
         """Times and counts of each request that is queued or running, oldest first."""
         return [live.times for live in self._live.values()]
@@ -341,14 +348,39 @@ class AsyncEngine:
                 log.debug("the engine is busy or has ended: using its last statistics")
         return self.metrics.stats
 
-    async def reset_prefix_cache(self) -> None:
-        """Drop cached prefixes that no running sequence uses."""
-        await self._answered("reset")
+    async def reset_prefix_cache(self, reset_running: bool = False) -> bool:
+        """Drop cached prefixes that no running sequence uses; with `reset_running` theirs too."""
+        return bool((await self._answered("reset", reset_running=reset_running)).result)
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: see EngineCore.sleep. Requests are refused meanwhile."""
+        self.sleeping = True
+        try:
+            await self._answered("sleep", level=level, mode=mode)
+        except BaseException:
+            self.sleeping = False
+            raise
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again, or only that of `tags` ("weights", "kv_cache")."""
+        self.sleeping = bool((await self._answered("wake_up", tags=tags)).result)
+
+    async def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
+        """Trace steps until `stop_profile`."""
+        await self._answered("start_profile", prefix=prefix, delay=delay, most=most)
+
+    async def stop_profile(self) -> str | None:
+        """Write the trace and return its path; None if none was started."""
+        result = (await self._answered("stop_profile")).result
+        return None if result is None else str(result)
 
     def _admit(self, requests: Iterable[Request]) -> None:
         if self.state != "ready":
             self.metrics.rejections["engine_down"] += 1
             raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
+        if self.sleeping:
+            self.metrics.rejections["engine_down"] += 1
+            raise OverloadedError("the engine sleeps: POST /wake_up, or call wake_up, first", retry_after=1)
         options = self.options
         reqs = sum(1 for _ in requests)
         tokens = sum(request.weight for request in requests)
@@ -452,17 +484,17 @@ class AsyncEngine:
         if sent.done():
             sent.result()
 
-    def _ask(self, verb: Verb) -> asyncio.Future[Reply]:
-        call = Call(next(self._call_ids), verb)
+    def _ask(self, verb: Verb, **options: Any) -> asyncio.Future[Reply]:
+        call = Call(next(self._call_ids), verb, options)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call.id] = future
         self._send(call)
         return future
 
-    async def _answered(self, verb: Verb) -> Reply:
+    async def _answered(self, verb: Verb, **options: Any) -> Reply:
         if self.state != "ready":
             raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
-        reply = await self._ask(verb)
+        reply = await self._ask(verb, **options)
         if reply.error is not None:
             raise EngineError(reply.error)
         return reply

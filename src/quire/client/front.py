@@ -57,12 +57,19 @@ class Front:
         self.takes_functions = False  # requests may bring functions: the engine runs in this process
         self.processed_logprobs = False
         self.reasoning_parser = "auto"
+        self.reasoning_plugins: tuple[ReasoningFormat, ...] = ()
+        self.template_defaults: dict[str, Any] = {}  # variables of the chat template
+        self.content_format = "auto"
         self._seeds = random.Random(seed)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template, loaded on first use, because only chats need it. ModelError if it is broken."""
-        return None if self._load_template is None else self._load_template()
+        if self._load_template is None:
+            return None
+        template = self._load_template()
+        template.content_format = self.content_format
+        return template
 
     @property
     def renders_quickly(self) -> bool:
@@ -100,6 +107,7 @@ class Front:
 
         `chat_template` is one that came with the request.
         """
+        options = {**self.template_defaults, **options}
         if template is not None:
             return template.render(messages, **options)
         if self.template is None:
@@ -204,7 +212,7 @@ class Front:
         """How the model sets its reasoning apart: the format of that name, or the one that its template uses."""
         name = self.reasoning_parser
         source = self.template.source if name == "auto" and self.template is not None else ""
-        return reasoning_format(name, source)
+        return reasoning_format(name, source, self.reasoning_plugins)
 
     def _thinking(
         self, params: SamplingParams, tokens: list[int], place: Place | None

@@ -18,7 +18,7 @@ from quire.config import EngineConfig
 from quire.engine.log import LogFormat, LogLevel
 from quire.types import Delta, EngineStats, ModelCard, Request
 
-Verb = Literal["ping", "stats", "reset"]
+Verb = Literal["ping", "stats", "reset", "sleep", "wake_up", "start_profile", "stop_profile"]
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -39,6 +39,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     id: int
     verb: Verb
+    options: dict[str, Any] = {}
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -90,11 +91,12 @@ class Updates(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer to a Call: the state after it, or `error`."""
+    """The answer to a Call: how things are after it and its `result`, or `error`."""
 
     id: int
     stats: EngineStats | None = None
     error: str | None = None
+    result: bool | str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):

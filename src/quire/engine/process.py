@@ -179,12 +179,30 @@ class EngineLoop:
 
     def _reply(self, call: Call) -> Reply:
         try:
-            if call.verb == "reset":
-                self._core.reset_prefix_cache()
+            result = self._obey_call(call)
+        except QuireError as error:
+            return Reply(call.id, error=str(error))
         except Exception as error:
             log.exception("call %s failed", call.verb)
             return Reply(call.id, error=f"{type(error).__name__}: {error}")
-        return Reply(call.id, stats=self._core.stats())
+        return Reply(call.id, stats=self._core.stats(), result=result)
+
+    def _obey_call(self, call: Call) -> bool | str | None:
+        core, options = self._core, call.options
+        if call.verb == "reset":
+            return core.reset_prefix_cache(**options)
+        if call.verb == "sleep":
+            core.sleep(**options)
+        elif call.verb == "wake_up":
+            core.wake_up(**options)
+            gc.collect()
+            gc.freeze()
+            return core.is_sleeping
+        elif call.verb == "start_profile":
+            core.start_profile(**options)
+        elif call.verb == "stop_profile":
+            return core.stop_profile()
+        return None
 
     def _step(self) -> None:
         if not (self._core.has_work or self._refused):

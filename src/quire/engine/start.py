@@ -20,6 +20,7 @@ from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOpt
 from quire.devices import registry
 from quire.devices.protocol import Arithmetic, Backend, FloatDtype, Graph, KVDtype, KVSpec, Limits
 from quire.engine.core import EngineCore
+from quire.engine.numa import bind
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
 from quire.engine.residence import Residence
 from quire.engine.vocabulary import vocabulary_of
@@ -294,6 +295,7 @@ def finish_start(started: Started, model: load.ServedModel) -> Started:
 
 def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, load.ServedModel]:
     """An engine that may step once its model's `wait` has returned. `processors` join the configured ones."""
+    bind(config.device)
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)

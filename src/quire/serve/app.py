@@ -18,7 +18,8 @@ from quire.errors import QuireError
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.errors import ErrorInfo, HttpError, as_http
-from quire.serve.gate import Gate, Keys
+from quire.serve.extensions import add_middleware
+from quire.serve.gate import Gate, HeadLimits, Keys
 from quire.serve.native import classify, pooling, rerank, score, tokenize
 from quire.serve.native.operations import add_operations
 from quire.serve.native.protocol import (
@@ -142,7 +143,12 @@ def make_app(service: Service) -> FastAPI:
     """The application around one service."""
     config = service.config
     app = FastAPI(
-        title="Quire", version=__version__, docs_url=None, redoc_url=None, root_path=config.root_path
+        title="Quire",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+        root_path=config.root_path,
     )
     for endpoint in ENDPOINTS:
         _add_endpoint(app, service, endpoint)
@@ -158,6 +164,7 @@ def make_app(service: Service) -> FastAPI:
     ):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(Exception, _handle)
+    add_middleware(app, config)
     known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Gate,
@@ -167,6 +174,7 @@ def make_app(service: Service) -> FastAPI:
             method, path if path in known else "other", status
         ),
         show_id=config.enable_request_id_headers,
+        limits=HeadLimits(config.h11_max_header_count, config.h11_max_incomplete_event_size),
     )
     app.add_middleware(
         CORSMiddleware,

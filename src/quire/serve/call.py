@@ -7,12 +7,13 @@ import logging
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quire.client.client import AsyncEngine
 from quire.client.front import Front
 from quire.client.outputs import Chunk, OutputStream
 from quire.errors import EngineError
+from quire.params import OutputKind
 from quire.serve.errors import timed_out
 from quire.serve.options import ServerConfig
 from quire.serve.tools import Reading
@@ -58,7 +59,7 @@ class Call:
         self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
         self.generation = engine.submit([p.request for p in prompts])
         self._position = {p.request.id: i for i, p in enumerate(prompts)}
-        self._logged = config.enable_log_requests
+        self._config = config
         self._timer: asyncio.TimerHandle | None = None
         timeout = config.request_timeout
         if timeout is not None:
@@ -111,7 +112,7 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
         self.generation.close()
-        if self._logged:
+        if self._config.enable_log_requests:
             self._log()
 
     def _push(self, delta: Delta, found: list[Piece]) -> None:
@@ -131,7 +132,7 @@ class Call:
         """Log one line per request with its counts and times."""
         for stream, times in zip(self.streams, self.generation.times, strict=True):
             usage = stream.usage
-            fields = {
+            fields: dict[str, Any] = {
                 "request_id": self.id,
                 "prompt_tokens": usage.num_prompt,
                 "cached_tokens": usage.num_cached,
@@ -141,4 +142,12 @@ class Call:
                 "ttft_s": round(max(0.0, times.first_token - times.arrival), 4),
                 "total_s": round(time.monotonic() - times.arrival, 4),
             }
+            kind = stream.request.sampling.output_kind
+            streamed = kind is not OutputKind.FINAL_ONLY
+            if self._config.enable_log_outputs and (self._config.enable_log_deltas or not streamed):
+                fields["prompt"] = self._cut(stream.output.prompt or stream.output.prompt_token_ids)
+                fields["outputs"] = [self._cut(sample.text) for sample in stream.output.outputs]
             log.info("request done", extra={"fields": fields})
+
+    def _cut(self, text: str | list[int]) -> str | list[int]:
+        return text[: self._config.max_log_len]

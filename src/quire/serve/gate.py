@@ -7,6 +7,7 @@ import hmac
 import re
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from starlette.datastructures import Headers
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.serve.dashboard.router import open_paths
-from quire.serve.errors import HttpError, unauthorized
+from quire.serve.errors import ErrorInfo, HttpError, unauthorized
 
 # Open without a key: probes, scrapers, and pages without data (the dashboard asks its user for the key).
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
@@ -63,6 +64,25 @@ def _listed(names: Iterable[str]) -> bytes:
     return ", ".join(shown).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """How many headers, and bytes of headers, a request may have."""
+
+    headers: int
+    size: int
+
+    def check(self, headers: Headers) -> HttpError | None:
+        """The error for a head beyond the limits."""
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        if len(headers.raw) <= self.headers and size <= self.size:
+            return None
+        message = (
+            f"the request has {len(headers.raw)} headers of {size} bytes; at most {self.headers} "
+            f"(--h11-max-header-count) of {self.size} bytes (--h11-max-incomplete-event-size) are taken"
+        )
+        return HttpError(431, ErrorInfo(message, "invalid_request_error", None, "headers_too_large"))
+
+
 class Gate:
     """Sets `state.request_id` and `state.owner`, refuses wrong keys, counts answers and adds headers to them."""
 
@@ -73,12 +93,14 @@ class Gate:
         error_response: Callable[[str, HttpError], Response],
         count: CountAnswer,
         show_id: bool,
+        limits: HeadLimits,
     ) -> None:
         self._app = app
         self._keys = keys
         self._error_response = error_response
         self._count = count
         self._show_id = show_id
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,7 +122,10 @@ class Gate:
                     message["headers"] = [*message["headers"], (b"x-ignored-fields", _listed(ignored))]
             await send(message)
 
-        if path in OPEN_PATHS or scope["method"] == "OPTIONS" or owner is not None:
+        too_large = self._limits.check(headers)
+        if too_large is not None:
+            await self._error_response(path, too_large)(scope, receive, answer)
+        elif path in OPEN_PATHS or scope["method"] == "OPTIONS" or owner is not None:
             await self._app(scope, receive, answer)
         else:
             await self._error_response(path, unauthorized())(scope, receive, answer)

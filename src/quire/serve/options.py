@@ -10,17 +10,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from quire.config import SECTIONS, EngineConfig, check_options, option
+from quire.config import SECTIONS, EngineConfig, check_options, json_object, option
 from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
 from quire.flags.arguments import integer
 from quire.flags.foreign import take_foreign
 from quire.flags.table import FOREIGN
+from quire.text.formats.plugins import load_formats
 from quire.text.formats.registry import reasoning_format, tool_format
+from quire.text.formats.shapes import ReasoningFormat, ToolFormat
 from quire.types import Pooling
 
 log = logging.getLogger("quire")
 UnknownFields = Literal["ignore", "refuse"]
+ContentFormat = Literal["auto", "string", "openai"]
 TARGET_STEP_TIME = 100.0
 """Milliseconds that a step of a server may take if nothing else is asked for."""
 
@@ -43,6 +46,17 @@ class ServerConfig:
     timeout_keep_alive: int = option(75, "Seconds that an idle connection is kept open.", low=1)
     ssl_keyfile: str | None = option(None, "File with the TLS key.")
     ssl_certfile: str | None = option(None, "File with the TLS certificate.")
+    ssl_ca_certs: str | None = option(None, "File with the CA certificates that sign clients'.")
+    ssl_cert_reqs: int = option(
+        0, "Clients' certificates: 0 not asked for, 1 optional, 2 required.", low=0, high=2
+    )
+    ssl_ciphers: str | None = option(None, "TLS ciphers (before TLS 1.3), in OpenSSL's notation.")
+    enable_ssl_refresh: bool = option(False, "Load the TLS files again when they change.")
+    h11_max_incomplete_event_size: int = option(65536, "Largest head of a request, in bytes.", low=1024)
+    h11_max_header_count: int = option(256, "Most headers of a request.", low=1)
+    middleware: tuple[str, ...] = option(
+        (), "ASGI middleware (module:Class), or a function (request, call_next), around every request."
+    )
     allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from (CORS).")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that browsers may use (CORS).")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send (CORS).")
@@ -50,6 +64,20 @@ class ServerConfig:
     uvicorn_log_level: UvicornLogLevel = option("info", "Level of the web server's own log.")
     disable_uvicorn_access_log: bool = option(False, "Do not log a line for each HTTP request.")
     enable_log_requests: bool = option(False, "Log each finished request with its counts and times.")
+    enable_log_outputs: bool = option(False, "With --enable-log-requests: log prompts and outputs too.")
+    enable_log_deltas: bool = option(True, "With --enable-log-outputs: log the outputs of streams too.")
+    max_log_len: int | None = option(None, "Most characters of a prompt or output in the log.", low=0)
+    log_config_file: str | None = option(
+        None, "JSON file for logging.config.dictConfig, instead of --log-format."
+    )
+    disable_access_log_for_endpoints: str | None = option(
+        None, "Paths without access log lines, separated by commas, such as /health,/metrics."
+    )
+    disable_fastapi_docs: bool = option(False, "Serve neither /docs nor /openapi.json.")
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Serve the tokenizer's configuration at /tokenizer_info."
+    )
+    enable_sleep_mode: bool = option(False, "Serve /sleep, /wake_up and /is_sleeping.")
     log_format: LogFormat = option("text", "Log lines as text or as JSON.")
     log_level: LogLevel = option("info", "Lowest level that is logged.", common=True)
     max_num_queued_reqs: int | None = option(
@@ -87,6 +115,21 @@ class ServerConfig:
         "auto",
         "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto detects it likewise.",
     )
+    tool_parser_plugin: str | None = option(
+        None, "Python file whose FORMAT (a ToolFormat) --tool-call-parser may name."
+    )
+    reasoning_parser_plugin: str | None = option(
+        None, "Python file whose FORMAT (a ReasoningFormat) --reasoning-parser may name."
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        True, "Leave tools out of the prompt if tool_choice is none."
+    )
+    default_chat_template_kwargs: str | dict[str, Any] | None = option(
+        None, "JSON of template variables that requests may override, such as '{\"enable_thinking\": false}'."
+    )
+    chat_template_content_format: ContentFormat = option(
+        "auto", "Content as the chat template reads it: string, openai (a list of parts), or auto."
+    )
     enable_auto_tool_choice: bool = option(True, "Let the model choose whether to call offered tools.")
     unknown_fields: UnknownFields = option(
         "ignore",
@@ -105,11 +148,28 @@ class ServerConfig:
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together: give both or neither")
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"--metrics-prefix must be letters, digits and _, got {self.metrics_prefix!r}")
-        tool_format(self.tool_call_parser)
-        reasoning_format(self.reasoning_parser)
+        tool_format(self.tool_call_parser, more=self.tool_plugins)
+        reasoning_format(self.reasoning_parser, more=self.reasoning_plugins)
+        _ = self.template_defaults
+        if (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers) and not self.ssl_certfile:
+            raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+
+    @property
+    def tool_plugins(self) -> tuple[ToolFormat, ...]:
+        """The formats of --tool-parser-plugin. ConfigError: the file cannot be loaded or has none."""
+        return load_formats(self.tool_parser_plugin, ToolFormat, "--tool-parser-plugin")
+
+    @property
+    def reasoning_plugins(self) -> tuple[ReasoningFormat, ...]:
+        return load_formats(self.reasoning_parser_plugin, ReasoningFormat, "--reasoning-parser-plugin")
+
+    @property
+    def template_defaults(self) -> dict[str, Any]:
+        """Variables that every chat template sees unless the request sets them."""
+        return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
 
     def api_keys(self) -> tuple[str, ...]:
         """All keys, including those of the file. Raises ConfigError if the file is unreadable or has no key."""

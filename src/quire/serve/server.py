@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,9 +29,11 @@ from quire.errors import ConfigError, EngineError
 from quire.serve import banner
 from quire.serve.connection import Connection, Room
 from quire.serve.descriptors import raise_descriptor_limit
+from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
 from quire.serve.stream import Direct
+from quire.serve.tls import check_tls, refresh_tls
 from quire.types import ModelCard
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
         return 0
     if not banner.wanted(config):
         set_up_logging(config.log_format, config.log_level)
+        configure_logging(config)
         return uvloop.run(_serve(engine_config, config, maker))
     set_up_logging(config.log_format, "warning")
+    configure_logging(config)
     with ExitStack() as stack:
         stack.enter_context(banner.loading(engine_config.model.model or "the model inside the package"))
         return uvloop.run(_serve(engine_config, config, maker, stack))
@@ -74,7 +77,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
 def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> str:
     """Load everything as `serve` does without listening; returns a summary. Raises the errors of `serve`."""
     config.api_keys()
-    _tls(config)
+    check_tls(config)
     parts = load_maker(maker)
     started = parts.start_core(engine_config)
     _ = parts.start_front(engine_config, started.info).template
@@ -94,7 +97,7 @@ async def _serve(
 ) -> int:
     """`loading` is what a person watches meanwhile: it is closed, and the banner printed, once the server listens."""
     clock = _Clock()
-    _tls(config)
+    check_tls(config)
     config.api_keys()
     listener = _listen(config)
     clock.mark("imports and options")
@@ -144,6 +147,10 @@ def _prepare(
     """Everything that does not need the engine. Importing the web framework is slow, so it is done only here."""
     make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
     front = load_maker(maker).start_front(engine_config, UNKNOWN)
+    front.template_defaults, front.content_format = (
+        config.template_defaults,
+        config.chat_template_content_format,
+    )
     service = Service(engine, front, config, GrammarChecker(engine_config, maker))
     return service, make_app(service)
 
@@ -204,6 +211,10 @@ class _Server(uvicorn.Server):
                 backlog=BACKLOG,
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
+                ssl_ca_certs=config.ssl_ca_certs,
+                ssl_cert_reqs=config.ssl_cert_reqs,
+                ssl_ciphers=config.ssl_ciphers or "DEFAULT",
+                h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
                 timeout_keep_alive=config.timeout_keep_alive,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
             )
@@ -231,6 +242,11 @@ class _Server(uvicorn.Server):
     async def run(self) -> int:  # type: ignore[override]
         self._service.engine.on_dead = self._on_dead
         tasks = [asyncio.get_running_loop().create_task(job()) for job in self._service.background]
+        if not self.config.loaded:
+            self.config.load()
+        if self._service.config.enable_ssl_refresh and self.config.ssl is not None:
+            refresh = refresh_tls(self._service.config, self.config.ssl)
+            tasks.append(asyncio.get_running_loop().create_task(refresh))
         await self.serve([self._listener])
         for task in tasks:
             task.cancel()
@@ -281,18 +297,6 @@ class _Server(uvicorn.Server):
     def _on_dead(self) -> None:
         self._failed = True
         self._end_all()
-
-
-def _tls(config: ServerConfig) -> None:
-    """Raise ConfigError if the TLS files cannot be used."""
-    if config.ssl_certfile is None:
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-            config.ssl_certfile, config.ssl_keyfile
-        )
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--ssl-certfile and --ssl-keyfile cannot be used: {error}") from error
 
 
 def _listen(config: ServerConfig) -> socket.socket:

@@ -52,7 +52,7 @@ class Service:
         self.config = config
         self.created = int(time.time())
         self.formats = Formats.of(front, config)
-        front.reasoning_parser = config.reasoning_parser
+        front.reasoning_parser, front.reasoning_plugins = config.reasoning_parser, config.reasoning_plugins
         self.draining = False
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()

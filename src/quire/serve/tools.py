@@ -45,8 +45,8 @@ class Formats:
     def of(cls, front: Front, config: ServerConfig) -> Formats:
         """The formats named by the options, or detected from the chat template."""
         template = "" if front.template is None else front.template.source
-        tools = tool_format(config.tool_call_parser, template)
-        reasoning = reasoning_format(config.reasoning_parser, template)
+        tools = tool_format(config.tool_call_parser, template, config.tool_plugins)
+        reasoning = reasoning_format(config.reasoning_parser, template, config.reasoning_plugins)
         if tools is None:
             log.warning(
                 "the chat template shows tools, but in no known format: their calls stay text, and tool_choice "

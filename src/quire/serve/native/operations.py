@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from quire import __version__
@@ -12,7 +13,8 @@ from quire.serve.dashboard.about import about_model
 from quire.serve.dashboard.router import dashboard_router
 from quire.serve.dashboard.stats import PageSource
 from quire.serve.errors import unavailable
-from quire.serve.openapi import add_get, json_response, responses_of
+from quire.serve.native.control import add_control, add_post
+from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 
 STATS_TIMEOUT = 0.5  # seconds to wait for fresh numbers from a busy engine
@@ -52,17 +54,21 @@ def add_operations(app: FastAPI, service: Service) -> None:
 
     add_get(app, "/health", health, None, "200 while the engine makes progress, or idles and answers")
     add_get(app, "/ping", health, None, "The same as /health")
-    _add_post(app, "/ping", health)
+    add_post(app, "/ping", health)
     add_get(app, "/version", version, dict[str, str], "Version of the server")
     add_get(app, "/load", load, dict[str, int], "Number of queued and running requests")
     add_get(app, "/stats", stats, dict[str, Any], "Counters and gauges of the engine")
     app.add_api_route("/metrics", metrics, include_in_schema=False)
+    if service.config.disable_fastapi_docs:
+        for path in ("/docs", "/dashboard/reference"):  # in front of the dashboard's own
+            app.add_api_route(path, _absent, include_in_schema=False)
     app.include_router(dashboard_router(source))
-    _add_post(app, "/reset_prefix_cache", reset)
+    add_post(app, "/reset_prefix_cache", reset)
+    add_control(app, service)
 
 
-def _add_post(app: FastAPI, path: str, handler: Any) -> None:
-    app.add_api_route(path, handler, methods=["POST"], response_class=Response, responses=responses_of({}))
+async def _absent() -> Response:
+    raise HTTPException(404)
 
 
 def _state(service: Service) -> dict[str, Any]:

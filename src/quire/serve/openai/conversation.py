@@ -28,9 +28,10 @@ def render(service: Service, body: ChatRequest, offer: Offer) -> str:
     if taken := _OWN_FIELDS & set(variables):
         name = f"chat_template_kwargs.{min(taken)}"
         raise invalid(f"{name}: set the field of the body instead", name, "invalid_value")
+    shows_tools = offer.choice != "none" or not service.config.exclude_tools_when_tool_choice_none
     return service.front.render(
         body.messages,
-        tools=list(offer.tools) if offer.choice != "none" else None,
+        tools=list(offer.tools) if shows_tools else None,
         documents=body.documents,
         chat_template=body.chat_template,
         add_generation_prompt=begins_turn(body),

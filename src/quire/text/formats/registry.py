@@ -136,21 +136,23 @@ REASONING_NAMES = {
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^{}]*\btools\b")
 
 
-def tool_format(name: str, template: str = "") -> ToolFormat | None:
+def tool_format(name: str, template: str = "", more: tuple[ToolFormat, ...] = ()) -> ToolFormat | None:
     """The format of that name; "auto" recognises it in the text of a chat template.
 
     None if "auto" recognises nothing and the template shows tools. A template that shows none has hermes: its model
     calls functions only where a constraint makes it. Raises ConfigError for an unknown name.
     """
     if name == "auto":
-        found = _recognised(TOOL_FORMATS, template)
+        found = _recognised((*more, *TOOL_FORMATS), template)
         if found is not None or _TOOLS_VARIABLE.search(template):
             return found
         name = "hermes"
-    return _named(TOOL_FORMATS, TOOL_NAMES, name, "--tool-call-parser", ["auto"])
+    return _named((*TOOL_FORMATS, *more), TOOL_NAMES, name, "--tool-call-parser", ["auto"])
 
 
-def reasoning_format(name: str, template: str = "") -> ReasoningFormat | None:
+def reasoning_format(
+    name: str, template: str = "", more: tuple[ReasoningFormat, ...] = ()
+) -> ReasoningFormat | None:
     """The format of that name; "auto" recognises it in the text of a chat template, "none" is None.
 
     Raises ConfigError for an unknown name.
@@ -158,8 +160,8 @@ def reasoning_format(name: str, template: str = "") -> ReasoningFormat | None:
     if name == "none":
         return None
     if name == "auto":
-        return _recognised(REASONING_FORMATS, template)
-    return _named(REASONING_FORMATS, REASONING_NAMES, name, "--reasoning-parser", ["auto", "none"])
+        return _recognised((*more, *REASONING_FORMATS), template)
+    return _named((*REASONING_FORMATS, *more), REASONING_NAMES, name, "--reasoning-parser", ["auto", "none"])
 
 
 def _named(

@@ -1,0 +1,162 @@
+"""vLLM's flags: the table covers all, the parser and `LLM` follow it, and the page shows it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM
+from quire.cli import main
+from quire.commands import flags, serve
+from quire.config import SECTIONS, EngineConfig
+from quire.engine.numa import parse_cores
+from quire.errors import ConfigError
+from quire.flags.arguments import integer, rewritten
+from quire.flags.table import FOREIGN, SHARED
+from quire.llm.engine_args import EngineArgs
+from quire.serve.options import ServerConfig, read_config, split_options
+
+NAMES = Path(__file__).parents[3] / "shared" / "reference" / "vllm-0.32-names.txt"
+OPTIONS = {f.name for part in (*SECTIONS.values(), ServerConfig) for f in fields(part)} | {"seed", "config"}
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[EngineConfig, ServerConfig]:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        serve,
+        "COMMAND",
+        type(serve.COMMAND)(
+            lambda *configs: seen.append(configs), ServerConfig, arguments=("model",), read_config=read_config
+        ),
+    )
+    main(["serve", *args])
+    engine, server = seen[0]
+    return engine, server
+
+
+def test_the_table_has_every_flag() -> None:
+    ours = [*SHARED, *(name for name, flag in FOREIGN.items() if not flag.older)]
+    assert len(ours) == len(set(ours)) == 317
+    assert set(SHARED) - {"long_prefill_token_threshold"} <= OPTIONS
+    assert not OPTIONS & set(FOREIGN), "these are options now: move them from the table to SHARED"
+    if NAMES.exists():
+        theirs = NAMES.read_text().partition("# flags")[2].partition("## LLM")[0].split()
+        assert sorted(ours) == sorted(flag[2:].replace("-", "_") for flag in theirs)
+
+
+def test_the_page_shows_the_table() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
+    assert written == flags.page(), "run `python -m quire.commands.flags > docs/flags.md`"
+
+
+def test_values_are_written_as_vllm_takes_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, server = parsed(
+        monkeypatch,
+        "a/model", "--served-model-name", "a", "b", "--allowed-origins", '["http://ui", "http://x"]',
+        "--max_model_len=4k", "--max-num-batched-tokens", "2K", "--dtype", "half", "--enforce-eager", "-O3",
+        "--tensor-parallel-size", "1", "--trust-remote-code", "--hf-overrides.rope_theta", "1e6",
+        "--hf-overrides.rope_scaling.factor=4", "--cudagraph-capture-sizes", "1", "2",
+        "--no-enable-chunked-prefill",
+    )  # fmt: skip
+    assert server.served_model_name == ("a", "b")
+    assert server.allowed_origins == ("http://ui", "http://x")
+    assert (engine.model.max_model_len, engine.scheduler.max_num_batched_tokens) == (4000, 2048)
+    assert (engine.model.model, engine.model.dtype) == ("a/model", "float32")
+    assert engine.model.config_changes == {"rope_theta": 1e6, "rope_scaling": {"factor": 4}}
+    notices = [record.getMessage() for record in caplog.records]
+    assert len([line for line in notices if "changes nothing" in line]) == 5, notices
+    assert all("\n" not in line for line in notices)
+    assert parsed(monkeypatch, "--model", "m", "--max-model-len", "auto")[0].model.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ("--tensor-parallel-size", "2"),
+            "--tensor-parallel-size 2 is not supported: this engine is one process",
+        ),
+        (("--enable-lora",), "--enable-lora is not supported"),
+        (("--worker-cls", "a.B"), "--worker-cls a.B is not supported"),
+    ],
+)
+def test_flags_that_would_change_a_result_are_refused(args: tuple[str, ...], message: str) -> None:
+    command = [sys.executable, "-m", "quire.cli", "serve", *args]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "nearest is" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_sizes() -> None:
+    assert [integer(text) for text in ("7", "1k", "1K", "1.5m", "2G")] == [7, 1000, 1024, 1500000, 2 << 30]
+    for text in ("k", "1.2345k", "1kb", "1e3"):
+        with pytest.raises(ValueError, match=r".*"):
+            integer(text)
+    assert rewritten(["--a_b.c", "x", "--a-b.d", "2"]) == ["--a-b", '{"c":"x","d":2}']
+    assert parse_cores("0-2,5", "") == {0, 1, 2, 5}
+    with pytest.raises(ConfigError, match="no list of cores"):
+        parse_cores("0-x", "--numa-bind-cpus")
+
+
+def test_yaml_files_take_them_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("max-model-len: 4k\nenforce-eager: true\nserved-model-name: [a, b]\n")
+    engine, server = split_options(read_config(str(path)))
+    assert engine.model.max_model_len == 4000
+    assert server.served_model_name == ("a", "b")
+
+
+def test_llm_takes_every_name_of_vllms(
+    tiny_model: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(tiny_model(), enforce_eager=True, tensor_parallel_size=1, max_model_len=64, dtype="half") as llm:
+        assert llm.config.model.dtype == "float32"
+    assert "--enforce-eager changes nothing" in caplog.text
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 is not supported"):
+        LLM(tiny_model(), tensor_parallel_size=2)
+    if NAMES.exists():
+        line = next(part for part in NAMES.read_text().splitlines() if "__init__ ( model, runner" in part)
+        for name in line.partition("(")[2].partition(")")[0].replace(" ", "").split(","):
+            assert name in OPTIONS or name in FOREIGN, name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hf_overrides": "x"}, "--hf-overrides must be a JSON object"),
+        ({"override_generation_config": {"temprature": 1}}, "--override-generation-config: .*temprature"),
+        ({"pooler_config": {"pooling_type": "SOME"}}, "--pooler-config: pooling_type 'SOME'"),
+        (
+            {"structured_outputs_config": {"disable_additional_properties": True}},
+            "disable_additional_properties",
+        ),
+        ({"rope_theta": 5.0, "hf_overrides": {"rope_theta": 6.0}}, "contradicts"),
+        ({"logits_processors": ("os:nothing",)}, "--logits-processors 'os:nothing' cannot be imported"),
+    ],
+)
+def test_wrong_options_are_named(
+    tiny_model: Callable[..., str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(tiny_model(), **options)
+
+
+def test_engine_args_go_both_ways(tiny_model: Callable[..., str]) -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = EngineArgs.from_cli_args(parser.parse_args(["--model", tiny_model(), "--max-model-len", "1k"]))
+    assert args.max_model_len == 1000
+    with LLM.from_engine_args(EngineArgs(tiny_model(), max_model_len=64, enforce_eager=True)) as llm:
+        assert llm.max_model_len == 64
+    assert json.dumps(EngineArgs(max_num_seqs=3).create_engine_config().scheduler.max_num_seqs) == "3"
