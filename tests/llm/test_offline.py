@@ -236,7 +236,6 @@ def test_small_things_have_answers(llm: LLM) -> None:
     for refused in (
         lambda: llm.collective_rpc("x"),
         lambda: llm.apply_model(len),
-        lambda: llm.beam_search([], None),
     ):
         with pytest.raises(QuireError, match="is not supported"):
             refused()

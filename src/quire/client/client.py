@@ -10,15 +10,16 @@ import itertools
 import logging
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import zmq
 import zmq.asyncio
 
 from quire.client.generation import Generation
+from quire.client.line import Line, Startup, startup_of, status_of
 from quire.client.metrics import Metrics, RequestTimes
 from quire.config import EngineConfig
 from quire.engine.ipc import (
@@ -78,28 +79,6 @@ class _Live:
 State = Literal["starting", "ready", "restarting", "stopped"]
 
 
-@dataclass(slots=True)
-class _Line:
-    """One engine process and the socket to it; a restart replaces both."""
-
-    endpoint: Endpoint
-    socket: zmq.asyncio.Socket
-    process: Process
-    failure: Failed | None = None
-
-    def close(self) -> None:
-        self.socket.close(linger=0)
-        self.endpoint.close()
-
-
-@dataclass(slots=True)
-class Startup:
-    """The last start in seconds by phase; `total` is the time that passed."""
-
-    phases: dict[str, float] = field(default_factory=dict)
-    total: float = 0.0
-
-
 class AsyncEngine:
     """An engine in another process. Use from one event loop.
 
@@ -116,7 +95,7 @@ class AsyncEngine:
         self.sleeping = False
         self.on_dead: Callable[[], None] | None = None
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._live: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_ids = itertools.count(1)
@@ -178,7 +157,7 @@ class AsyncEngine:
             socket.close()
             endpoint.close()
             raise
-        line = _Line(endpoint, socket, process)
+        line = Line(endpoint, socket, process)
         assert process.stdin is not None
         options = self.options
         launch = Launch(
@@ -202,7 +181,7 @@ class AsyncEngine:
         self.state = "ready"
         return info
 
-    async def _until_ready(self, line: _Line, began: float) -> ModelCard:
+    async def _until_ready(self, line: Line, began: float) -> ModelCard:
         loading = began
         died = asyncio.create_task(line.process.wait())
         try:
@@ -211,7 +190,7 @@ class AsyncEngine:
                 await asyncio.wait({frame, died}, return_when=asyncio.FIRST_COMPLETED)
                 if not frame.done():
                     frame.cancel()
-                    raise EngineError(f"the engine process ended while starting ({_status(line.process)})")
+                    raise EngineError(f"the engine process ended while starting ({status_of(line.process)})")
                 event = decode_event(frame.result())
                 if isinstance(event, Loading):
                     loading = event.at
@@ -219,12 +198,12 @@ class AsyncEngine:
                     raise _START_ERRORS.get(event.kind, EngineError)(event.message)
                 elif isinstance(event, Ready):
                     self.metrics.stats = event.stats
-                    self.startup = _startup(began, loading, event.phases, time.monotonic())
+                    self.startup = startup_of(began, loading, event.phases, time.monotonic())
                     return event.info
         finally:
             died.cancel()
 
-    async def _reap(self, line: _Line, grace: float) -> None:
+    async def _reap(self, line: Line, grace: float) -> None:
         """Wait `grace` seconds for the process to end, then kill it."""
         try:
             await asyncio.wait_for(line.process.wait(), grace)
@@ -245,7 +224,7 @@ class AsyncEngine:
                 await asyncio.wait({reader}, timeout=0.05)  # its last message may still be in the socket
             finally:
                 reader.cancel()
-            why = line.failure.message if line.failure else _status(line.process)
+            why = line.failure.message if line.failure else status_of(line.process)
             log.error("the engine process ended (%s): starting another", why)
             self.state, self._line = "restarting", None
             line.close()
@@ -401,11 +380,11 @@ class AsyncEngine:
 
     # --- messages from the engine ----------------------------------------------------------------------
 
-    async def _read(self, line: _Line) -> None:
+    async def _read(self, line: Line) -> None:
         while True:
             self._receive(line, decode_event(await line.socket.recv()))
 
-    def _receive(self, line: _Line, event: Event) -> None:
+    def _receive(self, line: Line, event: Event) -> None:
         self._last_event = time.monotonic()
         if isinstance(event, Updates):
             self._stepped(event, self._last_event)
@@ -498,17 +477,3 @@ class AsyncEngine:
         if reply.error is not None:
             raise EngineError(reply.error)
         return reply
-
-
-def _startup(began: float, loading: float, phases: dict[str, float], now: float) -> Startup:
-    """All phases from the call until now; unattributed time becomes "other", so that they add up."""
-    parts = {"starting the engine process": loading - began, **phases}
-    parts["other"] = (now - began) - sum(parts.values())
-    return Startup(parts, now - began)
-
-
-def _status(process: Process) -> str:
-    code = process.returncode
-    if code is None:
-        return "still running"
-    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
