@@ -1,8 +1,8 @@
 """Drafts by a model, one token after the other: draft models, EAGLE heads, layers that predict further tokens.
 
 A draft model computes token i at position i. A head computes the pair (hidden states of position i, token i + 1) there,
-so it is one position behind. The KV of drafted tokens is written anew once they are accepted: a head's comes from
-the target's hidden states then, and no more from its own.
+so it is one position behind. Accepted tokens are computed again: a head then reads the target's hidden states instead
+of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ MOST_WAITING = 32
 
 @dataclass(slots=True)
 class Progress:
-    """What the drafter has of a sequence: KV up to position `done`, then hidden states [n, F] that wait. `lost`: there
-    is a gap that cannot be closed.
+    """The drafter's state of a sequence: KV up to position `done`, then waiting hidden states [n, F].
+
+    `lost`: hidden states are missing, so this sequence gets no more drafts.
     """
 
     done: int = -1  # not known yet

@@ -1,7 +1,7 @@
-"""Decides how many tokens to draft: for each step and each sequence as many as make tokens come fastest, perhaps none.
+"""Decides how many tokens to draft for each sequence in each step: the number that gives most tokens per second.
 
-A further token of a draft pays if the chance that it is accepted is more than the share of a step that its row costs.
-So the likeliest tokens of all sequences are taken, best first, up to where tokens per second are most.
+Another drafted token pays if its chance of acceptance exceeds the share of a step that its row costs. So the likeliest
+tokens of all sequences are taken first, until tokens per second no longer rise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a proposer is: it sees what the target computed and drew, and guesses how sequences go on."""
+"""The protocol of proposers: they see what the target computed and drew, and guess the next tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts for sequences that generate: tells a proposer what was computed, and asks it for as much as pays."""
+"""Drafts for running sequences: reports each step to a proposer, and asks it for the drafts that pay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ask = tuple[SpecSequence, int]
 
 
 class SpeculationPart:
-    """Keeps the tokens of each sequence that may be drafted for. It reads no logits and samples nothing.
+    """Keeps the tokens of sequences that may get drafts. Reads no logits and samples nothing.
 
     `proposer` None: only requests that predict their output get drafts. `limit` is the most tokens of a draft;
     `count_allowed` says how much of a slot's draft its grammar allows.
@@ -52,7 +52,7 @@ class SpeculationPart:
         self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL, PREDICTED)}
         self._seqs: dict[int, SpecSequence] = {}
         self._looks_only = proposer is None or proposer.drafts_freely
-        self._late: list[dict[int, list[int]]] = []  # tokens of steps that were slept through, by slot
+        self._late: list[dict[int, list[int]]] = []  # tokens of steps without planning, by slot
         self._turn = 0
         self._step: StepLayout | None = None
         self._began = 0.0
@@ -88,7 +88,7 @@ class SpeculationPart:
         return []
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Take in what was drawn, and add drafts to `output`."""
+        """Record the drawn tokens, and add drafts to `output`."""
         step = self._step
         if step is None or (self._looks_only and not self._seqs):
             return
@@ -109,7 +109,7 @@ class SpeculationPart:
             self.controller.record_overhead(time.perf_counter() - taken - drafting)
 
     def _wake(self) -> None:
-        """Take in the tokens of steps that were slept through."""
+        """Record the tokens of steps without planning."""
         for tokens in self._late:
             for slot, new in tokens.items():
                 seq = self._seqs.get(slot)
@@ -130,7 +130,7 @@ class SpeculationPart:
             self.controller.steps.record(len(step.tokens), seconds)
 
     def _take_tokens(self, step: StepLayout, output: StepOutput) -> tuple[list[Computed], list[SpecSequence]]:
-        """What was computed of sequences that speculate, and those that go on behind a token that was drawn."""
+        """The positions computed for speculating sequences, and the sequences that continue after this step."""
         computed, drawing = [], []
         for item, row in zip(step.seqs, step.cu_q, strict=False):
             seq = self._seqs.get(item.slot)
@@ -179,7 +179,7 @@ class SpeculationPart:
         view: StepView,
         output: StepOutput,
     ) -> float:
-        """Cut drafts to what pays; have those made that cost time, as long as they pay. Returns that time."""
+        """Cut drafts to the length that pays, and let a model make those that pay. Returns the model's seconds."""
         limits = {seq.slot: count for seq, count in asks}
         chances = []
         for seq in drawing:
@@ -210,9 +210,9 @@ class SpeculationPart:
         return seconds
 
     def _hold(self, drawing: list[SpecSequence], output: StepOutput) -> None:
-        """An empty draft for sequences that had one lately.
+        """Give sequences that had a draft lately an empty one.
 
-        Where steps overlap a sequence then waits for its result, so that its next draft does not come too late.
+        With overlapped steps such a sequence waits for its result, so that its next draft is not too late.
         """
         for seq in drawing:
             seq.since_draft = 0 if seq.slot in output.drafts else seq.since_draft + 1
