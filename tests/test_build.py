@@ -83,7 +83,7 @@ def test_limits_hold(tmp_path: Path) -> None:
     engine = build(write_checkpoint(tmp_path / "model"), tmp_path / "engine", limits)
     llm = LLM(str(engine))
     assert llm.generate([[5] * 8] * 7, SamplingParams(max_tokens=32), use_tqdm=False)
-    with pytest.raises(RequestError, match="at most 8"):
+    with pytest.raises(RequestError, match="maximum context length is 8 tokens of prompt"):
         llm.generate([[5] * 9], SamplingParams(max_tokens=1), use_tqdm=False)
     (longest,) = llm.generate([[5] * 8], SamplingParams(max_tokens=99, ignore_eos=True), use_tqdm=False)
     assert len(longest.outputs[0].token_ids) == 32

@@ -18,7 +18,7 @@ import torch
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError, UnknownArchitectureError
-from quire.model.load import inspect_model, load_model
+from quire.model.load import Reading, inspect_model, load_model
 from tests.model.tiny_models import Session, make_model
 
 State = dict[str, torch.Tensor]
@@ -211,10 +211,10 @@ def test_a_class_of_its_own_name_is_offered_as_the_one_it_equals(directory: Path
     ):
         load(directory)
     for name in ("llama", "LlamaForCausalLM"):
-        loaded = load_model(directory, ReferenceBackend(), architecture=name)
+        loaded = load_model(directory, ReferenceBackend(), reading=Reading(architecture=name))
         assert loaded.spec.architecture == "LlamaForCausalLM"
     with pytest.raises(ModelError, match=r"--architecture lama is not a class.* did you mean llama"):
-        load_model(directory, ReferenceBackend(), architecture="lama")
+        load_model(directory, ReferenceBackend(), reading=Reading(architecture="lama"))
 
 
 def test_what_equals_no_family_is_offered_as_none(directory: Path) -> None:
