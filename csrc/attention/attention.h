@@ -53,7 +53,7 @@ class Attention {
   Attention(const AttentionArgs& args, const AttentionLimits& limits)
       : a_(args),
         sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
-        kv_(args.kv, args.layer),
+        kv_(args.kv),
         query_words_(query_words<T>(args.kv.head_dim)),
         jobs_(args, limits.threads, args.workspace),
         thread_memory_(static_cast<char*>(args.workspace) + round_up(AttentionJobs::bytes(limits), 64)),

@@ -46,7 +46,7 @@ struct TileScales {
 
 class LayerKV {
  public:
-  LayerKV(const KVView& kv, int layer) : kv_(kv), layer_(layer) {}
+  explicit LayerKV(const KVView& kv) : kv_(kv) {}
 
   // Words for the copies of a tile.
   static size_t copied_words(size_t head_dim, size_t padded) {
@@ -72,8 +72,8 @@ class LayerKV {
       tile.keys[v] = key_at<T>(block, w.head) + size_t(offset) * together;
       if (!kv_.shared_values) tile.values[v] = value_at<T>(block, w.head, offset);
       if constexpr (std::is_same_v<T, int8_t>) {
-        tile.key_scales[v] = scales_of(kv_.key_tile(layer_, block, w.head)) + offset;
-        tile.value_scales[v] = scales_of(kv_.value_tile(layer_, block, w.head)) + offset;
+        tile.key_scales[v] = scales_of(kv_.key_tile(block, w.head)) + offset;
+        tile.value_scales[v] = scales_of(kv_.value_tile(block, w.head)) + offset;
       }
     }
     return tile;
@@ -101,8 +101,8 @@ class LayerKV {
   void load_scales(const int32_t* table, int head, TileRange range, TileScales& scales) const {
     std::memset(&scales, 0, sizeof(scales));
     for_runs(table, range, [&](int place, int block, int offset, int length) {
-      const float* keys = scales_of(kv_.key_tile(layer_, block, head)) + offset;
-      const float* values = kv_.shared_values ? keys : scales_of(kv_.value_tile(layer_, block, head)) + offset;
+      const float* keys = scales_of(kv_.key_tile(block, head)) + offset;
+      const float* values = kv_.shared_values ? keys : scales_of(kv_.value_tile(block, head)) + offset;
       std::memcpy(scales.keys + place, keys, size_t(length) * 4);
       std::memcpy(scales.values + place, values, size_t(length) * 4);
     });
@@ -116,11 +116,11 @@ class LayerKV {
 
   template <class T>
   const T* key_at(int block, int head) const {
-    return reinterpret_cast<const T*>(kv_.key_tile(layer_, block, head));
+    return reinterpret_cast<const T*>(kv_.key_tile(block, head));
   }
   template <class T>
   const T* value_at(int block, int head, int offset) const {
-    const char* tile = kv_.value_tile(layer_, block, head);
+    const char* tile = kv_.value_tile(block, head);
     return reinterpret_cast<const T*>(tile) + size_t(offset) * size_t(kv_.head_dim);
   }
 
@@ -228,7 +228,6 @@ class LayerKV {
 #endif
 
   const KVView& kv_;
-  int layer_;
 };
 
 }  // namespace quire::QUIRE_ISA

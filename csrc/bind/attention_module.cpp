@@ -33,21 +33,21 @@ class AttentionCache {
  public:
   AttentionCache(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys,
                  const nb::ndarray<nb::c_contig, nb::device::cpu>& values)
-      : store_(1, dim(keys, 1), dim(keys, 2), 0, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32, dim(keys, 0),
-               dim(keys, 3)) {
+      : store_({KVLayer{dim(keys, 1), dim(keys, 2)}}, 0, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32,
+               dim(keys, 0), dim(keys, 3)) {
     check(values.ndim() == 4 && values.nbytes() == keys.nbytes() && values.itemsize() == keys.itemsize() &&
               values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),
           "keys must be [blocks, G, H, block_size] and values [blocks, G, block_size, H] of one type");
     check(keys.itemsize() == 2 || keys.itemsize() == 4, "elements must be float32 or bfloat16");
-    const KVView& kv = store_.view();
+    const KVView& kv = store_.layer(0);
     const auto *key = static_cast<const char*>(keys.data()), *value = static_cast<const char*>(values.data());
     for (int block = 0; block < kv.num_blocks; ++block, key += kv.side_bytes(), value += kv.side_bytes()) {
-      std::memcpy(kv.key_tile(0, block, 0), key, kv.side_bytes());
-      std::memcpy(kv.value_tile(0, block, 0), value, kv.side_bytes());
+      std::memcpy(kv.key_tile(block, 0), key, kv.side_bytes());
+      std::memcpy(kv.value_tile(block, 0), value, kv.side_bytes());
     }
   }
 
-  const KVView& view() const { return store_.view(); }
+  const KVView& view() const { return store_.layer(0); }
 
   // Kept between calls, so that a benchmark does not time its first touch.
   void* workspace(size_t bytes) {
@@ -104,7 +104,6 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
                      .out = out.data(),
                      .out_stride = stride,
                      .kv = cache.view(),
-                     .layer = 0,
                      .num_heads = heads,
                      .num_seqs = seqs,
                      .cu_q = cu_q.data(),

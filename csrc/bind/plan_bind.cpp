@@ -186,6 +186,7 @@ Activation activation(const std::string& name) {
   if (name == "relu") return Activation::relu;
   if (name == "relu2") return Activation::relu2;
   if (name == "sigmoid") return Activation::sigmoid;
+  if (name == "softplus") return Activation::softplus;
   if (name == "clamped_swiglu") return Activation::clamped_swiglu;
   if (name.empty()) return Activation::none;
   throw std::invalid_argument("the native backend has no activation '" + name + "'");
@@ -235,6 +236,15 @@ Bytes bytes(nb::handle owner) {
   return Bytes(reinterpret_cast<const uint8_t*>(view.data), {view.nbytes()}, owner);
 }
 
+// (kv heads, head_dim) of each layer.
+using LayerTuples = std::vector<std::pair<int, int>>;
+
+std::vector<KVLayer> to_layers(const LayerTuples& tuples) {
+  std::vector<KVLayer> layers;
+  for (const auto& [heads, dim] : tuples) layers.push_back({heads, dim});
+  return layers;
+}
+
 void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
   if (source.shape(0) != destination.shape(0)) throw std::invalid_argument("as many sources as destinations");
   nb::gil_scoped_release release;
@@ -253,10 +263,15 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("rope", [](Plan& p, const Floats& inv_freq, float scale) { return p.rope(to_vector(inv_freq), scale); })
       .def("store_kv",
            [](Plan& p, int qkv, int layer, int num_heads, int angles, const std::optional<NormTuple>& q_norm,
-              const std::optional<NormTuple>& k_norm) {
-             return p.store_kv(qkv, layer, num_heads, angles, to_norm(q_norm), to_norm(k_norm));
+              const std::optional<NormTuple>& k_norm, const std::optional<NormTuple>& v_norm) {
+             return p.store_kv(qkv, layer, num_heads, angles, to_norm(q_norm), to_norm(k_norm), to_norm(v_norm));
            },
-           "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none())
+           "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none(), "v_norm"_a.none())
+      .def("queries",
+           [](Plan& p, int q, int num_heads, int angles, const std::optional<NormTuple>& norm) {
+             return p.queries(q, num_heads, angles, to_norm(norm));
+           },
+           "q"_a, "num_heads"_a, "angles"_a, "norm"_a.none())
       .def("attention",
            [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
               const OptionalFloats& slopes, const OptionalFloats& sinks) {
@@ -359,7 +374,8 @@ void bind_plan(nb::module_& m) {
       .def("__init__",
            [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,
               float scale, int num_groups, int top_groups, bool group_sum, const OptionalFloats& correction,
-              bool shared, bool shared_gate, float sparse_mixer, bool correct_logits) {
+              const OptionalFloats& weight_scales, bool shared, bool shared_gate, float sparse_mixer,
+              bool correct_logits) {
              new (self) RoutingParams{.num_experts = num_experts,
                                       .top_k = top_k,
                                       .sigmoid = sigmoid,
@@ -372,29 +388,29 @@ void bind_plan(nb::module_& m) {
                                       .top_groups = top_groups,
                                       .group_sum = group_sum,
                                       .correction = to_vector(correction),
+                                      .weight_scales = to_vector(weight_scales),
                                       .shared = shared,
                                       .shared_gate = shared_gate};
            },
            "num_experts"_a, "top_k"_a, "sigmoid"_a, "softmax_after"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "shared"_a, "shared_gate"_a, "sparse_mixer"_a, "correct_logits"_a);
+           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "weight_scales"_a.none(), "shared"_a, "shared_gate"_a, "sparse_mixer"_a, "correct_logits"_a);
 
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",
-           [](KVStore* self, int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type,
-              int num_blocks, int block_size) {
-             new (self)
-                 KVStore(num_layers, num_kv_heads, head_dim, value_dim, to_kv_type(type), num_blocks, block_size);
+           [](KVStore* self, const LayerTuples& layers, int value_dim, const std::string& type, int num_blocks,
+              int block_size) {
+             new (self) KVStore(to_layers(layers), value_dim, to_kv_type(type), num_blocks, block_size);
            },
-           "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a)
+           "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a)
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
   plan.def("__init__",
-           [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads,
-              int head_dim, int value_dim, int max_tokens, int max_seqs, int max_logit_rows) {
-             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), num_layers, num_kv_heads, head_dim,
-                             value_dim, {max_tokens, max_seqs, max_logit_rows});
+           [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, const LayerTuples& layers,
+              int value_dim, int max_tokens, int max_seqs, int max_logit_rows) {
+             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), to_layers(layers), value_dim,
+                             {max_tokens, max_seqs, max_logit_rows});
            })
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
       .def("bind", &Plan::bind, "kv"_a)

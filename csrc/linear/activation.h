@@ -1,6 +1,8 @@
 // Activation functions on V. Knows numbers only. The polynomials are minimax fits, weighted for relative error.
 #pragma once
 
+#include <cmath>
+
 #include "simd/kernels.h"
 #include "simd/simd.h"
 
@@ -36,6 +38,14 @@ inline V erf(V x) {
   return select(less(abs(x), set1(1.0f)), small, copysign(large, x));
 }
 
+// log(1 + e^x). Only gates of heads use it, so lanes one by one are fast enough.
+inline V softplus(V x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (float& v : lanes) v = max_of(v, 0.0f) + std::log1p(std::exp(-std::fabs(v)));
+  return load(lanes);
+}
+
 inline V activate(Activation kind, V x) {
   switch (kind) {
     case Activation::silu:
@@ -54,6 +64,8 @@ inline V activate(Activation kind, V x) {
     }
     case Activation::sigmoid:
       return sigmoid(x);
+    case Activation::softplus:
+      return softplus(x);
     case Activation::clamped_swiglu:  // gates only
     case Activation::none:
       break;

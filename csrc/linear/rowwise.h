@@ -132,9 +132,9 @@ inline void store_int8_value(const float* v, const KVView& kv, char* tile, int o
 
 // Keys of a head, of `count` tokens, `k_stride` elements apart, at `offset` in a block and after; a key's elements lie
 // `block_size` apart there. `scratch` has room for 16 keys.
-inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int layer, int head, int block,
-                       int offset, float* scratch) {
-  char* tile = kv.key_tile(layer, block, head);
+inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int head, int block, int offset,
+                       float* scratch) {
+  char* tile = kv.key_tile(block, head);
   const size_t H = size_t(kv.head_dim), stride = size_t(kv.block_size);
   if (kv.type == KVType::f32)
     return transpose(k, k_stride, count, int(H), reinterpret_cast<float*>(tile) + offset, stride);
@@ -155,8 +155,8 @@ inline void store_keys(const float* k, size_t k_stride, int count, const KVView&
     }
 }
 
-inline void store_value(const float* v, const KVView& kv, int layer, int head, int block, int offset, float* scratch) {
-  char* tile = kv.value_tile(layer, block, head);
+inline void store_value(const float* v, const KVView& kv, int head, int block, int offset, float* scratch) {
+  char* tile = kv.value_tile(block, head);
   const size_t H = size_t(kv.head_dim), first = size_t(offset) * H;
   if (kv.type == KVType::i8) {
     store_int8_value(v, kv, tile, offset, reinterpret_cast<int8_t*>(scratch));
@@ -181,10 +181,16 @@ inline void store_kv_run(const StoreKVArgs& a, int t, int count, float* scratch)
     const float* angles = a.angles ? a.angles + size_t(i) * a.angles_stride : nullptr;
     prepare_heads(row, a.q + size_t(i) * a.q_stride, N, H, a.q_norm, angles, a.rotary_dim);
     prepare_heads(row + N * H, scratch + size_t(i - t) * key_stride, G, H, a.k_norm, angles, a.rotary_dim);
-    for (int g = 0; g < G; ++g) store_value(row + (N + G + g) * H, kv, a.layer, g, a.block[i], a.offset[i], rounded);
+    const float* values = row + (N + G) * H;
+    if (a.v_norm.weight != nullptr) {
+      float* normed = rounded + kLanes * H;
+      norm_heads(values, normed, G, H, a.v_norm);
+      values = normed;
+    }
+    for (int g = 0; g < G; ++g) store_value(values + g * H, kv, g, a.block[i], a.offset[i], rounded);
   }
   for (int g = 0; g < G; ++g)
-    store_keys(scratch + g * H, key_stride, count, kv, a.layer, g, a.block[t], a.offset[t], rounded);
+    store_keys(scratch + g * H, key_stride, count, kv, g, a.block[t], a.offset[t], rounded);
 }
 
 // A task stores the runs that begin in its range, so that no two write to one run's keys.
@@ -213,7 +219,7 @@ inline void store_latent(const StoreLatentArgs& a, ThreadPool& pool) {
       norm_row(kv, C, a.norm, key);
       std::memcpy(key + C, kv + C, size_t(R) * 4);
       rotate(key + C, angles, R);
-      store_keys(key, 0, 1, a.kv_view, a.layer, 0, a.block[t], a.offset[t], key + H);
+      store_keys(key, 0, 1, a.kv_view, 0, a.block[t], a.offset[t], key + H);
       for (int n = 0; n < N; ++n) {
         float* q = a.q + (size_t(t) * size_t(N) + size_t(n)) * size_t(H);
         std::memcpy(q, a.q_latent + (size_t(t) * size_t(N) + size_t(n)) * size_t(C), size_t(C) * 4);

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "plan/memory.h"
 
@@ -20,10 +21,20 @@ namespace quire {
 
 enum class KVType : int { f32, bf16, i8 };
 
-// Plain view of a cache, safe to use in per-ISA code.
+// Heads of one layer; layers may differ. 0 heads: the layer keeps nothing.
+struct KVLayer {
+  int num_kv_heads, head_dim;
+
+  bool operator==(const KVLayer& other) const {
+    return num_kv_heads == other.num_kv_heads && head_dim == other.head_dim;
+  }
+};
+
+// Plain view of one layer of a cache, safe to use in per-ISA code.
 struct KVView {
-  char* base = nullptr;
-  int num_layers = 0, num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
+  char* base = nullptr;     // of the layer in block 0
+  size_t block_stride = 0;  // bytes from block to block, all layers
+  int num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
   KVType type = KVType::f32;
   bool shared_values = false;
 
@@ -36,32 +47,34 @@ struct KVView {
   }
   QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys or values of a layer
   QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
-  QUIRE_INLINE size_t block_bytes() const { return size_t(num_layers) * layer_bytes(); }
 
-  // First byte of the tile of (layer, block, kv head).
-  QUIRE_INLINE char* key_tile(int layer, int block, int head) const {
-    return base + size_t(block) * block_bytes() + size_t(layer) * layer_bytes() + size_t(head) * tile_bytes();
+  // First byte of the tile of (block, kv head).
+  QUIRE_INLINE char* key_tile(int block, int head) const {
+    return base + size_t(block) * block_stride + size_t(head) * tile_bytes();
   }
-  QUIRE_INLINE char* value_tile(int layer, int block, int head) const {
-    return key_tile(layer, block, head) + side_bytes();
-  }
+  QUIRE_INLINE char* value_tile(int block, int head) const { return key_tile(block, head) + side_bytes(); }
 };
 
 class KVStore {
  public:
   // With value_dim 0, values have head_dim elements; otherwise they are the first value_dim elements of the keys.
   // Throws std::invalid_argument if a size is not positive, std::bad_alloc if address space is short.
-  KVStore(int num_layers, int num_kv_heads, int head_dim, int value_dim, KVType type, int num_blocks, int block_size);
+  KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size);
 
-  const KVView& view() const { return view_; }
+  const KVView& layer(int i) const { return views_[size_t(i)]; }
+  const std::vector<KVLayer>& layers() const { return layers_; }
+  bool shared_values() const { return views_.front().shared_values; }
+  int num_blocks() const { return views_.front().num_blocks; }
+  int block_size() const { return views_.front().block_size; }
   size_t nbytes() const { return memory_.size(); }
 
   // Copies whole blocks of every layer; throws std::out_of_range before anything is copied.
   void copy_blocks(const int32_t* source, const int32_t* destination, size_t count);
 
  private:
+  std::vector<KVLayer> layers_;
+  std::vector<KVView> views_;
   HugeBuffer memory_;
-  KVView view_;
 };
 
 }  // namespace quire

@@ -19,19 +19,6 @@ void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-void check_norm(const NormParams& norm, int64_t width) {
-  require(std::isfinite(norm.eps), "a norm's eps is not finite");
-  require(int64_t(norm.weight.size()) == width && (norm.bias.empty() || int64_t(norm.bias.size()) == width),
-          "a norm's weight has " + std::to_string(norm.weight.size()) + " elements, its input " +
-              std::to_string(width));
-}
-
-void check_head_norm(const NormParams& norm, int heads, int head_dim) {
-  if (!norm.present()) return;
-  const bool of_one = int64_t(norm.weight.size()) == head_dim && !norm.own_head;
-  check_norm(norm, of_one ? head_dim : int64_t(heads) * head_dim);
-}
-
 std::vector<float> packed_bias(const MatrixView& view, const std::vector<float>& bias) {
   require(bias.empty() || int(bias.size()) == view.rows, "linear: the bias has " + std::to_string(bias.size()) +
                                                              " elements, the weight " + std::to_string(view.rows) +
@@ -45,18 +32,24 @@ std::vector<float> packed_bias(const MatrixView& view, const std::vector<float>&
 
 }  // namespace
 
-Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
-           int value_dim, StepLimits limits)
-    : kernels_(kernels),
-      pool_(std::move(pool)),
-      num_layers_(num_layers),
-      num_kv_heads_(num_kv_heads),
-      head_dim_(head_dim),
-      value_dim_(value_dim > 0 ? value_dim : head_dim),
-      limits_(limits) {
-  require(num_layers > 0 && num_kv_heads > 0 && head_dim > 0 && value_dim >= 0 && value_dim <= head_dim &&
-              int64_t(num_kv_heads) * head_dim <= kMaxWidth,
-          "a plan needs layers, key/value heads and a head size of at least 1, and of sizes that fit");
+void NormParams::check(int64_t width) const {
+  require(std::isfinite(eps), "a norm's eps is not finite");
+  require(int64_t(weight.size()) == width && (bias.empty() || int64_t(bias.size()) == width),
+          "a norm's weight has " + std::to_string(weight.size()) + " elements, its input " + std::to_string(width));
+}
+
+Norm NormParams::view() const {
+  if (!present()) return {};
+  return {rms, weight.data(), bias.empty() ? nullptr : bias.data(), eps};
+}
+
+Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, int value_dim,
+           StepLimits limits)
+    : kernels_(kernels), pool_(std::move(pool)), layers_(std::move(layers)), value_dim_(value_dim), limits_(limits) {
+  bool fits = !layers_.empty() && value_dim >= 0;
+  for (const auto& [heads, dim] : layers_)
+    fits = fits && heads >= 0 && dim > 0 && value_dim <= dim && int64_t(heads) * dim <= kMaxWidth;
+  require(fits, "a plan needs layers, key/value heads and a head size of at least 1, and of sizes that fit");
   require(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0,
           "limits of a plan must be at least 1 token, 1 sequence and 1 row of logits");
 }
@@ -121,7 +114,7 @@ int Plan::scale(int x, float scale, float cap) {
 
 int Plan::norm(int x, NormParams params) {
   const Buffer in = checked(x, "the input of norm");
-  check_norm(params, in.width);
+  params.check(in.width);
   Op op{.kind = OpKind::norm, .in = x};
   op.norm = std::move(params);
   return add_op(std::move(op), in.width, in.rows);
@@ -154,70 +147,6 @@ int Plan::rope(std::vector<float> inv_freq, float scale) {
   return add_op(std::move(op), width, RowKind::tokens);
 }
 
-int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm) {
-  const Buffer in = checked(qkv, "the input of store_kv");
-  require(in.rows == RowKind::tokens, "store_kv needs one row per token");
-  require(layer >= 0 && layer < num_layers_, "store_kv: layer " + std::to_string(layer) + " is not in the cache");
-  require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
-  require(in.width == (num_heads + 2 * int64_t(num_kv_heads_)) * head_dim_, "store_kv: the input is not [T, (N + 2 G) H]");
-  // The keys of 16 tokens, and again those of one head.
-  require(size_t(num_kv_heads_ + 1) * size_t(head_dim_) * 16 * 4 <= ThreadPool::kScratchBytes,
-          "store_kv: the keys are too large");
-  if (angles >= 0) {
-    const Buffer& a = checked(angles, "the angles of store_kv");
-    require(a.rows == RowKind::tokens && a.width <= head_dim_ && a.width % 2 == 0,
-            "store_kv: angles must be [T, rotary_dim] with an even rotary_dim of at most head_dim");
-  }
-  require(value_dim_ == head_dim_, "store_kv: the cache is for latent attention");
-  check_head_norm(q_norm, num_heads, head_dim_);
-  check_head_norm(k_norm, num_kv_heads_, head_dim_);
-  Op op{.kind = OpKind::store_kv, .in = qkv};
-  op.angles = angles;
-  op.norm = std::move(q_norm);
-  op.k_norm = std::move(k_norm);
-  op.layer = layer;
-  op.num_heads = num_heads;
-  return add_op(std::move(op), int64_t(num_heads) * head_dim_, RowKind::tokens);
-}
-
-int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
-  const Buffer in = checked(q, "the input of attention");
-  require(in.rows == RowKind::tokens && in.width == int64_t(num_heads) * head_dim_, "attention: the input is not [T, N H]");
-  require(layer >= 0 && layer < num_layers_, "attention: layer " + std::to_string(layer) + " is not in the cache");
-  require(num_heads > 0 && num_heads % num_kv_heads_ == 0, "query heads must be a multiple of key/value heads");
-  require(std::isfinite(params.scale) && std::isfinite(params.cap) && params.cap >= 0,
-          "attention: the scale and the cap of scores must be finite");
-  require(params.window >= 0 && params.chunk >= 0, "attention: a window or chunk must be at least 1 token");
-  require(params.ahead >= 0 && params.ahead <= 1 << 28, "attention: a query cannot see that many positions ahead");
-  for (const auto* values : {&params.slopes, &params.sinks})
-    require(values->empty() || int(values->size()) == num_heads, "attention: slopes and sinks need one value a head");
-  Op op{.kind = OpKind::attention, .in = q};
-  op.layer = layer;
-  op.num_heads = num_heads;
-  op.attention = std::move(params);
-  return add_op(std::move(op), int64_t(num_heads) * value_dim_, RowKind::tokens);
-}
-
-int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm) {
-  const Buffer in = checked(kv, "the input of store_latent"), latent = checked(q_latent, "the latent queries");
-  const Buffer rotated = checked(q_rope, "the queries to rotate"), a = checked(angles, "the angles of store_latent");
-  const int rope_dim = head_dim_ - value_dim_, num_heads = latent.width / value_dim_;
-  for (const Buffer& b : {in, latent, rotated, a})
-    require(b.rows == RowKind::tokens, "store_latent needs one row per token");
-  require(layer >= 0 && layer < num_layers_, "store_latent: layer " + std::to_string(layer) + " is not in the cache");
-  require(num_kv_heads_ == 1 && rope_dim > 0 && in.width == head_dim_ && a.width == rope_dim,
-          "store_latent: the cache is not one of C latent and R rotated elements, or the input not [T, C + R]");
-  require(num_heads > 0 && latent.width == num_heads * value_dim_ && rotated.width == num_heads * rope_dim,
-          "store_latent: queries must be [T, N C] and [T, N R]");
-  require(size_t(head_dim_) * 17 * 4 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
-  check_norm(norm, value_dim_);
-  Op op{.kind = OpKind::store_latent, .in = kv, .residual = q_latent, .angles = angles, .other = q_rope};
-  op.norm = std::move(norm);
-  op.layer = layer;
-  op.num_heads = num_heads;
-  return add_op(std::move(op), int64_t(num_heads) * head_dim_, RowKind::tokens);
-}
-
 int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights) {
   const Buffer in = checked(x, "the input of head_linear");
   require(!weights.empty(), "head_linear needs a weight for each head");
@@ -244,6 +173,7 @@ int Plan::route(int scores, RoutingParams params) {
   require(p.correction.empty() || int(p.correction.size()) == p.num_experts, "route: one correction an expert");
   require(std::isfinite(p.scale) && std::isfinite(p.sparse_mixer), "route: the scale is not finite");
   require(int64_t(limits_.max_tokens) * p.chosen() <= kMaxRoutes, "route: too many experts for so many tokens");
+  require(p.weight_scales.empty() || int(p.weight_scales.size()) == p.num_experts, "route: one scale an expert");
   const int width = 2 * p.chosen();
   Op op{.kind = OpKind::route, .in = scores};
   op.routing = std::move(params);
@@ -465,8 +395,7 @@ size_t Plan::shared_workspace() const {
     const int rows = int(max_rows(buffers_[size_t(op.out)].rows));
     if (op.kind == OpKind::linear) bytes = std::max(bytes, kernels_.linear_workspace(op.weight->view(), rows));
     if (op.kind == OpKind::attention)
-      bytes = std::max(bytes, kernels_.attention_workspace({limits_.max_tokens, limits_.max_seqs, op.num_heads,
-                                                            num_kv_heads_, head_dim_, value_dim_, pool_->threads()}));
+      bytes = std::max(bytes, attention_workspace(op));
     for (const auto& weight : op.weights) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), rows));
     if (op.kind == OpKind::experts) {
       size_t linear = 0;
@@ -480,11 +409,9 @@ size_t Plan::shared_workspace() const {
 }
 
 void Plan::bind(std::shared_ptr<KVStore> kv) {
-  const KVView& view = kv->view();
   require(finished_, "the plan is not finished");
-  require(view.num_layers == num_layers_ && view.num_kv_heads == num_kv_heads_ && view.head_dim == head_dim_ &&
-              view.value_dim == value_dim_,
-          "the KV cache has another shape than the plan");
+  const int value_dim = kv->shared_values() ? kv->layer(0).value_dim : 0;
+  require(kv->layers() == layers_ && value_dim == value_dim_, "the KV cache has another shape than the plan");
   auto loaded = [](const std::shared_ptr<PackedMatrix>& weight) { return !weight || weight->view().data != nullptr; };
   for (const Op& op : ops_) {
     bool whole = loaded(op.weight);

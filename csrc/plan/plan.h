@@ -50,6 +50,9 @@ struct NormParams {
   bool after_rope = false;  // for queries or keys: the norm follows the rotation
 
   bool present() const { return !weight.empty(); }
+  // Throws std::invalid_argument unless it is for rows of `width` elements.
+  void check(int64_t width) const;
+  Norm view() const;
 };
 
 // The changes to scores, and the positions that a query sees (AttentionArgs).
@@ -71,6 +74,7 @@ struct RoutingParams {
   int num_groups = 1, top_groups = 1;
   bool group_sum = false;
   std::vector<float> correction;
+  std::vector<float> weight_scales;  // by expert: its weight is multiplied by it; or empty
   bool shared = false, shared_gate = false;
 
   int chosen() const { return top_k + (shared ? 1 : 0); }
@@ -88,8 +92,8 @@ struct ExpertWeights {
 class Plan {
  public:
   // value_dim as in KVStore.
-  Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int num_layers, int num_kv_heads, int head_dim,
-       int value_dim, StepLimits limits);
+  Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, int value_dim,
+       StepLimits limits);
 
   int embed(std::shared_ptr<PackedMatrix> table, float scale);
   // Rows of the table at each token's position + offset.
@@ -105,7 +109,10 @@ class Plan {
   int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
              int residual);
   int rope(std::vector<float> inv_freq, float scale);
-  int store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm);
+  int store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm,
+               NormParams v_norm);
+  // Queries of a layer without keys of its own.
+  int queries(int q, int num_heads, int angles, NormParams norm);
   int store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm);
   int attention(int q, int layer, int num_heads, AttentionParams params);
   // Head n of x times weights[n]: [T, N K] -> [T, N O].
@@ -159,7 +166,7 @@ class Plan {
     std::shared_ptr<PackedMatrix> weight{};
     std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq; elementwise: parameters
     Activation activation = Activation::none;
-    NormParams norm{}, k_norm{};
+    NormParams norm{}, k_norm{}, v_norm{};
     float scale = 1, cap = 0;
     int layer = 0, num_heads = 0, offset = 0, function = 0;
     bool weigh_inputs = false;
@@ -190,6 +197,9 @@ class Plan {
   void share_buffers();
   void place_buffers();
   size_t shared_workspace() const;
+  size_t attention_workspace(const Op& op) const;
+  KVLayer cached(int layer, int num_heads, const char* what) const;
+  void check_angles(int angles, int head_dim) const;
   size_t expert_floats(const Op& op) const;
 
   void check(const StepInput& input) const;
@@ -218,7 +228,8 @@ class Plan {
 
   const Kernels& kernels_;
   std::shared_ptr<ThreadPool> pool_;
-  int num_layers_, num_kv_heads_, head_dim_, value_dim_;
+  std::vector<KVLayer> layers_;  // of the cache
+  int value_dim_;
   StepLimits limits_;
   std::shared_ptr<KVStore> kv_;
 

@@ -69,6 +69,7 @@ class Router {
       for (int i = 0; i < p_.top_k; ++i) sum += w[i];
     }
     for (int i = 0; i < p_.top_k; ++i) w[i] = w[i] / sum * p_.scale;
+    for (int i = 0; i < p_.top_k && !p_.weight_scales.empty(); ++i) w[i] *= p_.weight_scales[size_t(picked_[size_t(i)])];
     if (p_.shared) {
       out[p_.top_k] = float(E);
       w[p_.top_k] = p_.shared_gate ? sigmoid(scores[E]) : 1.0f;

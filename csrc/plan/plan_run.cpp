@@ -17,19 +17,6 @@ void require(bool condition, const char* message) {
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-Norm norm_of(const NormParams& norm) {
-  if (!norm.present()) return {};
-  return {norm.rms, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), norm.eps};
-}
-
-HeadNorm head_norm(const NormParams& norm, int head_dim) {
-  HeadNorm n{norm_of(norm)};
-  if (norm.own_head) n.over = HeadNorm::Over::own_head;
-  else if (int(norm.weight.size()) > head_dim) n.over = HeadNorm::Over::all_heads;
-  n.after_rope = norm.after_rope;
-  return n;
-}
-
 // A screen that leaves too many candidates will probably do so again: this many products skip it.
 constexpr int kScreenRest = 64;
 
@@ -66,7 +53,7 @@ void Plan::check(const StepInput& in) const {
 
 void Plan::check_sequence(const StepInput& in, int b) const {
   const int first = in.cu_q[b], count = in.cu_q[b + 1] - first, length = in.kv_len[b];
-  const int block_size = kv_->view().block_size;
+  const int block_size = kv_->block_size();
   if (length < count) refuse("kv_len of sequence " + std::to_string(b) + " is less than its tokens in the step");
   for (int i = 0; i < count; ++i)
     if (in.positions[first + i] != length - count + i)
@@ -76,11 +63,11 @@ void Plan::check_sequence(const StepInput& in, int b) const {
     refuse("the block table of sequence " + std::to_string(b) + " does not cover its " + std::to_string(length) +
            " tokens");
   const int32_t* table = in.block_table + size_t(in.slots[b]) * size_t(in.blocks_per_slot);
-  check_range(table, blocks, kv_->view().num_blocks, "block id");
+  check_range(table, blocks, kv_->num_blocks(), "block id");
 }
 
 void Plan::locate_tokens(const StepInput& in) {
-  const int block_size = kv_->view().block_size;
+  const int block_size = kv_->block_size();
   for (int b = 0; b < in.num_seqs; ++b) {
     const int32_t* table = in.block_table + size_t(in.slots[b]) * size_t(in.blocks_per_slot);
     for (int t = in.cu_q[b]; t < in.cu_q[b + 1]; ++t) {
@@ -98,11 +85,11 @@ void Plan::run(const StepInput& input) {
   greedy_ = input.greedy;
   locate_tokens(input);
   prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
-                 kv_->view().block_size);
+                 kv_->block_size());
   tail_step_ = tails_.find(input);
   if (tail_step_.num_seqs < input.num_seqs)
     tail_prefixes_.find(tail_step_.num_seqs, tail_step_.kv_len, tail_step_.slots, input.block_table,
-                        size_t(input.blocks_per_slot), kv_->view().block_size);
+                        size_t(input.blocks_per_slot), kv_->block_size());
   head_start_ = 0;
   head_rows_ = std::min(num_logit_rows_, limits_.max_logit_rows);
   execute(0, ops_.size());
@@ -168,7 +155,7 @@ void Plan::execute_op(const Op& op) {
     case OpKind::embed:
       return kernels_.embed({step_.tokens, rows, op.weight->view(), op.scale, out, width}, *pool_);
     case OpKind::norm:
-      return kernels_.norm({data(op.in), width, rows, int(width), norm_of(op.norm), out, width}, *pool_);
+      return kernels_.norm({data(op.in), width, rows, int(width), op.norm.view(), out, width}, *pool_);
     case OpKind::embed_positions:
       for (int t = 0; t < rows; ++t) table_rows_[size_t(t)] = step_.positions[t] + op.offset;
       return kernels_.embed({table_rows_.data(), rows, op.weight->view(), 1.0f, out, width}, *pool_);
@@ -230,7 +217,7 @@ void Plan::execute_linear(const Op& op) {
   args.x = data(op.in);
   args.x_stride = size_t(buffers_[size_t(op.in)].width);
   args.rows = rows_of(op.out);
-  args.norm = norm_of(op.norm);
+  args.norm = op.norm.view();
   args.weight = op.weight->view();
   args.bias = op.vector.empty() ? nullptr : op.vector.data();
   args.activation = op.activation;
@@ -253,66 +240,6 @@ void Plan::find_best(LinearArgs args) {
   args.maxima = maxima_.data();
   kernels_.linear(args, *pool_);
   kernels_.best({args.y, args.y_stride, args.rows, args.weight.rows, args.maxima, best_.data()}, *pool_);
-}
-
-void Plan::execute_store_kv(const Op& op) {
-  StoreKVArgs args{};
-  args.qkv = data(op.in);
-  args.qkv_stride = size_t(buffers_[size_t(op.in)].width);
-  args.num_tokens = step_.num_tokens;
-  args.num_heads = op.num_heads;
-  if (op.angles >= 0) {
-    args.angles = data(op.angles);
-    args.rotary_dim = buffers_[size_t(op.angles)].width;
-    args.angles_stride = size_t(args.rotary_dim);
-  }
-  args.q_norm = head_norm(op.norm, head_dim_);
-  args.k_norm = head_norm(op.k_norm, head_dim_);
-  args.kv = kv_->view();
-  args.layer = op.layer;
-  args.block = token_block_.data();
-  args.offset = token_offset_.data();
-  args.q = data(op.out);
-  args.q_stride = size_t(buffers_[size_t(op.out)].width);
-  kernels_.store_kv(args, *pool_);
-}
-
-void Plan::execute_attention(const Op& op) {
-  AttentionArgs args{};
-  args.q = data(op.in);
-  args.q_stride = size_t(buffers_[size_t(op.in)].width);
-  args.out = data(op.out);
-  args.out_stride = size_t(buffers_[size_t(op.out)].width);
-  args.kv = kv_->view();
-  args.layer = op.layer;
-  args.num_heads = op.num_heads;
-  const StepInput& step = buffers_[size_t(op.in)].rows == RowKind::tails ? tail_step_ : step_;
-  args.num_seqs = step.num_seqs;
-  args.cu_q = step.cu_q;
-  args.kv_len = step.kv_len;
-  args.slots = step.slots;
-  args.block_table = step.block_table;
-  args.block_table_stride = size_t(step.blocks_per_slot);
-  const SharedPrefixes& prefixes = step.num_seqs < step_.num_seqs ? tail_prefixes_ : prefixes_;
-  args.order = prefixes.order();
-  args.shared = prefixes.shared();
-  args.scale = op.attention.scale;
-  args.window = op.attention.window;
-  args.chunk = op.attention.chunk;
-  args.ahead = op.attention.ahead;
-  args.cap = op.attention.cap;
-  args.slopes = op.attention.slopes.empty() ? nullptr : op.attention.slopes.data();
-  args.sinks = op.attention.sinks.empty() ? nullptr : op.attention.sinks.data();
-  args.workspace = workspace_.data();
-  kernels_.attention(args, *pool_);
-}
-
-void Plan::execute_store_latent(const Op& op) {
-  const int rotary_dim = head_dim_ - value_dim_;
-  kernels_.store_latent({data(op.in), data(op.residual), data(op.other), step_.num_tokens, op.num_heads, rotary_dim,
-                         data(op.angles), norm_of(op.norm), kv_->view(), op.layer, token_block_.data(),
-                         token_offset_.data(), data(op.out)},
-                        *pool_);
 }
 
 }  // namespace quire

@@ -18,7 +18,7 @@
 namespace quire {
 
 // clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
-enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2, sigmoid };
+enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2, sigmoid, softplus };
 
 // RMSNorm, or LayerNorm; no weight: none.
 struct Norm {
@@ -127,9 +127,8 @@ struct StoreKVArgs {
   const float* angles;  // or null
   size_t angles_stride;
   int rotary_dim;
-  HeadNorm q_norm, k_norm;
+  HeadNorm q_norm, k_norm, v_norm;
   KVView kv;
-  int layer;
   const int32_t* block;   // [T] physical block of each token
   const int32_t* offset;  // [T] place inside it
   float* q;               // [T, N H]
@@ -145,7 +144,6 @@ struct StoreLatentArgs {
   const float* angles;    // [T, R]
   Norm norm;              // of the latent
   KVView kv_view;
-  int layer;
   const int32_t* block;
   const int32_t* offset;
   float* q;  // [T, N (C + R)]
@@ -163,7 +161,7 @@ struct AttentionArgs {
   float* out;
   size_t out_stride;
   KVView kv;
-  int layer, num_heads, num_seqs;
+  int num_heads, num_seqs;
   const int32_t* cu_q;    // [B + 1]
   const int32_t* kv_len;  // [B]
   const int32_t* slots;   // [B]

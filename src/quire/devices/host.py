@@ -149,6 +149,8 @@ def activate(kind: Activation, x: Float64Array) -> Float64Array:
         return np.square(np.maximum(x, 0.0))
     if kind == "sigmoid":
         return np.asarray(1.0 / (1.0 + np.exp(-np.maximum(x, -700.0))))
+    if kind == "softplus":
+        return np.logaddexp(0.0, x)
     if kind == "gelu":
         return 0.5 * x * (1.0 + np.array([math.erf(value) for value in (x / math.sqrt(2.0)).tolist()]))
     if kind == "gelu_tanh":

@@ -27,7 +27,7 @@ from quire.weights.tensor import QuantTensor
 
 IntArray = NDArray[np.int32]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 KVDtype = Literal["float32", "bfloat16", "int8"]
 Arithmetic = Literal["fp32", "bf16", "int8"]
@@ -75,11 +75,19 @@ class Rope(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
 
+class KVLayer(msgspec.Struct, frozen=True):
+    """The cache of one layer, per token: G x H keys and as many values. No heads: the layer keeps nothing."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
 class KVSpec(msgspec.Struct, frozen=True):
     """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
 
     In int8, each key and each value of a head has its own float32 scale.
     With `value_dim` (latent attention) there are no values: a value is the first value_dim elements of its key.
+    `layers`, if given, is the shape of each layer; num_kv_heads and head_dim are then the largest.
     """
 
     num_layers: int
@@ -87,14 +95,22 @@ class KVSpec(msgspec.Struct, frozen=True):
     head_dim: int
     dtype: KVDtype
     value_dim: int | None = None
+    layers: tuple[KVLayer, ...] | None = None
+
+    def layer(self, index: int) -> KVLayer:
+        return KVLayer(self.num_kv_heads, self.head_dim) if self.layers is None else self.layers[index]
 
     @property
     def bytes_per_token(self) -> int:
-        sides = 2 if self.value_dim is None else 1
-        heads = sides * self.num_layers * self.num_kv_heads
+        return sum(self.layer_bytes(index) for index in range(self.num_layers))
+
+    def layer_bytes(self, index: int) -> int:
+        """Bytes that one token takes in a layer."""
+        layer = self.layer(index)
+        heads = layer.num_kv_heads * (2 if self.value_dim is None else 1)
         if self.dtype == "int8":
-            return heads * (-(-self.head_dim // 4) * 4 + 4)
-        return heads * self.head_dim * (2 if self.dtype == "bfloat16" else 4)
+            return heads * (-(-layer.head_dim // 4) * 4 + 4)
+        return heads * layer.head_dim * (2 if self.dtype == "bfloat16" else 4)
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -283,12 +299,22 @@ class Ops(Protocol[T]):
         """cos and sin of the step's positions, computed once and shared by layers: [T, rotary_dim]."""
 
     def store_kv(
-        self, qkv: T, layer: int, num_heads: int, angles: T | None, q_norm: Norm | None, k_norm: Norm | None
+        self,
+        qkv: T,
+        layer: int,
+        num_heads: int,
+        angles: T | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        v_norm: Norm | None = None,
     ) -> T:
         """Apply norm and rope (if `angles`) to q and k, in the norm's order; store k and v in the cache of `layer`.
 
         qkv is [T, (N + 2 G) H]: q heads, then k heads, then v heads. Returns q, normed and rotated: [T, N H].
         """
+
+    def queries(self, q: T, num_heads: int, angles: T | None, norm: Norm | None) -> T:
+        """The queries [T, N H] of a layer that stores no keys, normed and rotated as by store_kv."""
 
     def store_latent(self, kv: T, q_latent: T, q_rope: T, layer: int, angles: T, norm: Norm) -> T:
         """The store_kv of latent attention (DeepSeek-V2, arXiv:2405.04434): one key of C + R elements per token.
@@ -300,8 +326,17 @@ class Ops(Protocol[T]):
     def head_linear(self, x: T, weights: Sequence[Matrix]) -> T:
         """Head n of x times weights[n].T: [T, N K] -> [T, N O]."""
 
-    def route(self, scores: T, routing: Routing, correction: FloatArray | None = None) -> T:
-        """Scores [T, E] (and the shared expert's) -> ids of the chosen experts, then their weights: [T, 2 chosen]."""
+    def route(
+        self,
+        scores: T,
+        routing: Routing,
+        correction: FloatArray | None = None,
+        weight_scales: FloatArray | None = None,
+    ) -> T:
+        """Scores [T, E] (and the shared expert's) -> ids of the chosen experts, then their weights: [T, 2 chosen].
+
+        `weight_scales` [E]: the weight of each chosen expert is multiplied by its own.
+        """
 
     def experts(
         self,

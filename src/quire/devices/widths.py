@@ -78,8 +78,12 @@ class Widths:
         angles: int | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
+        v_norm: Norm | None = None,
     ) -> int:
-        return self._see(num_heads * self.kv_spec.head_dim)
+        return self._see(num_heads * self.kv_spec.layer(layer).head_dim)
+
+    def queries(self, q: int, num_heads: int, angles: int | None, norm: Norm | None) -> int:
+        return self._see(q)
 
     def store_latent(self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm) -> int:
         return self._see(q_latent + q_rope)
@@ -87,7 +91,13 @@ class Widths:
     def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
         return self._see(len(weights) * weights[0].shape[0])
 
-    def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
+    def route(
+        self,
+        scores: int,
+        routing: Routing,
+        correction: FloatArray | None = None,
+        weight_scales: FloatArray | None = None,
+    ) -> int:
         return self._see(2 * (routing.top_k + routing.shared))
 
     def experts(
@@ -102,7 +112,7 @@ class Widths:
         return self._see(x)
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
-        return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.head_dim))
+        return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.layer(layer).head_dim))
 
     def select_rows(self, x: int) -> int:
         return self._see(x)

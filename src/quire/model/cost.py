@@ -62,10 +62,10 @@ class Cost(msgspec.Struct, frozen=True):
 
     def kv_bytes(self, context: int, spec: KVSpec) -> float:
         """Bytes of keys and values that one token reads after `context` others."""
-        per_layer = spec.bytes_per_token / spec.num_layers
         if not self.layers:
             return float(spec.bytes_per_token * context)
-        return per_layer * sum(layer.visible(context, context + 1) for layer in self.layers)
+        visible = [layer.visible(context, context + 1) for layer in self.layers]
+        return float(sum(spec.layer_bytes(i) * count for i, count in enumerate(visible)))
 
     def decode_operations(self, context: int) -> float:
         """Operations of one token after `context` others, with its logits."""

@@ -22,7 +22,7 @@ from quire.devices.cpu.pack import (
     place,
 )
 from quire.devices.cpu.record import Recorder
-from quire.devices.cpu.run import NativeExecutable, NativeKVCache
+from quire.devices.cpu.run import NativeExecutable, NativeKVCache, layer_tuples
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.protocol import (
     Arithmetic,
@@ -135,9 +135,7 @@ class NativeBackend:
             plan = _native.Plan(
                 self.isa,
                 self.pool,
-                kv_spec.num_layers,
-                kv_spec.num_kv_heads,
-                kv_spec.head_dim,
+                layer_tuples(kv_spec),
                 kv_spec.value_dim or 0,
                 limits.max_tokens,
                 limits.max_seqs,

@@ -124,10 +124,14 @@ class Recorder:
         angles: int | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
+        v_norm: Norm | None = None,
     ) -> int:
         rotation = NONE if angles is None else angles
-        norms = norm_tuple(q_norm), norm_tuple(k_norm)
+        norms = norm_tuple(q_norm), norm_tuple(k_norm), norm_tuple(v_norm)
         return int(self.plan.store_kv(qkv, layer, num_heads, rotation, *norms))
+
+    def queries(self, q: int, num_heads: int, angles: int | None, norm: Norm | None) -> int:
+        return int(self.plan.queries(q, num_heads, NONE if angles is None else angles, norm_tuple(norm)))
 
     def store_latent(self, kv: int, q_latent: int, q_rope: int, layer: int, angles: int, norm: Norm) -> int:
         return int(self.plan.store_latent(kv, q_latent, q_rope, layer, angles, norm_tuple(norm)))
@@ -135,7 +139,13 @@ class Recorder:
     def head_linear(self, x: int, weights: Sequence[Matrix]) -> int:
         return int(self.plan.head_linear(x, [packed_of(weight) for weight in weights]))
 
-    def route(self, scores: int, routing: Routing, correction: FloatArray | None = None) -> int:
+    def route(
+        self,
+        scores: int,
+        routing: Routing,
+        correction: FloatArray | None = None,
+        weight_scales: FloatArray | None = None,
+    ) -> int:
         params = _native.Routing(
             routing.num_experts,
             routing.top_k,
@@ -147,6 +157,7 @@ class Recorder:
             routing.top_groups,
             routing.group_sum,
             float_array(correction),
+            float_array(weight_scales),
             routing.shared,
             routing.shared_gate,
             routing.sparse_mixer,

@@ -13,6 +13,12 @@ from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
 
 
+def layer_tuples(spec: KVSpec) -> list[tuple[int, int]]:
+    """(kv heads, head_dim) of each layer."""
+    layers = map(spec.layer, range(spec.num_layers))
+    return [(layer.num_kv_heads, layer.head_dim) for layer in layers]
+
+
 class NativeKVCache:
     """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages are allocated when first written."""
 
@@ -20,9 +26,7 @@ class NativeKVCache:
         self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
         with native_errors:
             self.store = _native.KVStore(
-                spec.num_layers,
-                spec.num_kv_heads,
-                spec.head_dim,
+                layer_tuples(spec),
                 spec.value_dim or 0,
                 spec.dtype,
                 num_blocks,

@@ -15,17 +15,18 @@ from quire.devices.reference.weights import DTYPES, round_int8
 
 
 class ReferenceKVCache:
-    """Keys and values [layers, num_blocks, block_size, G, H], NaN until written: a stray read shows."""
+    """Keys and values of each layer [num_blocks, block_size, G, H], NaN until written: a stray read shows."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
-        shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         kept = np.float32 if spec.dtype == "int8" else DTYPES[spec.dtype]
-        self.keys = np.full(shape, np.nan, kept)
+        layers = [spec.layer(index) for index in range(spec.num_layers)]
+        shapes = [(num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
+        self.keys = [np.full(shape, np.nan, kept) for shape in shapes]
         if spec.value_dim is None:
-            self.values = np.full(shape, np.nan, kept)
+            self.values = [np.full(shape, np.nan, kept) for shape in shapes]
         else:
-            self.values = self.keys[..., : spec.value_dim]
-        self._spec = spec
+            self.values = [keys[..., : spec.value_dim] for keys in self.keys]
+        self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
 
     @property
     def spec(self) -> KVSpec:
@@ -33,11 +34,11 @@ class ReferenceKVCache:
 
     @property
     def num_blocks(self) -> int:
-        return int(self.keys.shape[1])
+        return self._num_blocks
 
     @property
     def block_size(self) -> int:
-        return int(self.keys.shape[2])
+        return self._block_size
 
     def rounded(self, heads: Array) -> FloatArray:
         """Keys or values [heads, H] as the cache keeps them, before its own type's rounding."""
@@ -45,7 +46,7 @@ class ReferenceKVCache:
         return round_int8(values) if self._spec.dtype == "int8" else values
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        sides = self.keys + (self.values if self._spec.value_dim is None else [])
         for source, destination in copies:
-            self.keys[:, destination] = self.keys[:, source]
-            if self._spec.value_dim is None:
-                self.values[:, destination] = self.values[:, source]
+            for side in sides:
+                side[destination] = side[source]

@@ -140,8 +140,10 @@ class ReferenceOps:
         angles: FloatArray | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
+        v_norm: Norm | None = None,
     ) -> FloatArray:
-        groups, head_dim = self.kv.spec.num_kv_heads, self.kv.spec.head_dim
+        kept = self.kv.spec.layer(layer)
+        groups, head_dim = kept.num_kv_heads, kept.head_dim
         heads = qkv.reshape(len(qkv), num_heads + 2 * groups, head_dim).astype(np.float64)
         q_TNH = np.empty((len(qkv), num_heads, head_dim), np.float32)
         blocks_T, offsets_T = self._places()
@@ -149,10 +151,20 @@ class ReferenceOps:
             q, k, v = np.split(heads_H, [num_heads, num_heads + groups])
             row = None if angles is None else angles[t].astype(np.float64)
             q, k = prepare_heads(q, q_norm, row), prepare_heads(k, k_norm, row)
+            v = prepare_heads(v, v_norm, None)
             q_TNH[t] = q
-            self.kv.keys[layer, blocks_T[t], offsets_T[t]] = self.kv.rounded(k)
-            self.kv.values[layer, blocks_T[t], offsets_T[t]] = self.kv.rounded(v)
+            self.kv.keys[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(k)
+            self.kv.values[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(v)
         return q_TNH.reshape(len(qkv), num_heads * head_dim)
+
+    def queries(
+        self, q: FloatArray, num_heads: int, angles: FloatArray | None, norm: Norm | None
+    ) -> FloatArray:
+        out = np.empty(q.shape, np.float32)
+        for t, row in enumerate(q.reshape(len(q), num_heads, -1).astype(np.float64)):
+            turn = None if angles is None else angles[t].astype(np.float64)
+            out[t] = prepare_heads(row, norm, turn).reshape(-1)
+        return out
 
     def store_latent(
         self,
@@ -170,7 +182,7 @@ class ReferenceOps:
         for t, row in enumerate(kv.astype(np.float64)):
             turn = angles[t].astype(np.float64)
             key = np.concatenate([normalize(row[:latent], norm), rotate(row[None, latent:], turn)[0]])
-            self.kv.keys[layer, blocks_T[t], offsets_T[t], 0] = self.kv.rounded(key[None])[0]
+            self.kv.keys[layer][blocks_T[t], offsets_T[t], 0] = self.kv.rounded(key[None])[0]
             q_TNH[t, :, :latent] = q_latent[t].reshape(num_heads, latent)
             q_TNH[t, :, latent:] = rotate(q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
         return q_TNH.reshape(len(kv), -1)
@@ -179,9 +191,15 @@ class ReferenceOps:
         heads = np.split(x, len(weights), axis=1)
         return np.concatenate([self.linear(head, w) for head, w in zip(heads, weights, strict=True)], axis=1)
 
-    def route(self, scores: FloatArray, routing: Routing, correction: FloatArray | None = None) -> FloatArray:
+    def route(
+        self,
+        scores: FloatArray,
+        routing: Routing,
+        correction: FloatArray | None = None,
+        weight_scales: FloatArray | None = None,
+    ) -> FloatArray:
         chosen = routing.top_k + routing.shared
-        return by_row(lambda row: route_row(row, routing, correction), scores, 2 * chosen)
+        return by_row(lambda row: route_row(row, routing, correction, weight_scales), scores, 2 * chosen)
 
     def experts(
         self,
@@ -205,7 +223,8 @@ class ReferenceOps:
 
     def attention(self, q: FloatArray, layer: int, num_heads: int, attention: Attention) -> FloatArray:
         """One softmax over the whole row, not tiled: the result that the online form must reach."""
-        groups, head_dim = self.kv.spec.num_kv_heads, self.kv.spec.head_dim
+        kept = self.kv.spec.layer(layer)
+        groups, head_dim = kept.num_kv_heads, kept.head_dim
         out = np.empty((len(q), num_heads, self.kv.spec.value_dim or head_dim), np.float32)
         for b, kv_len in enumerate(self.inputs.kv_len_B):
             keys_GSH = self._gather(self.kv.keys[layer], b)

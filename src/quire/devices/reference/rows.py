@@ -75,7 +75,9 @@ def attention_weights(
     return np.asarray(weights if attention.sinks is None else weights[:, :-1])
 
 
-def route_row(scores: Float64Array, routing: Routing, correction: FloatArray | None) -> Float64Array:
+def route_row(
+    scores: Float64Array, routing: Routing, correction: FloatArray | None, scales: FloatArray | None
+) -> Float64Array:
     """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
     weights = scores[: routing.num_experts]
     if routing.sparse_mixer:
@@ -101,6 +103,7 @@ def route_row(scores: Float64Array, routing: Routing, correction: FloatArray | N
     if routing.renormalize:
         weights = weights / (weights.sum() + 1e-20)
     weights = weights * routing.scale
+    weights = weights if scales is None else weights * scales[ids]
     if routing.shared:
         own = 1.0 / (1.0 + np.exp(-scores[-1])) if routing.shared_gate else 1.0
         ids, weights = np.append(ids, routing.num_experts), np.append(weights, own)

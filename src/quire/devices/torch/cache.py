@@ -20,24 +20,26 @@ DTYPES: dict[KVDtype, Any] = {
 
 
 class TorchKVCache:
-    """Keys and values [layers, num_blocks * block_size, G, H]. In latent attention, values are a view of the keys."""
+    """Keys and values of each layer [num_blocks * block_size, G, H]. In latent attention, values are views of keys."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: Any) -> None:
-        self.spec, self.num_blocks, self.block_size = spec, num_blocks, block_size
-        shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
-        self.keys = torch.empty(shape, dtype=DTYPES[spec.dtype], device=device)
-        self._sides = [self.keys]
+        self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
+        self.keys = []
+        for layer in map(spec.layer, range(spec.num_layers)):
+            shape = (num_blocks * block_size, layer.num_kv_heads, layer.head_dim)
+            self.keys.append(torch.empty(shape, dtype=DTYPES[spec.dtype], device=device))
+        self._sides = list(self.keys)
         if spec.value_dim is None:
-            self.values = torch.empty_like(self.keys)
-            self._sides.append(self.values)
+            self.values = [torch.empty_like(keys) for keys in self.keys]
+            self._sides += self.values
         else:
-            self.values = self.keys[..., : spec.value_dim]
+            self.values = [keys[..., : spec.value_dim] for keys in self.keys]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for side in self._sides:
-            blocks = side.view(len(side), self.num_blocks, self.block_size, *side.shape[2:])
+            blocks = side.view(self.num_blocks, self.block_size, *side.shape[1:])
             for source, destination in copies:
-                blocks[:, destination] = blocks[:, source]
+                blocks[destination] = blocks[source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class TorchStep:
 
     def __init__(self, inputs: ModelInput, cache: TorchKVCache) -> None:
         def tensor(values: IntArray) -> Any:
-            return torch.from_numpy(values.astype(np.int64)).to(cache.keys.device)
+            return torch.from_numpy(values.astype(np.int64)).to(cache.device)
 
         self.inputs, self.cache = inputs, cache
         self.tokens_T, self.positions_T = tensor(inputs.tokens_T), tensor(inputs.positions_T)

@@ -113,6 +113,8 @@ def activate(kind: Activation, x: Any) -> Any:
         return torch.relu(x).square()
     if kind == "sigmoid":
         return torch.sigmoid(x)
+    if kind == "softplus":
+        return functional.softplus(x)
     if kind in ("gelu", "gelu_tanh"):
         return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
     raise EngineError(f"the torch backend has no activation {kind!r}")
@@ -247,9 +249,17 @@ class TorchOps:
         return by_row(lambda row: rope.scale * torch.cat([torch.cos(row), torch.sin(row)]), angles_TR)
 
     def store_kv(
-        self, qkv: Any, layer: int, num_heads: int, angles: Any, q_norm: Norm | None, k_norm: Norm | None
+        self,
+        qkv: Any,
+        layer: int,
+        num_heads: int,
+        angles: Any,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        v_norm: Norm | None = None,
     ) -> Any:
-        groups, head_dim = self._kv.spec.num_kv_heads, self._kv.spec.head_dim
+        kept = self._kv.spec.layer(layer)
+        groups, head_dim = kept.num_kv_heads, kept.head_dim
         heads = qkv.reshape(len(qkv), num_heads + 2 * groups, head_dim)
         queries = []
         for t, heads_NH in enumerate(heads):
@@ -257,8 +267,15 @@ class TorchOps:
             turn = None if angles is None else angles[t]
             q, k = prepare_heads(q, q_norm, turn), prepare_heads(k, k_norm, turn)
             queries.append(q.reshape(-1))
-            self._store(layer, t, k, v)
+            self._store(layer, t, k, prepare_heads(v, v_norm, None))
         return torch.stack(queries)
+
+    def queries(self, q: Any, num_heads: int, angles: Any, norm: Norm | None) -> Any:
+        rows = q.reshape(len(q), num_heads, -1)
+        turns = [None] * len(q) if angles is None else angles
+        return torch.stack(
+            [prepare_heads(row, norm, turn).reshape(-1) for row, turn in zip(rows, turns, strict=True)]
+        )
 
     def store_latent(self, kv: Any, q_latent: Any, q_rope: Any, layer: int, angles: Any, norm: Norm) -> Any:
         latent, rotary = len(norm.weight), angles.shape[1]
@@ -275,9 +292,16 @@ class TorchOps:
         heads = x.chunk(len(weights), dim=1)
         return torch.cat([self.linear(head, w) for head, w in zip(heads, weights, strict=True)], dim=1)
 
-    def route(self, scores: Any, routing: Routing, correction: FloatArray | None = None) -> Any:
+    def route(
+        self,
+        scores: Any,
+        routing: Routing,
+        correction: FloatArray | None = None,
+        weight_scales: FloatArray | None = None,
+    ) -> Any:
         bias = None if correction is None else tensor_like(scores, correction)
-        return by_row(lambda row: _route(row, routing, bias), scores)
+        scales = None if weight_scales is None else tensor_like(scores, weight_scales)
+        return by_row(lambda row: _route(row, routing, bias, scales), scores)
 
     def experts(
         self,
@@ -320,7 +344,7 @@ class TorchOps:
         return x[self.step.logit_rows_L]
 
     def receive(self, width: int) -> Any:
-        return torch.from_numpy(received(self.step.inputs, width)).to(self._kv.keys.device)
+        return torch.from_numpy(received(self.step.inputs, width)).to(self._kv.device)
 
     def tap(self, x: Any) -> None:
         self.tapped.append(x)
@@ -329,10 +353,10 @@ class TorchOps:
         place, rounds = self.step.places_T[t], self._kv.spec.dtype == "int8"
         for side, new in ((self._kv.keys, keys_GH), (self._kv.values, values_GH)):
             if new is not None:
-                side[layer, place] = (round_int8(new) if rounds else new).to(side.dtype)
+                side[layer][place] = (round_int8(new) if rounds else new).to(side[layer].dtype)
 
 
-def _route(scores: Any, routing: Routing, correction: Any) -> Any:
+def _route(scores: Any, routing: Routing, correction: Any, scales: Any) -> Any:
     """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
     weights = scores[: routing.num_experts].double()
     if routing.sparse_mixer:
@@ -358,6 +382,7 @@ def _route(scores: Any, routing: Routing, correction: Any) -> Any:
     if routing.renormalize:
         weights = weights / (weights.sum() + 1e-20)
     weights = weights * routing.scale
+    weights = weights if scales is None else weights * scales[ids]
     if routing.shared:
         own = torch.sigmoid(scores[-1:].double()) if routing.shared_gate else weights.new_ones(1)
         ids, weights = torch.cat([ids, ids.new_tensor([routing.num_experts])]), torch.cat([weights, own])
