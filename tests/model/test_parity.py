@@ -19,7 +19,7 @@ from tests.model.tiny_models import VARIANTS, Session, make_model, save_torch, t
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]
 
-ROUTERS = ("gate.weight", "router.weight", "gate.wg.weight")  # kept in float32
+ROUTERS = ("gate.weight", "router.weight", "router.proj.weight", "gate.wg.weight")  # kept in float32
 
 
 @pytest.fixture(params=VARIANTS, scope="module")
@@ -157,15 +157,91 @@ def test_sizes_are_known_from_headers_alone(saved: tuple[Any, Path]) -> None:
         for name, p in named.items()
         if p.dim() >= 2 and "norm" not in name and not name.endswith("bias")
     }
-    rounded = sum(size for name, size in matrices.items() if not name.endswith(ROUTERS))
+    rounded = sum(
+        size for name, size in matrices.items() if not name.endswith(ROUTERS) or "per_layer" in name
+    )
     wide, half = inspect_model(directory), inspect_model(directory, "bfloat16")
     assert wide.num_parameters == half.num_parameters == parameters
     assert wide.weight_bytes == 4 * parameters
     assert half.weight_bytes == 4 * parameters - 2 * rounded
     loaded = load_model(directory, ReferenceBackend())
-    computed = loaded.spec.sinusoid is not None  # a table that no checkpoint holds
+    # a table that no checkpoint holds, keys that are values too, and values padded to the length of keys
+    spec = loaded.spec
+    computed = any(x is not None for x in (spec.sinusoid, spec.keys_as_values, spec.value_dim))
     assert computed or loaded.weight_bytes == 8 * sum(matrices.values())  # the reference holds float64
     assert loaded.info == wide
+
+
+def test_a_searched_llama_is_a_llama_with_weights_of_zero(tmp_path: Path) -> None:
+    """DeciLM against transformers' Llama: no attention is one whose output is 0, one key for all heads is two alike,
+    and a narrow MLP is a wide one with columns of 0.
+    """
+    model = make_model("llama", intermediate_size=256, num_hidden_layers=3, head_dim=12)
+    state, backend = model.state_dict(), ReferenceBackend()
+    for name in ("k_proj", "v_proj"):
+        one = state[f"model.layers.2.self_attn.{name}.weight"]
+        one[12:] = one[:12]
+    state["model.layers.1.self_attn.o_proj.weight"].zero_()
+    state["model.layers.2.mlp.down_proj.weight"].zero_()
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    for name in [n for n in kept if ".1.self_attn" in n or ".2.mlp" in n]:
+        del kept[name]
+    del kept["model.layers.1.input_layernorm.weight"], kept["model.layers.2.post_attention_layernorm.weight"]
+    for name in ("k_proj", "v_proj"):
+        kept[f"model.layers.2.self_attn.{name}.weight"] = kept[f"model.layers.2.self_attn.{name}.weight"][
+            :12
+        ].clone()
+    config = model.config.to_dict() | {
+        "architectures": ["DeciLMForCausalLM"],
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 8.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 8.0}},
+            {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+        ],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(kept, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path, backend)
+    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), torch_logits(model, PROMPT), atol=1e-4)
+    assert loaded.spec.kv_spec("float32").bytes_per_token == 3 * 2 * 12 * 4
+
+
+@pytest.mark.parametrize(
+    ("variant", "parts"),
+    [
+        ("gemma4", ("Gemma4", "model.language_model.", "lm_head", "model.vision_tower.patch")),
+        ("ministral3", ("Mistral3", "language_model.model.", "language_model.lm_head", "vision_tower.patch")),
+    ],
+)
+def test_the_language_model_inside_another_is_read(
+    variant: str, parts: tuple[str, str, str, str], tmp_path: Path
+) -> None:
+    name, prefix, head, other = parts
+    model, backend = make_model(variant), ReferenceBackend()
+    model.save_pretrained(tmp_path / "plain")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    text = json.loads((tmp_path / "plain" / "config.json").read_text())
+    tied = text.pop("tie_word_embeddings")
+    del text["architectures"], text["eos_token_id"]
+    config = {
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "text_config": {**text, "eos_token_id": 5},
+    }
+    (whole / "config.json").write_text(
+        json.dumps({**config, "tie_word_embeddings": tied, "vision_config": {}})
+    )
+    state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    renamed = {
+        k.replace("lm_head", head) if k.startswith("lm_head") else prefix + k.removeprefix("model."): v
+        for k, v in state.items()
+    }
+    save_file({**renamed, f"{other}.weight": torch.ones(3)}, whole / "model.safetensors")
+    plain, inner = load_model(tmp_path / "plain", backend), load_model(whole, backend)
+    assert (inner.spec, inner.info.eos_token_ids) == (plain.spec, (5,))
+    np.testing.assert_array_equal(Session(plain, backend).feed(PROMPT), Session(inner, backend).feed(PROMPT))
 
 
 def test_a_real_checkpoint_continues_as_recorded(backend: Backend, data: Path) -> None:

@@ -210,6 +210,43 @@ FAMILIES |= {
         {**PLAIN, "intermediate_size": 80, "max_position_embeddings": 128, "layer_norm_eps": 2e-3},
     ),
 }
+FOUR = ["sliding_attention", "full_attention"] * 2
+GEMMA4 = {
+    **RMS,
+    **SLIDES,
+    "layer_types": FOUR,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 97,
+}
+FAMILIES |= {
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "mimo_v2_flash": (
+        "MiMoV2Flash",
+        {
+            **RMS,
+            **SLIDES,
+            "layer_types": FOUR[::-1],
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "laguna": (
+        "Laguna",
+        {
+            **MOE,
+            **SLIDES,
+            "layer_types": FOUR,
+            "num_attention_heads_per_layer": [2, 4, 6, 8],
+            "shared_expert_intermediate_size": 40,
+            "moe_routed_scaling_factor": 1.7,
+        },
+    ),
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -432,6 +469,21 @@ VARIANTS |= {
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.4}}),
     "xglm-unscaled": ("xglm", {"scale_embedding": False}),
     "persimmon-no-norm": ("persimmon", {"qk_layernorm": False}),
+    "gemma4": (
+        "gemma4",
+        {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "final_logit_softcapping": 4.0},
+    ),
+    "gemma4-moe": (
+        "gemma4",
+        {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24},
+    ),
+    "gemma4-inputs-by-layer": (
+        "gemma4",
+        {"hidden_size_per_layer_input": 12, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "mimo_v2_flash": ("mimo_v2_flash", {}),
+    "laguna": ("laguna", {"moe_router_logit_softcapping": 1.5}),
+    "laguna-elements": ("laguna", {"gating": "per-element", "num_attention_heads_per_layer": None}),
 }
 
 
@@ -453,10 +505,14 @@ def make_model(variant: str, **changes: Any) -> Any:
                     else 1.5 * noise / parameter.shape[-1] ** 0.5
                 )
             else:
-                parameter.copy_(0.5 * noise + (1.0 if "norm" in name or ".ln_" in name else 0.0))
+                parameter.copy_(
+                    0.5 * noise + (1.0 if "norm" in name or ".ln_" in name or "scale" in name else 0.0)
+                )
         for name, buffer in model.named_buffers():
             if "correction" in name:
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            if "layer_scalar" in name:
+                buffer.fill_(0.8)
     return model
 
 

@@ -130,11 +130,11 @@ def _size(matrix: Matrix) -> int:
 
 
 def _attended(spec: ArchSpec, layer: int) -> Attended:
-    latent = spec.latent
-    key = spec.head_dim if latent is None else latent.kv_rank + latent.rope_dim
-    value = spec.head_dim if latent is None else latent.kv_rank
+    latent, shape = spec.latent, spec.shape(layer)
+    key = shape.head_dim if latent is None else latent.kv_rank + latent.rope_dim
+    value = shape.head_dim if latent is None else latent.kv_rank
     return Attended(
-        operations=2 * spec.num_heads * (key + value),
+        operations=2 * shape.num_heads * (key + value),
         window=spec.windows[layer],
         chunk=None if spec.chunks is None else spec.chunks[layer],
         whole=spec.bidirectional,

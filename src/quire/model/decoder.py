@@ -51,6 +51,7 @@ class AttentionWeights(msgspec.Struct, frozen=True):
     out_norm: Norm | None
     out: Matrix
     out_bias: FloatArray | None
+    v_norm: Norm | None = None
 
 
 class MLPWeights(msgspec.Struct, frozen=True):
@@ -64,6 +65,15 @@ class MLPWeights(msgspec.Struct, frozen=True):
     down_bias: FloatArray | None
 
 
+class BesideWeights(msgspec.Struct, frozen=True):
+    """A mixture beside an MLP (MoESpec.beside): norms before the router, before the experts, and after the MLP."""
+
+    router_norm: Norm
+    norm: Norm
+    mlp_norm: Norm
+    expert_scales: FloatArray
+
+
 class MoEWeights(msgspec.Struct, frozen=True):
     """router [E, D], or [E + 1, D] with a shared expert that has a gate; the shared expert is the last.
 
@@ -75,6 +85,18 @@ class MoEWeights(msgspec.Struct, frozen=True):
     correction: FloatArray | None
     experts: tuple[Expert | None, ...]
     norm: Norm | None
+    beside: BesideWeights | None = None
+
+
+class PerLayerWeights(msgspec.Struct, frozen=True):
+    """P elements by layer. table [V, P]; model [P, D] projects the embedding; gate [P, D] and out [D, P]."""
+
+    table: Matrix
+    model: Matrix
+    norm: Norm
+    gate: Matrix
+    out: Matrix
+    post_norm: Norm
 
 
 class LayerWeights(msgspec.Struct, frozen=True):
@@ -84,12 +106,14 @@ class LayerWeights(msgspec.Struct, frozen=True):
     """
 
     attention_norm: Norm | None
-    attention: AttentionWeights
+    attention: AttentionWeights | None
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp: MLPWeights | None
     moe: MoEWeights | None
     mlp_post_norm: Norm | None
+    per_layer: PerLayerWeights | None = None
+    scale: FloatArray | None = None
 
 
 class DecoderWeights(msgspec.Struct, frozen=True):
@@ -116,10 +140,13 @@ class DecoderWeights(msgspec.Struct, frozen=True):
         ):
             raise ModelError("the head or the positions are not those of the model")
         for i, layer in enumerate(self.layers):
-            sparse, latent = spec.is_sparse(i), spec.latent is not None
-            present = layer.mlp is None, layer.moe is not None
-            if present != (sparse, sparse):
+            sparse, latent, attends = spec.is_sparse(i), spec.latent is not None, spec.attends(i)
+            if (layer.mlp is not None, layer.moe is not None) != (spec.is_dense(i), sparse):
                 raise ModelError(f"layer {i} has not the mixture or the MLP that the model has there")
+            if (layer.attention is not None) != attends:
+                raise ModelError(f"layer {i} has not the attention that the model has there")
+            if layer.attention is None:
+                continue
             if (layer.attention.qkv is None, layer.attention.latent is not None) != (latent, latent):
                 raise ModelError(f"layer {i} has not the attention that the model has there")
             if layer.attention_norm is None and not spec.bare_first and spec.placement not in ("post", "sum"):
@@ -141,19 +168,42 @@ class Layers:
     ) -> T:
         """Layer `index` of the model, which is layer `cached` of the KV cache."""
         normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
-        attention = layer.attention
-        heads = self._attend(ops, normed, angles, index, cached, attention)
-        after = self._join(ops, x, heads, (attention.out, attention.out_bias), layer.attention_post_norm)
+        attention, after = layer.attention, x
+        if attention is not None:
+            heads = self._attend(ops, normed, angles, index, cached, attention)
+            output = attention.out, attention.out_bias
+            after = self._join(ops, x, heads, output, layer.attention_post_norm)
         source = x if self.spec.parallel else after
         if layer.mlp_norm is not None:
             normed = ops.norm(source, layer.mlp_norm)
         elif not self.spec.parallel:
             normed = source
+        down: tuple[Matrix, FloatArray | None] | None = None
         if layer.moe is not None and self.spec.moe is not None:
-            inner, down = self._route(ops, normed, self.spec.moe, layer.moe), None
+            beside = layer.moe.beside
+            if beside is not None and layer.mlp is not None:
+                dense = ops.linear(*self._mlp(ops, normed, layer.mlp))
+                inner = self._route(ops, source, self.spec.moe, layer.moe)
+                inner = ops.add(ops.norm(dense, beside.mlp_norm), inner)
+            else:
+                inner = self._route(ops, normed, self.spec.moe, layer.moe)
+        elif layer.mlp is not None:
+            inner, matrix, bias = self._mlp(ops, normed, layer.mlp)
+            down = matrix, bias
         else:
-            inner, down = self._mlp(ops, normed, layer.mlp)
+            return after
         return self._join(ops, after, inner, down, layer.mlp_post_norm)
+
+    def finish(self, ops: Ops[T], x: T, embedding: T, layer: LayerWeights) -> T:
+        """What follows a layer in some models: the input of its own table, and a scale."""
+        own = layer.per_layer
+        if own is not None:
+            size, hidden = own.table.shape[1], self.spec.hidden_size
+            projected = ops.norm(ops.scale(ops.linear(embedding, own.model), hidden**-0.5), own.norm)
+            given = ops.scale(ops.add(projected, ops.embed(own.table, size**0.5)), 2**-0.5)
+            gated = ops.multiply(ops.linear(x, own.gate, activation=self.spec.activation), given)
+            x = ops.add(x, ops.norm(ops.linear(gated, own.out), own.post_norm))
+        return x if layer.scale is None else ops.scale(x, float(layer.scale[0]))
 
     def _join(
         self, ops: Ops[T], x: T, inner: T, output: tuple[Matrix, FloatArray | None] | None, norm: Norm | None
@@ -179,7 +229,9 @@ class Layers:
         weights: AttentionWeights,
     ) -> T:
         """Store keys and values of x in the cache; return each head's weighted values: [T, N H]."""
-        spec, rope = self.spec, self.spec.rope_of(index)
+        spec, rope, num_heads = self.spec, self.spec.rope_of(index), self.spec.shape(index).num_heads
+        source = spec.kv_source(index)
+        cached -= index - source
         attention = Attention(
             scale=spec.attention_scale,
             window=spec.windows[index],
@@ -196,13 +248,19 @@ class Layers:
         if spec.clip_qkv is not None:
             qkv = ops.elementwise(qkv, Clamp(spec.clip_qkv))
         turn = None if rope is None else angles[rope]
-        q = ops.store_kv(qkv, cached, spec.num_heads, turn, weights.q_norm, weights.k_norm)
+        if source == index:
+            norms = weights.q_norm, weights.k_norm, weights.v_norm
+            q = ops.store_kv(qkv, cached, num_heads, turn, *norms)
+        else:
+            q = ops.queries(qkv, num_heads, turn, weights.q_norm)
         temperature = None if spec.temperatures is None else spec.temperatures[index]
         if temperature is not None:
             q = ops.elementwise(q, temperature)
-        heads = ops.attention(q, cached, spec.num_heads, attention)
+        heads = ops.attention(q, cached, num_heads, attention)
+        if spec.value_scale != 1.0:
+            heads = ops.scale(heads, spec.value_scale)
         if weights.gate is not None:
-            heads = ops.multiply(heads, ops.linear(x, weights.gate, activation="sigmoid"))
+            heads = ops.multiply(heads, ops.linear(x, weights.gate, activation=spec.gate_activation))
         return heads if weights.out_norm is None else ops.norm(heads, weights.out_norm)
 
     def _attend_latent(
@@ -219,11 +277,8 @@ class Layers:
         heads = ops.attention(queries, cached, self.spec.num_heads, attention)
         return ops.head_linear(heads, weights.values)
 
-    def _mlp(
-        self, ops: Ops[T], x: T, weights: MLPWeights | None
-    ) -> tuple[T, tuple[Matrix, FloatArray | None]]:
-        """The inner activations, and the final projection of the MLP."""
-        assert weights is not None
+    def _mlp(self, ops: Ops[T], x: T, weights: MLPWeights) -> tuple[T, Matrix, FloatArray | None]:
+        """The inner activations, and the final projection of the MLP with its bias."""
         activation = self.spec.activation
         if self.spec.gated:
             inner = ops.gated_linear(x, weights.up, activation, weights.up_bias)
@@ -233,11 +288,18 @@ class Layers:
             inner = ops.linear(x, weights.up, weights.up_bias, activation)
         if weights.down_norm is not None:
             inner = ops.norm(inner, weights.down_norm)
-        return inner, (weights.down, weights.down_bias)
+        return inner, weights.down, weights.down_bias
 
     def _route(self, ops: Ops[T], x: T, moe: MoESpec, weights: MoEWeights) -> T:
-        scores = ops.linear(x, weights.router, weights.router_bias)
-        routes = ops.route(scores, moe.routing, weights.correction)
+        beside = weights.beside
+        seen = x if beside is None else ops.norm(x, beside.router_norm)
+        scores = ops.linear(seen, weights.router, weights.router_bias)
+        if moe.score_cap is not None:
+            scores = ops.scale(scores, 1.0, moe.score_cap)
+        routes = ops.route(
+            scores, moe.routing, weights.correction, None if beside is None else beside.expert_scales
+        )
+        x = x if beside is None else ops.norm(x, beside.norm)
         y = ops.experts(x, routes, weights.experts, self.spec.activation, moe.routing.weigh_inputs)
         if moe.scale != 1.0:
             y = ops.scale(y, moe.scale)
@@ -268,6 +330,8 @@ class Decoder:
         if not all(0 <= tap < count for tap in taps):
             raise ModelError(f"only layers 0 to {count - 1} can be tapped, got {list(taps)}")
         own = tuple(sorted({tap for tap in taps if tap in layers}))
+        if any(spec.kv_source(layer) < layers.start for layer in layers):
+            raise ModelError(f"layers {layers.start} to {layers.stop - 1} read keys that another stage keeps")
         hidden = partial(self._hidden, layers=layers, taps=own)
         if layers.stop < count:
             return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
@@ -284,8 +348,11 @@ class Decoder:
         x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
         ropes = {self.spec.rope_of(i): None for i in layers}
         angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
+        embedding = x if not layers.start or self.spec.per_layer is None else self._embed(ops)
         for index in layers:
-            x = self.layers.layer(ops, x, angles, index, index - layers.start, weights.layers[index])
+            layer = weights.layers[index]
+            x = self.layers.layer(ops, x, angles, index, index - layers.start, layer)
+            x = self.layers.finish(ops, x, embedding, layer)
             if index in taps:
                 ops.tap(x)
         if layers.stop < self.spec.num_layers:

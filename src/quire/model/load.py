@@ -23,7 +23,7 @@ from quire.model import engine_dir
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.dummy import DummyCheckpoint
-from quire.model.families import DECODERS, MODEL_TYPES, read_config
+from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
 from quire.model.families.names import TensorNames
 from quire.model.pack import (
     WeightTypes,
@@ -235,6 +235,7 @@ def outline_config(
     """
     config = read_json(path)
     spec, names = read_config(config, str(path), architecture)
+    config = text_config(config, str(path)) or config
     named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
     if named is None and config.get("quantization_config") is not None:
         named = "bfloat16"
@@ -289,7 +290,8 @@ def _open(
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(dtype, wanted, checkpoint)
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)
-    eos = _eos(source.generation, source.config, source.where)
+    config = text_config(source.config, source.where) or source.config
+    eos = _eos(source.generation, config, source.where)
     head = read_pooling(path, source.config, spec.architecture, checkpoint)
     limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
     info = _info(path, spec, names, kept, quantized, eos, source.generation)

@@ -17,7 +17,8 @@ import numpy as np
 
 from quire.devices.protocol import Backend, Matrix
 from quire.errors import ConfigError, ModelError
-from quire.model.assemble import Assembly, Use
+from quire.model.assemble import Assembly
+from quire.model.assemble_parts import Use
 from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec

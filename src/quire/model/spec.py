@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing, Temperature
+from quire.devices.protocol import Activation, KVDtype, KVLayer, KVSpec, NormKind, Routing, Temperature
 from quire.errors import ModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
@@ -39,7 +39,17 @@ MOST = {
     "intermediate_size": 1 << 20,
     "max_position": MAX_POSITION,
 }
-BY_LAYER = ("windows", "layer_ropes", "chunks", "temperatures", "qk_norm_layers", "sink_layers")
+BY_LAYER = (
+    "windows",
+    "layer_ropes",
+    "chunks",
+    "temperatures",
+    "qk_norm_layers",
+    "sink_layers",
+    "shapes",
+    "kv_sources",
+    "keys_as_values",
+)
 
 
 class RopeSpec(msgspec.Struct, frozen=True):
@@ -102,7 +112,9 @@ class MoESpec(msgspec.Struct, frozen=True):
 
     `bias`: the router and the experts have biases; `correction`: the choice adds its own bias. `scale` multiplies
     the sum of all experts, including the shared one; with `norm` a norm follows. The last `zero_experts` of
-    routing.num_experts return their input.
+    routing.num_experts return their input. With `beside` a layer also has the MLP: both read the residual stream
+    through norms of their own, the router through one without weights, and their results are normed and added; the
+    weight of each expert has a learned scale (Gemma 4). `score_cap` caps the router's scores.
     """
 
     routing: Routing
@@ -114,6 +126,24 @@ class MoESpec(msgspec.Struct, frozen=True):
     scale: float = 1.0
     norm: bool = False
     zero_experts: int = 0
+    beside: bool = False
+    score_cap: float | None = None
+
+
+class LayerShape(msgspec.Struct, frozen=True):
+    """The sizes of one layer. Without heads it has no attention, with an intermediate size of 0 no MLP."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+
+
+class PerLayerSpec(msgspec.Struct, frozen=True):
+    """Inputs by layer (Gemma 3n, arXiv:2507.06261): each layer adds what `size` elements of its own table gate."""
+
+    size: int
+    vocab_size: int
 
 
 class ModelShape(Protocol):
@@ -151,6 +181,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
     attention and MLP. `xielu`: the activation, with parameters of its own in each layer. `attention_gate`: what heads
     gather is multiplied by a sigmoid of the layer's input, by element or by head. `clip_qkv` bounds queries, keys and
     values. `temperatures` of queries, norms of queries and keys, and sinks may be on some layers alone.
+
+    `shapes`, if given, has the sizes of each layer; those of the spec are then the largest. `kv_sources` names the
+    layer whose keys and values each layer reads: itself, or an earlier one. `value_dim`: values are shorter than keys
+    (they are padded in the cache). `value_scale` multiplies values; `value_norm`: they are normed, without weights.
+    `keys_as_values`: layers whose values are their keys before norm and rope. `layer_scale`: the stream is multiplied
+    by a number after each layer. `gate_activation` is that of the attention gate.
     """
 
     architecture: str
@@ -212,6 +248,15 @@ class ArchSpec(msgspec.Struct, frozen=True):
     qk_norm_eps: float | None = None
     qk_norm_layers: tuple[bool, ...] | None = None
     sink_layers: tuple[bool, ...] | None = None
+    shapes: tuple[LayerShape, ...] | None = None
+    kv_sources: tuple[int, ...] | None = None
+    value_dim: int | None = None
+    value_scale: float = 1.0
+    value_norm: bool = False
+    keys_as_values: tuple[bool, ...] | None = None
+    layer_scale: bool = False
+    gate_activation: Activation = "sigmoid"
+    per_layer: PerLayerSpec | None = None
 
     def check(self, where: str) -> None:
         """Raise ModelError, naming `where` and the field, for a model that no machine could hold or compute.
@@ -234,6 +279,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
                 f"{where}: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
             )
         self._check_layers(where)
+        self._check_shapes(where)
         if self.position_offset is not None and self.max_position > MAX_TABLE:
             raise ModelError(
                 f"{where}: a table of {self.max_position} positions; at most {MAX_TABLE} are read"
@@ -255,6 +301,25 @@ class ArchSpec(msgspec.Struct, frozen=True):
             if not all(size is None or 1 <= size <= MAX_POSITION for size in getattr(self, name) or ()):
                 raise ModelError(f"{where}: {name} must be at least 1 token and at most {MAX_POSITION}")
 
+    def _check_shapes(self, where: str) -> None:
+        """Of layers that differ: no size above the spec's own, heads in equal groups, sources that keep something."""
+        for i in range(self.num_layers if self.shapes is not None or self.kv_sources is not None else 0):
+            shape, source = self.shape(i), self.kv_source(i)
+            most = self.num_heads, self.num_kv_heads, self.head_dim, self.intermediate_size
+            sizes = msgspec.structs.astuple(shape)
+            if any(not 0 <= size <= top for size, top in zip(sizes, most, strict=True)) or shape.head_dim < 1:
+                raise ModelError(f"{where}: layer {i} has sizes {sizes}; the model's are {most}")
+            if shape.num_heads and (not shape.num_kv_heads or shape.num_heads % shape.num_kv_heads):
+                raise ModelError(
+                    f"{where}: layer {i}: {shape.num_heads} heads for {shape.num_kv_heads} key/value heads"
+                )
+            if not 0 <= source <= i or self.kv_source(source) != source:
+                raise ModelError(f"{where}: layer {i} cannot read the keys of layer {source}")
+        if self.value_dim is not None and not 1 <= self.value_dim <= self.head_dim:
+            raise ModelError(f"{where}: values of {self.value_dim} elements beside keys of {self.head_dim}")
+        if self.per_layer is not None and not 1 <= self.per_layer.size <= MAX_LATENT:
+            raise ModelError(f"{where}: inputs by layer must have from 1 to {MAX_LATENT} elements")
+
     def _expert_width(self) -> int:
         return (
             max(self.moe.intermediate_size, self.moe.shared_intermediate_size) if self.moe is not None else 1
@@ -273,6 +338,23 @@ class ArchSpec(msgspec.Struct, frozen=True):
     def rope_of(self, layer: int) -> RopeSpec | None:
         return self.rope if self.layer_ropes is None else self.layer_ropes[layer]
 
+    def shape(self, layer: int) -> LayerShape:
+        if self.shapes is not None:
+            return self.shapes[layer]
+        return LayerShape(self.num_heads, self.num_kv_heads, self.head_dim, self.intermediate_size)
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads."""
+        return layer if self.kv_sources is None else self.kv_sources[layer]
+
+    def attends(self, layer: int) -> bool:
+        return self.shape(layer).num_heads > 0
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has an MLP: alone, or beside a mixture."""
+        alone = not self.is_sparse(layer) or (self.moe is not None and self.moe.beside)
+        return alone and self.shape(layer).intermediate_size > 0
+
     def norms_qk(self, layer: int) -> bool:
         return self.qk_norm is not None and (self.qk_norm_layers is None or self.qk_norm_layers[layer])
 
@@ -286,7 +368,14 @@ class ArchSpec(msgspec.Struct, frozen=True):
         if self.latent is not None:
             width = self.latent.kv_rank + self.latent.rope_dim
             return KVSpec(self.num_layers, 1, width, dtype, value_dim=self.latent.kv_rank)
-        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
+        layers = None
+        if self.shapes is not None or self.kv_sources is not None:
+            layers = tuple(map(self._kept, range(self.num_layers)))
+        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype, layers=layers)
+
+    def _kept(self, layer: int) -> KVLayer:
+        shape = self.shape(layer)
+        return KVLayer(shape.num_kv_heads if self.kv_source(layer) == layer else 0, shape.head_dim)
 
 
 def _numbers(spec: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -106,6 +106,21 @@ def rows_of_groups(groups: int, start: int, stop: int) -> Take:
     return take
 
 
+def padded_rows(size: int, wide: int) -> Take:
+    """Groups of `size` rows, each followed by zeros up to `wide` rows."""
+
+    def take(array: Array) -> Array:
+        grouped = array.reshape(-1, size, *array.shape[1:])
+        wanted = (len(grouped), wide, *array.shape[1:])
+        if not array.strides[0]:  # an outline
+            return np.broadcast_to(np.float32(0), (len(grouped) * wide, *array.shape[1:]))
+        padded = np.zeros(wanted, array.dtype)
+        padded[:, :size] = grouped
+        return padded.reshape(-1, *array.shape[1:])
+
+    return take
+
+
 def halves(head_dim: int, rotary_dim: int) -> Take:
     """Rows of heads whose rotary pairs are neighbours (2 i, 2 i + 1), reordered to pairs (i, i + rotary_dim / 2).
 

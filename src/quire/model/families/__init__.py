@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.errors import ModelError, UnknownArchitectureError
+from quire.model.families.composite import text_names, text_part
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family
 from quire.model.families.names import TensorNames
@@ -51,10 +52,14 @@ _DECODERS = {
     "gpt_oss": "GptOssForCausalLM:gpt_oss",
     "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3 "
     "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3",
+    "unlike": "Gemma4ForCausalLM:gemma4_text MiMoV2FlashForCausalLM:mimo_v2_flash LagunaForCausalLM:laguna "
+    "DeciLMForCausalLM:nemotron-nas",
     "older": "GPTBigCodeForCausalLM:gpt_bigcode CodeGenForCausalLM:codegen GPTNeoForCausalLM:gpt_neo "
     "OpenAIGPTLMHeadModel:openai-gpt CTRLLMHeadModel:ctrl XGLMForCausalLM:xglm BioGptForCausalLM:biogpt "
     "MptForCausalLM:mpt PersimmonForCausalLM:persimmon",
 }
+# Class names of published checkpoints whose code is the class of another name.
+_ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 _ENCODERS = "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert"
 
 
@@ -91,6 +96,8 @@ def read_config(
 
     `architecture` (a class or a model_type) takes the place of the config's own.
     """
+    text = text_config(values, where) if architecture is None else None
+    values = values if text is None else text
     architecture = _architecture(values, where) if architecture is None else _named(architecture)
     family = load_family(architecture)
     named = {**values, "architectures": [architecture]}
@@ -102,9 +109,15 @@ def read_config(
     config.skip(family.unused)
     spec = family.read(config)
     names = family.names(spec, config) if callable(family.names) else family.names
+    names = names if text is None else text_names(names)
     config.finish()
     spec.check(where)
     return spec, replace(names, **(family.quantized.get(quantization.method, {}) if quantization else {}))
+
+
+def text_config(values: Mapping[str, Any], where: str = "config.json") -> dict[str, Any] | None:
+    """The config of the language model in a model of several parts; None if it is not one. ModelError."""
+    return text_part(values, MODEL_TYPES, where)
 
 
 def _named(architecture: str) -> str:
@@ -128,6 +141,7 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
         raise ModelError(f"{where}: architectures must be a list of one architecture, got {names!r:.80}")
     if not isinstance(names[0], str):
         raise ModelError(f"{where}: architectures must hold a name, got {names[0]!r:.80}")
+    names = [_ALIASES.get(name, name) if isinstance(name, str) else name for name in names]
     if names[0] not in SUPPORTED:
         raise UnknownArchitectureError(
             f"{where}: architecture {names[0]} is not supported: Quire has no family for it (docs/models.md lists all)"

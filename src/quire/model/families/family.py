@@ -54,7 +54,8 @@ def read_decoder(config: ConfigReader, **fields: Any) -> ArchSpec:
 
     `rotated` is how many elements of a head are rotated (0: none, and there is no rope).
     """
-    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    layers = num_layers(config)
+    heads = fields.pop("num_heads", None) or config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     kv_heads = fields.pop("num_kv_heads", None) or config.optional_integer("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -176,6 +177,8 @@ def read_moe(
     shared: int | None = None,
     correction: bool = False,
     bias: bool = False,
+    beside: bool = False,
+    score_cap: float | None = None,
     **routing: Any,
 ) -> MoESpec:
     """The mixture of experts in the layers where `layers` is true (None: in all).
@@ -204,7 +207,10 @@ def read_moe(
         tuple(layers) if layers is not None else (True,) * num_layers(config),
         shared_intermediate_size=shared or 0,
         bias=bias,
+        norm=beside,
         correction=correction,
+        beside=beside,
+        score_cap=score_cap,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -36,9 +38,20 @@ LIKE_V3: dict[str, Any] = {"correction": True, "scoring": "sigmoid", "group_sum"
 
 def read_minimax_m2(config: ConfigReader) -> ArchSpec:
     """MiniMax 2025: partly rotated heads, norms over all heads together."""
+    for key, value in {
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "use_routing_bias": True,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "attn_type_list": [1] * num_layers(config),
+    }.items():
+        config.expect(key, value, None)
+    config.skip("use_mtp num_mtp_modules mtp_transformer_layers")
     size = head_size(config)
     if (part := config.optional_integer("rotary_dim", high=size)) is None or part % 2:
         part = rotary_dim(config, size)
+    config.expect("partial_rotary_factor", part / size, None)
     moe = read_moe(config, inner="intermediate_size", correction=True, scoring="sigmoid", renormalize=True)
     return read_decoder(config, rotated=part, qk_norm="all_heads", moe=moe)
 
@@ -75,6 +88,16 @@ def mtp_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     """The layer after the last predicts one token more; the next token does not depend on it."""
     extra = rf"model\.layers\.{spec.num_layers}\..*"
     return TensorNames(shared=SHARED.shared, ignored=(*SHARED.ignored, extra))
+
+
+def minimax_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    """Mixtral's, and up to three layers after the last that predict further tokens."""
+    extra = "|".join(str(spec.num_layers + i) for i in range(3))
+    return replace(
+        MIXTRAL_NAMES,
+        correction="block_sparse_moe.e_score_correction_bias",
+        ignored=(*MIXTRAL_NAMES.ignored, rf"model\.layers\.({extra})\..*"),
+    )
 
 
 def read_solar_open(config: ConfigReader) -> ArchSpec:
@@ -255,12 +278,7 @@ FAMILIES = {
         "minimax_m2",
         "MiniMax-M2, M2.1, M2.5",
         read_minimax_m2,
-        TensorNames(
-            **{key: getattr(MIXTRAL_NAMES, key) for key in ("router", "experts", "expert_gate")},
-            expert_up=MIXTRAL_NAMES.expert_up,
-            expert_down=MIXTRAL_NAMES.expert_down,
-            correction="block_sparse_moe.e_score_correction_bias",
-        ),
+        minimax_names,
         {
             "num_key_value_heads": 8,
             "head_dim": 128,

@@ -23,10 +23,12 @@ class TensorNames(msgspec.Struct, frozen=True):
     outputs as their rows or as their columns. Gate and up then alternate, or are halves with `expert_halves`.
 
     `ignored` are patterns of whole names that hold nothing to load (buffers that are computed from the config). `base`
-    begins the names of all but the head; a checkpoint of the base model alone leaves it out.
+    begins the names of all but the head; a checkpoint of the base model alone leaves it out, and one of several parts
+    may begin with one of `prefixes` instead.
     """
 
     base: str = "model."
+    prefixes: tuple[str, ...] = ()
 
     embedding: str = "model.embed_tokens"
     positions: str = ""
@@ -75,25 +77,50 @@ class TensorNames(msgspec.Struct, frozen=True):
     expert_stack: Literal["", "columns", "rows"] = ""
     expert_halves: bool = False
     moe_norm: str = ""
+    moe_pre_norm: str = ""
+    mlp_beside_norm: str = ""
+    router_scale: str = ""
+    expert_scales: str = ""
     shared: str = "mlp.shared_expert."
     shared_gate_up: str | None = None
     shared_down: str = "down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    layer_scale: str = ""
+    per_layer_table: str = ""
+    per_layer_model: str = ""
+    per_layer_norm: str = ""
+    per_layer_gate: str = ""
+    per_layer_out: str = ""
+    per_layer_post_norm: str = ""
     transposed: bool = False
     interleaved: bool = False
     norm_offset: float = 0.0
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def fitted(self, present: Iterable[str]) -> TensorNames:
-        """These names, or without `base` where no tensor has it."""
-        if any(name.startswith(self.base) for name in present):
+        """These names with the prefix that the tensors have in place of `base`, or with none."""
+        present = list(present)
+        for prefix in (*self.prefixes, self.base):
+            if any(name.startswith(prefix) for name in present):
+                return self._rebased(prefix)
+        return self._rebased("")
+
+    def _rebased(self, prefix: str) -> TensorNames:
+        if prefix == self.base:
             return self
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__ if name != "base")
-        shorter: dict[str, Any] = {
-            name: value.removeprefix(self.base) for name, value in values if isinstance(value, str)
-        }
-        shorter["ignored"] = tuple(pattern.removeprefix(re.escape(self.base)) for pattern in self.ignored)
-        return replace(self, **shorter)
+        changed: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name != "base" and isinstance(value, str) and value.startswith(self.base):
+                changed[name] = prefix + value.removeprefix(self.base)
+        own = re.escape(self.base)
+        changed["ignored"] = tuple(
+            re.escape(prefix) + pattern.removeprefix(own) if pattern.startswith(own) else pattern
+            for pattern in self.ignored
+        )
+        if prefix.endswith(f".{self.base}"):  # the whole model with its head lies inside another
+            changed["head"] = prefix.removesuffix(self.base) + self.head
+        return replace(self, **changed)
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)

@@ -65,6 +65,20 @@ def read_layer_ropes(
     return tuple(ropes[kind] for kind in kinds)
 
 
+def kind_dims(config: ConfigReader, head_dim: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """The rotated elements of a head by kind of layer; `shares` are those of objects that have none."""
+    found = _rope_object(config)
+    dims = {}
+    for kind, default in shares.items():
+        inner = found.section(kind) if found is not None and found.given(kind) else None
+        share = None if inner is None else inner.optional_number(PARTIAL)
+        size = int(head_dim * (default if share is None else share))
+        if not 2 <= size <= head_dim or size % 2:
+            raise config.wrong(PARTIAL, share, f"such that an even part of head_dim ({head_dim}) is rotated")
+        dims[kind] = size
+    return dims
+
+
 def parse_rope(
     config: ConfigReader,
     inner: ConfigReader,

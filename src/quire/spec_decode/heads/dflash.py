@@ -84,6 +84,7 @@ class DFlash:
         c = ops.norm(ops.linear(ops.receive(self._fc.shape[1]), self._fc), self._hidden_norm)
         for index, layer in enumerate(self._weights):
             rope, weights = self.spec.rope_of(index), layer.attention
+            assert weights is not None
             assert weights.qkv is not None
             angles = None if rope is None else ops.rope_angles(make_rope(rope))
             qkv = ops.linear(c, weights.qkv, weights.qkv_bias)

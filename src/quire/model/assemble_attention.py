@@ -1,0 +1,201 @@
+"""The attention of a layer, from tensor names to weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from quire.devices.protocol import FloatArray, Matrix, Norm
+from quire.model.assemble_parts import PartAssembly
+from quire.model.decoder import AttentionWeights, LatentWeights
+from quire.model.spec import LatentSpec, LayerShape
+from quire.weights.parts import (
+    Part,
+    Take,
+    chain,
+    halves,
+    padded_rows,
+    part,
+    row_range,
+    rows_of_groups,
+    transposed,
+)
+
+
+class AttentionAssembly(PartAssembly):
+    """Assembles the attention of layers."""
+
+    def weights(self, i: int, layer: str) -> AttentionWeights:
+        """The attention of layer `i`, whose tensors begin with `layer`."""
+        spec, names, shape = self.spec, self.names, self.spec.shape(i)
+        d, own, normed = spec.hidden_size, spec.kv_source(i) == i, spec.norms_qk(i)
+        qkv = bias = latent = None
+        if spec.latent is not None:
+            latent = self._latent(layer, spec.latent)
+            heads = shape.num_heads * spec.latent.value_dim
+        else:
+            heads = shape.num_heads * (spec.value_dim or shape.head_dim)
+            places = self._qkv(i, layer)[: None if own else 1]
+            qkv = self.source.matrix(self._qkv_parts(shape, places))
+            bias = self._bias(spec.qkv_bias, *places)
+        return AttentionWeights(
+            qkv=qkv,
+            qkv_bias=bias,
+            q_norm=self._head_norm(shape, layer + names.q_norm, shape.num_heads) if normed else None,
+            k_norm=self._head_norm(shape, layer + names.k_norm, shape.num_kv_heads)
+            if normed and own
+            else None,
+            v_norm=self._value_norm(shape) if spec.value_norm and own else None,
+            sinks=self._vector(layer + names.sinks, shape.num_heads) if spec.has_sinks(i) else None,
+            latent=latent,
+            gate=self._attention_gate(shape, layer),
+            out_norm=self._norm(layer + names.out_norm, heads) if spec.inner_norms else None,
+            out=self.source.matrix([self._out(shape, layer, heads)]),
+            out_bias=self._bias(spec.o_bias, (layer + names.out, d, None)),
+        )
+
+    def _qkv_parts(self, shape: LayerShape, places: Sequence[tuple[str, int, Take | None]]) -> list[Part]:
+        d = self.spec.hidden_size
+        parts = [self._linear(name, size, d, *([take] if take else [])) for name, size, take in places]
+        if self.spec.value_dim is not None and len(parts) == 3:
+            parts[-1] = replace(parts[-1], shape=(shape.num_kv_heads * shape.head_dim, d))
+        return parts
+
+    def _out(self, shape: LayerShape, layer: str, heads: int) -> Part:
+        """Heads [D, N V]; the columns of values shorter than keys are padded as the values are."""
+        whole = self._linear(layer + self.names.out, self.spec.hidden_size, heads)
+        if self.spec.value_dim is None:
+            return whole
+        pad = padded_rows(self.spec.value_dim, shape.head_dim)
+        padded = (self.spec.hidden_size, shape.num_heads * shape.head_dim)
+        return Part(whole.tensors, chain(whole.take, lambda array: pad(array.T).T), padded)
+
+    def _value_norm(self, shape: LayerShape) -> Norm:
+        return Norm(self.spec.norm, np.ones(shape.head_dim, np.float32), None, self.spec.norm_eps)
+
+    def _attention_gate(self, shape: LayerShape, layer: str) -> Matrix | None:
+        spec = self.spec
+        if spec.attention_gate is None:
+            return None
+        width = shape.num_heads * (shape.head_dim if spec.attention_gate == "elements" else 1)
+        return self.source.matrix([self._linear(layer + self.names.attention_gate, width, spec.hidden_size)])
+
+    def _qkv(self, i: int, layer: str) -> list[tuple[str, int, Take | None]]:
+        """Modules of q, k and v, with their stored rows and the part to take."""
+        spec, names, shape = self.spec, self.names, self.spec.shape(i)
+        h, n, g = shape.head_dim, shape.num_heads, shape.num_kv_heads
+        turn = None
+        if names.interleaved and spec.rope is not None:
+            turn = halves(h, spec.rope.rotary_dim)
+        if names.qkv is None:
+            q, k, v = layer + names.q, layer + names.k, layer + names.v
+            if spec.keys_as_values is not None and spec.keys_as_values[i]:
+                v = k
+            if spec.value_dim is not None:
+                return [
+                    (q, n * h, turn),
+                    (k, g * h, turn),
+                    (v, g * spec.value_dim, padded_rows(spec.value_dim, h)),
+                ]
+            return [(q, n * h, turn), (k, g * h, turn), (v, g * h, None)]
+        module, size, each = layer + names.qkv, (n + 2 * g) * h, n // g * h
+        if names.qkv_layout == "stacked":
+            if turn is None:
+                return [(module, size, None)]
+            q_rows, k_rows, v_rows = (
+                row_range(0, n * h),
+                row_range(n * h, (n + g) * h),
+                row_range((n + g) * h, size),
+            )
+        elif names.qkv_layout == "blocks":
+            block = n * h // 4
+            bounds = ((0, block), (2 * block, 3 * block), (block, 2 * block))
+            q_rows, k_rows, v_rows = (rows_of_groups(4, *pair) for pair in bounds)
+        else:
+            bounds = ((0, each), (each, each + h), (each + h, each + 2 * h))
+            q_rows, k_rows, v_rows = (rows_of_groups(g, *pair) for pair in bounds)
+        return [
+            (module, size, chain(q_rows, turn)),
+            (module, size, chain(k_rows, turn)),
+            (module, size, v_rows),
+        ]
+
+    def _head_norm(self, shape: LayerShape, name: str, heads: int) -> Norm:
+        spec, names = self.spec, self.names
+        eps = spec.norm_eps if spec.qk_norm_eps is None else spec.qk_norm_eps
+        if not spec.qk_norm_weight:
+            return Norm(spec.norm, np.ones(shape.head_dim, np.float32), None, eps, spec.qk_norm_after_rope)
+        h, own = shape.head_dim, spec.qk_norm == "own_head"
+        turn = halves(h, spec.rope.rotary_dim) if names.interleaved and spec.rope is not None else None
+
+        def read(kind: str) -> FloatArray:
+            if names.norm_by_head:
+                return self.source.vector([part(f"{name}.{n}.{kind}", (h,), turn) for n in range(heads)])
+            if own:
+                flat = chain(lambda array: array.reshape(-1), turn)
+                return self.source.vector([part(f"{name}.{kind}", (heads, h), flat)])
+            size = heads * h if spec.qk_norm == "all_heads" else h
+            return self.source.vector([part(f"{name}.{kind}", (size,), turn)])
+
+        weight = read("weight") + names.norm_offset
+        bias = read("bias") if spec.qk_norm_bias else None
+        if own:
+            weight, bias = weight.reshape(-1, h), None if bias is None else bias.reshape(-1, h)
+        return Norm(spec.norm, weight, bias, eps, spec.qk_norm_after_rope)
+
+    def _latent(self, layer: str, latent: LatentSpec) -> LatentWeights:
+        spec, names = self.spec, self.names
+        d, n, rank, nope, rope = (
+            spec.hidden_size,
+            spec.num_heads,
+            latent.kv_rank,
+            latent.nope_dim,
+            latent.rope_dim,
+        )
+        turn = halves(rope, rope) if names.interleaved else None
+        width, module = latent.q_rank or d, layer + (names.q if latent.q_rank is None else names.q_up)
+
+        def queries(start: int, stop: int, take: Take | None) -> Matrix:
+            picked = chain(rows_of_groups(n, start, stop), take)
+            return self.source.matrix([part(f"{module}.weight", (n * (nope + rope), width), picked)])
+
+        def by_head(head: int, start: int, stop: int, take: Take | None) -> Matrix:
+            size = nope + latent.value_dim
+            picked = chain(row_range(head * size + start, head * size + stop), take)
+            return self.source.matrix([part(f"{layer}{names.kv_up}.weight", (n * size, rank), picked)])
+
+        down = f"{layer}{names.kv_down}.weight", (rank + rope, d)
+        return LatentWeights(
+            q_down=self.source.matrix([part(f"{layer}{names.q_down}.weight", (width, d))])
+            if latent.q_rank
+            else None,
+            q_down_bias=self._bias(latent.bias and bool(latent.q_rank), (layer + names.q_down, width, None)),
+            q_norm=self._scaled_norm(layer + names.q_down_norm, width, latent.norm_eps, latent.q_scale)
+            if latent.q_rank
+            else None,
+            q_nope=queries(0, nope, None),
+            q_rope=queries(nope, nope + rope, turn),
+            kv_down=self.source.matrix(
+                [part(*down, row_range(0, rank)), part(*down, chain(row_range(rank, rank + rope), turn))]
+            ),
+            kv_down_bias=self._latent_bias(layer, latent, turn),
+            kv_norm=self._scaled_norm(layer + names.kv_down_norm, rank, latent.norm_eps, latent.kv_scale),
+            keys=tuple(by_head(head, 0, nope, transposed) for head in range(n)),
+            values=tuple(by_head(head, nope, nope + latent.value_dim, None) for head in range(n)),
+        )
+
+    def _scaled_norm(self, name: str, size: int, eps: float, scale: float) -> Norm:
+        norm = self._norm(name, size, eps)
+        return norm if scale == 1.0 else msgspec.structs.replace(norm, weight=norm.weight * np.float32(scale))
+
+    def _latent_bias(self, layer: str, latent: LatentSpec, turn: Take | None) -> FloatArray | None:
+        if not latent.bias:
+            return None
+        name, rank = f"{layer}{self.names.kv_down}.bias", latent.kv_rank
+        size = rank + latent.rope_dim
+        return self.source.vector(
+            [part(name, (size,), row_range(0, rank)), part(name, (size,), chain(row_range(rank, size), turn))]
+        )

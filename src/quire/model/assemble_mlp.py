@@ -1,0 +1,145 @@
+"""The MLP or mixture of experts of a layer, from tensor names to weights."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.devices.protocol import XIELU, Array, Expert, FloatArray, Norm
+from quire.model.assemble_parts import PartAssembly
+from quire.model.decoder import BesideWeights, MLPWeights, MoEWeights
+from quire.model.spec import MoESpec
+from quire.weights.parts import Part, Take, part, row_range
+
+
+class MLPAssembly(PartAssembly):
+    """Assembles MLPs and mixtures."""
+
+    def mlp(self, i: int, layer: str) -> MLPWeights:
+        """The MLP of layer `i`, whose tensors begin with `layer`."""
+        spec, names = self.spec, self.names
+        d, inner, bias = spec.hidden_size, spec.shape(i).intermediate_size, spec.mlp_bias
+        if not spec.gated:
+            up = self.source.matrix([self._linear(layer + names.up, inner, d)])
+            up_bias = self._bias(bias, (layer + names.up, inner, None))
+        elif names.gate_up is None:
+            gate, other = layer + names.gate, layer + names.up
+            up = self.source.gated(self._linear(gate, inner, d), self._linear(other, inner, d))
+            up_bias = self._bias(bias, (gate, inner, None), (other, inner, None))
+        else:
+            module = layer + names.gate_up
+            first, second = row_range(0, inner), row_range(inner, 2 * inner)
+            up = self.source.gated(
+                self._linear(module, 2 * inner, d, first), self._linear(module, 2 * inner, d, second)
+            )
+            up_bias = self._bias(bias, (module, 2 * inner, None))
+        return MLPWeights(
+            up=up,
+            up_bias=up_bias,
+            xielu=self._xielu(layer + names.xielu) if spec.xielu else None,
+            down_norm=self._norm(layer + names.down_norm, inner) if spec.inner_norms else None,
+            down=self.source.matrix([self._linear(layer + names.down, d, inner)]),
+            down_bias=self._bias(bias, (layer + names.down, d, None)),
+        )
+
+    def _xielu(self, name: str) -> XIELU:
+        """The checkpoint stores the parameters before a softplus, which keeps them positive."""
+        alpha_p, alpha_n = (self._vector(f"{name}.{key}", 1) for key in ("alpha_p", "alpha_n"))
+        beta, eps = (
+            self.source.vector([part(f"{name}.{key}", (), np.atleast_1d)]) for key in ("beta", "eps")
+        )
+        softplus = [float(np.logaddexp(0.0, np.float64(alpha[0]))) for alpha in (alpha_p, alpha_n)]
+        return XIELU(softplus[0], float(beta[0]) + softplus[1], float(beta[0]), float(eps[0]))
+
+    def moe(self, layer: str, moe: MoESpec) -> MoEWeights:
+        """The mixture of experts of a layer whose tensors begin with `layer`."""
+        names, d = self.names, self.spec.hidden_size
+        scored, inner = moe.routing.num_experts, moe.intermediate_size
+        count = scored - moe.zero_experts
+        router = [part(f"{layer}{names.router}.weight", (scored, d))]
+        if moe.routing.shared_gate:
+            router.append(part(f"{layer}{names.shared_gate}.weight", (1, d)))
+        if names.expert_stack:
+            experts: list[Expert | None] = [self._stacked_expert(layer, moe, e) for e in range(count)]
+        else:
+            modules = names.expert_gate, names.expert_up, names.expert_down
+            experts = [self._expert(layer + names.experts.format(e=e), inner, modules) for e in range(count)]
+        experts += [None] * moe.zero_experts
+        if moe.routing.shared:
+            experts.append(self._shared_expert(layer + names.shared, moe.shared_intermediate_size))
+        return MoEWeights(
+            router=self.source.matrix(router, "exact"),
+            router_bias=self._bias(moe.bias, (layer + names.router, count, None)),
+            correction=self._correction(layer + names.correction, scored) if moe.correction else None,
+            experts=tuple(experts),
+            norm=self._norm(layer + names.moe_norm) if moe.norm else None,
+            beside=self._beside(layer, scored) if moe.beside else None,
+        )
+
+    def _beside(self, layer: str, count: int) -> BesideWeights:
+        spec, names, d = self.spec, self.names, self.spec.hidden_size
+        scale = self._vector(layer + names.router_scale, d) * np.float32(d**-0.5)
+        return BesideWeights(
+            router_norm=Norm(spec.norm, scale, None, spec.norm_eps),
+            norm=self._norm(layer + names.moe_pre_norm),
+            mlp_norm=self._norm(layer + names.mlp_beside_norm),
+            expert_scales=self._vector(layer + names.expert_scales, count),
+        )
+
+    def _correction(self, name: str, count: int) -> FloatArray:
+        if self.names.correction_row:
+            return self.source.vector([part(name, (1, count), lambda array: array[0])])
+        return self._vector(name, count)
+
+    def _shared_expert(self, prefix: str, inner: int) -> Expert:
+        names, d = self.names, self.spec.hidden_size
+        if names.shared_gate_up is None:
+            own = names.expert_gate, names.expert_up, names.expert_down
+            return self._expert(
+                prefix, inner, ("gate_proj", "up_proj", "down_proj") if names.expert_stack else own
+            )
+        whole, shape = f"{prefix}{names.shared_gate_up}.weight", (2 * inner, d)
+        up = self.source.gated(
+            part(whole, shape, row_range(0, inner)), part(whole, shape, row_range(inner, 2 * inner))
+        )
+        down = self.source.matrix([part(f"{prefix}{names.shared_down}.weight", (d, inner))])
+        return Expert(up, None, down, None)
+
+    def _expert(self, prefix: str, inner: int, modules: tuple[str, str, str]) -> Expert:
+        d, (gate_name, up_name, down_name) = self.spec.hidden_size, modules
+        gate = part(f"{prefix}{gate_name}.weight", (inner, d))
+        up = part(f"{prefix}{up_name}.weight", (inner, d))
+        down = part(f"{prefix}{down_name}.weight", (d, inner))
+        return Expert(self.source.gated(gate, up), None, self.source.matrix([down]), None)
+
+    def _stacked_expert(self, layer: str, moe: MoESpec, e: int) -> Expert:
+        """Expert e, from tensors that hold all experts."""
+        names, d = self.names, self.spec.hidden_size
+        count, inner = moe.routing.num_experts, moe.intermediate_size
+
+        def matrix(name: str, out: int, width: int, place: int, of: int) -> Part:
+            """Rows of `out`: all of them (of = 1), or the gate's or the up projection's half (of = 2)."""
+            whole, taken = layer + names.experts + name, slice(place, None, of)
+            if names.expert_halves:
+                taken = slice(place * out // of, (place + 1) * out // of)
+            if names.expert_stack == "columns":
+                return part(whole, (count, width, out), lambda array: array[e].T[taken])
+            return part(whole, (count, out, width), lambda array: array[e, taken])
+
+        def bias(name: str, size: int, take: Take) -> Part:
+            return part(f"{layer}{names.experts}{name}_bias", (count, size), take)
+
+        def every_second(first: int) -> Take:
+            def take(array: Array) -> Array:
+                return array[e, first::2]
+
+            return take
+
+        gate_up, down = names.expert_up, names.expert_down
+        gate, up = (matrix(gate_up, 2 * inner, d, first, 2) for first in (0, 1))
+        biases = [bias(gate_up, 2 * inner, every_second(first)) for first in (0, 1)]
+        return Expert(
+            self.source.gated(gate, up),
+            self.source.vector(biases) if moe.bias else None,
+            self.source.matrix([matrix(down, d, inner, 0, 1)]),
+            self.source.vector([bias(down, d, lambda array: array[e])]) if moe.bias else None,
+        )

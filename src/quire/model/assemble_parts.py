@@ -1,0 +1,56 @@
+"""What all parts of an assembly share: the source of weights, and readers of vectors, norms, matrices and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from quire.devices.protocol import FloatArray, Matrix, Norm
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec
+from quire.weights.parts import Part, Take, chain, part, transposed
+
+# The use of a matrix decides its type: products; the embedding; the head, or an embedding tied to it; learned
+# positions; matrices that stay float32.
+Use = Literal["linear", "table", "head", "positions", "exact"]
+
+
+class WeightSource(Protocol):
+    """Supplies the weight of a part, in the type that its use calls for."""
+
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix: ...
+
+    def gated(self, gate: Part, up: Part) -> Matrix: ...
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray: ...
+
+
+class PartAssembly:
+    """Assembles a part of one model."""
+
+    def __init__(self, spec: ArchSpec, names: TensorNames, source: WeightSource) -> None:
+        self.spec, self.names, self.source = spec, names, source
+
+    def _vector(self, name: str, size: int) -> FloatArray:
+        return self.source.vector([part(name, (size,))])
+
+    def _norm(self, name: str, size: int | None = None, eps: float | None = None) -> Norm:
+        spec, size = self.spec, size or self.spec.hidden_size
+        if spec.norm_weight:
+            weight = self._vector(f"{name}.weight", size) + self.names.norm_offset
+        else:
+            weight = np.ones(size, np.float32)
+        bias = self._vector(f"{name}.bias", size) if spec.norm_bias else None
+        return Norm(spec.norm, weight, bias, spec.norm_eps if eps is None else eps)
+
+    def _linear(self, module: str, out: int, width: int, *takes: Take) -> Part:
+        """A matrix stored as [out, width], and the rows or columns taken from it."""
+        stored, flip = ((width, out), transposed) if self.names.transposed else ((out, width), None)
+        return part(f"{module}.weight", stored, chain(flip, *takes))
+
+    def _bias(self, wanted: bool, *parts: tuple[str, int, Take | None]) -> FloatArray | None:
+        if not wanted:
+            return None
+        return self.source.vector([part(f"{name}.bias", (size,), take) for name, size, take in parts])

@@ -1,0 +1,71 @@
+"""Models of several parts whose language model is one of the families: the config and tensors of that part alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from quire.errors import ModelError
+from quire.model.families.names import TensorNames
+
+# Classes with a text_config whose model_type says the family. Images, audio and video are not read.
+CLASSES = frozenset(
+    f"{name}ForConditionalGeneration"
+    for name in (
+        "Aria",
+        "Gemma3",
+        "Gemma4",
+        "KimiK25",
+        "Llama4",
+        "Llava",
+        "Mistral3",
+        "Qwen3VL",
+        "Qwen3VLMoe",
+    )
+)
+# Types of language models that only occur inside others, or go by another name there.
+TEXT_TYPES = {
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "kimi_k2": "deepseek_v3",
+    "kimi_k25": "deepseek_v3",
+}
+PREFIXES = ("model.language_model.", "language_model.model.")
+OTHER_PARTS = (
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision"
+    r"|audio_tower|embed_audio)\..*"
+)
+# Sections of a rope's positions for pictures; those of a text are all alike.
+POSITIONS_OF_PICTURES = ("mrope_section", "mrope_interleaved")
+
+
+def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -> dict[str, Any] | None:
+    """The config of the language model, as if it were alone; None if the config is not of several parts. ModelError."""
+    named = values.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in CLASSES:
+        return None
+    inner = values.get("text_config")
+    if not isinstance(inner, Mapping):
+        raise ModelError(
+            f"{where}: text_config is missing; {named[0]} keeps its language model's config there"
+        )
+    kind = inner.get("model_type")
+    kind = TEXT_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+    if not isinstance(kind, str) or kind not in types:
+        raise ModelError(f"{where}: text_config: model_type {kind!r} is not one that Quire knows")
+    text = {**inner, "architectures": [types[kind]], "model_type": kind}
+    for key in ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype"):
+        if values.get(key) is not None:
+            text[key] = values[key]
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(text.get(key), Mapping):
+            rope = {name: value for name, value in text[key].items() if name not in POSITIONS_OF_PICTURES}
+            text[key] = rope
+    return text
+
+
+def text_names(names: TensorNames) -> TensorNames:
+    """The names of a language model inside another, whose other parts are left out."""
+    return replace(names, prefixes=PREFIXES, ignored=(*names.ignored, OTHER_PARTS))

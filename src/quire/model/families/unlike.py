@@ -1,0 +1,387 @@
+"""Families whose layers have unlike shapes: Gemma 4 (text), MiMo-V2-Flash, Laguna, Nemotron-NAS (DeciLM)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import (
+    DENSE,
+    FULL,
+    SLIDING,
+    SPARSE,
+    Family,
+    alternate,
+    biases,
+    head_size,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+    windows_of,
+)
+from quire.model.families.gemma import SANDWICH_NAMES, cap
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import kind_dims, read_layer_ropes
+from quire.model.spec import ArchSpec, LayerShape, PerLayerSpec
+
+KINDS = (FULL, SLIDING)
+
+
+def read_gemma4(config: ConfigReader) -> ArchSpec:
+    """Google 2026: full layers have longer and fewer keys, the last layers may read those of earlier ones."""
+    config.expect("use_bidirectional_attention", None, False, "vision")  # a text is causal in both
+    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    kinds = layer_kinds(config, alternate(layers, 6))
+    kinds[-1] = FULL
+    shared = config.boolean("attention_k_eq_v")
+    sizes = _gemma4_sizes(config, kinds, shared)
+    (kv_near, near), (kv_far, far) = sizes[SLIDING], sizes[FULL]
+    inner, reused = config.integer("intermediate_size"), config.count("num_kv_shared_layers")
+    wide = 2 if config.boolean("use_double_wide_mlp") else 1
+    first = layers - reused
+    sources = tuple(i if i < first else _last(config, kinds[:first], kinds[i]) for i in range(layers))
+    shapes = tuple(
+        LayerShape(heads, *sizes[kind], inner * (wide if i >= first else 1)) for i, kind in enumerate(kinds)
+    )
+    positions = config.integer("max_position_embeddings")
+    thetas = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
+    ropes = read_layer_ropes(config, {FULL: far, SLIDING: near}, positions, [*kinds, FULL], thetas)
+    moe = None
+    if config.boolean("enable_moe_block"):
+        moe = read_moe(config, renormalize=True, beside=True)
+    else:
+        config.skip("num_experts top_k_experts moe_intermediate_size")
+    size = config.count("hidden_size_per_layer_input")
+    config.expect("vocab_size_per_layer_input", config.integer("vocab_size"))
+    return read_decoder(
+        config,
+        **biases(config),
+        num_kv_heads=max(kv_near, kv_far),
+        head_dim=max(near, far),
+        intermediate_size=max(shape.intermediate_size for shape in shapes),
+        shapes=shapes,
+        kv_sources=sources if reused else None,
+        keys_as_values=tuple(kind == FULL for kind in kinds) if shared else None,
+        value_norm=True,
+        layer_scale=True,
+        per_layer=PerLayerSpec(size, config.integer("vocab_size")) if size else None,
+        placement="sandwich",
+        qk_norm="head",
+        attention_scale=1.0,
+        rope=ropes[-1],
+        layer_ropes=ropes[:-1],
+        windows=windows_of(config, kinds),
+        embedding_scale=config.integer("hidden_size") ** 0.5,
+        logit_cap=cap(config, "final_logit_softcapping"),
+        moe=moe,
+    )
+
+
+def _gemma4_sizes(config: ConfigReader, kinds: list[str], shared: bool) -> dict[str, tuple[int, int]]:
+    """Key/value heads and head_dim by kind of layer: keys of their own in published files, layer by layer in others."""
+    kv, size = config.integer("num_key_value_heads"), config.integer("head_dim")
+    far = config.optional_integer("num_global_key_value_heads") if shared else None
+    config.skip("num_global_key_value_heads")
+    sizes = {SLIDING: (kv, size), FULL: (far or kv, config.integer("global_head_dim"))}
+    layers = config.section("per_layer_config")
+    if layers is None:
+        return sizes
+    found: dict[str, tuple[int, int]] = {}
+    for i, kind in enumerate(kinds):
+        own = layers.section(str(i)) or ConfigReader({}, config.where)
+        pair = own.integer("num_key_value_heads", kv), own.integer("head_dim", size)
+        if found.setdefault(kind, pair) != pair:
+            raise config.wrong("per_layer_config", pair, f"the same in all layers of {kind}")
+    return {**sizes, **found}
+
+
+def _last(config: ConfigReader, kinds: list[str], kind: str) -> int:
+    """The last of the layers that keep their own keys, of the same kind."""
+    if kind not in kinds:
+        raise config.wrong(
+            "num_kv_shared_layers", len(kinds), f"such that a layer of {kind} keeps its own keys"
+        )
+    return len(kinds) - 1 - kinds[::-1].index(kind)
+
+
+def read_mimo(config: ConfigReader) -> ArchSpec:
+    """Xiaomi 2026, arXiv:2601.02780: sliding layers have more keys and sinks; values are shorter than keys."""
+    layers = num_layers(config)
+    pattern, freq = config.get("hybrid_layer_pattern"), config.get("moe_layer_freq")
+    default = [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
+    kinds = layer_kinds(config, _flags(config, "hybrid_layer_pattern", pattern, (FULL, SLIDING)) or default)
+    sparse = layer_kinds(
+        config,
+        _flags(config, "moe_layer_freq", freq, (DENSE, SPARSE)) or [DENSE] + [SPARSE] * (layers - 1),
+        (DENSE, SPARSE),
+        "mlp_layer_types",
+    )
+    _expect_mimo(config)
+    heads, size, kv = (
+        config.integer("num_attention_heads"),
+        head_size(config),
+        config.integer("num_key_value_heads"),
+    )
+    inner = config.integer("intermediate_size")
+    shapes = tuple(LayerShape(heads, kv if kind == FULL else 2 * kv, size, inner) for kind in kinds)
+    positions = config.integer("max_position_embeddings")
+    thetas = {FULL: "rope_theta", SLIDING: "swa_rope_theta"}
+    dims = kind_dims(config, size, dict.fromkeys(KINDS, config.number("partial_rotary_factor")))
+    ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], thetas)
+    windows = windows_of(config, kinds)
+    previous = config.optional_integer("sliding_window_size")
+    if previous is not None:  # this key does not count the query itself
+        windows = tuple(None if window is None else previous + 1 for window in windows)
+    scale = config.optional_number("attention_value_scale")
+    moe = read_moe(
+        config,
+        layers=[kind == SPARSE for kind in sparse],
+        experts="n_routed_experts",
+        correction=True,
+        scoring="sigmoid",
+        group_sum=True,
+        renormalize=config.boolean("norm_topk_prob"),
+        scale=config.optional_number("routed_scaling_factor") or 1.0,
+    )
+    return read_decoder(
+        config,
+        qkv_bias=config.boolean("attention_bias", False),
+        num_kv_heads=2 * kv,
+        shapes=shapes,
+        value_dim=config.integer("v_head_dim", high=size),
+        value_scale=1.0 if scale is None else scale,
+        sinks=True,
+        sink_layers=tuple(kind == SLIDING for kind in kinds),
+        rope=ropes[-1],
+        layer_ropes=ropes[:-1],
+        windows=windows,
+        moe=moe,
+    )
+
+
+def _expect_mimo(config: ConfigReader) -> None:
+    """Keys of the published file that the class takes as given."""
+    config.expect("swa_num_attention_heads", config.integer("num_attention_heads"))
+    config.expect("swa_num_key_value_heads", 2 * config.integer("num_key_value_heads"))
+    config.expect("swa_head_dim", config.integer("head_dim"))
+    config.expect("swa_v_head_dim", config.integer("v_head_dim"))
+    config.expect("add_swa_attention_sink_bias", True)
+    config.expect("add_full_attention_sink_bias", False)
+    config.expect("n_shared_experts", None)
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
+    config.skip("attention_chunk_size")
+
+
+def _flags(config: ConfigReader, key: str, values: Any, names: tuple[str, str]) -> list[str] | None:
+    """Layers named by 0 or 1; None if the key is absent."""
+    if values is None:
+        return None
+    if (
+        not isinstance(values, list)
+        or len(values) != num_layers(config)
+        or any(v not in (0, 1) for v in values)
+    ):
+        raise config.wrong(key, values, f"{num_layers(config)} entries, each 0 or 1")
+    return [names[value] for value in values]
+
+
+def read_laguna(config: ConfigReader) -> ArchSpec:
+    """Poolside 2026: layers have unlike numbers of heads; attention's output is gated by softplus."""
+    layers, size = num_layers(config), head_size(config)
+    kinds = layer_kinds(config, [FULL] * layers)
+    sparse = layer_kinds(config, [DENSE] + [SPARSE] * (layers - 1), (DENSE, SPARSE), "mlp_layer_types")
+    config.expect("moe_apply_router_weight_on_input", False)
+    counts = config.get("num_attention_heads_per_layer")
+    most = config.integer("num_attention_heads")
+    counts = [most] * layers if counts is None else counts
+    kv = config.integer("num_key_value_heads")
+    if (
+        not isinstance(counts, list)
+        or len(counts) != layers
+        or any(type(n) is not int or n < 1 or n % kv for n in counts)
+    ):
+        raise config.wrong("num_attention_heads_per_layer", counts, f"{layers} multiples of {kv}")
+    gating = config.get("gating")
+    if gating not in (True, "per-head", "per-element"):
+        raise config.wrong("gating", gating, 'true, "per-head" or "per-element"')
+    inner = config.integer("intermediate_size")
+    positions = config.integer("max_position_embeddings")
+    dims = kind_dims(config, size, {FULL: 0.5, SLIDING: 1.0})
+    ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], dict.fromkeys(KINDS, "rope_theta"))
+    moe = read_moe(
+        config,
+        layers=[kind == SPARSE for kind in sparse],
+        shared=config.count("shared_expert_intermediate_size"),
+        correction=True,
+        scoring="sigmoid",
+        renormalize=True,
+        scale=config.number("moe_routed_scaling_factor"),
+        score_cap=config.number("moe_router_logit_softcapping") or None,
+    )
+    return read_decoder(
+        config,
+        **biases(config),
+        num_heads=max(counts),
+        shapes=tuple(LayerShape(n, kv, size, inner) for n in counts),
+        qk_norm="head",
+        attention_gate="elements" if gating == "per-element" else "heads",
+        gate_activation="softplus",
+        rope=ropes[-1],
+        layer_ropes=ropes[:-1],
+        windows=windows_of(config, kinds),
+        moe=moe,
+    )
+
+
+def read_decilm(config: ConfigReader) -> ArchSpec:
+    """Llama after a search over layers (NVIDIA 2024, arXiv:2411.19146): attention and MLP by layer, or none."""
+    layers, heads, size = num_layers(config), config.integer("num_attention_heads"), head_size(config)
+    hidden = config.integer("hidden_size")
+    blocks = config.get("block_configs")
+    if not isinstance(blocks, list) or len(blocks) != layers:
+        raise config.wrong("block_configs", blocks, f"{layers} objects")
+    shapes = []
+    for i in range(layers):
+        block = ConfigReader(
+            blocks[i] if isinstance(blocks[i], dict) else {}, f"{config.where}: block_configs[{i}]"
+        )
+        attention, ffn = block.section("attention"), block.section("ffn")
+        if attention is None or ffn is None:
+            raise block.wrong("attention", blocks[i], "an object, as must ffn")
+        for part in (attention, ffn):
+            part.expect("replace_with_linear", False)
+            part.expect("sparsify", None)
+        for key in ("num_sink_tokens", "window_length"):
+            attention.expect(key, None)
+        attention.skip("unshifted_sink use_prefill_window_in_sink_attention")
+        none = attention.boolean("no_op", False)
+        group = None if none else attention.integer("n_heads_in_group", high=heads)
+        attention.skip("n_heads_in_group")
+        factor = 0.0 if ffn.boolean("no_op", False) else ffn.number("ffn_mult")
+        ffn.skip("ffn_mult")
+        block.finish()
+        if group is not None and heads % group:
+            raise attention.wrong("n_heads_in_group", group, f"a divisor of {heads}")
+        wide = -(-int(2 * factor * hidden / 3) // 256) * 256
+        shapes.append(LayerShape(heads if group else 0, heads // group if group else 0, size, wide))
+    return read_decoder(
+        config,
+        **biases(config),
+        mlp_bias=config.boolean("mlp_bias", False),
+        num_kv_heads=max(shape.num_kv_heads for shape in shapes) or 1,
+        intermediate_size=max(shape.intermediate_size for shape in shapes) or 1,
+        shapes=tuple(shapes),
+    )
+
+
+FAMILIES = {
+    "Gemma4ForCausalLM": Family(
+        "gemma4_text",
+        "Gemma 4 (text: 26B-A4B, 31B, E2B, E4B)",
+        read_gemma4,
+        TensorNames(
+            attention_post_norm=SANDWICH_NAMES.attention_post_norm,
+            mlp_norm=SANDWICH_NAMES.mlp_norm,
+            mlp_post_norm=SANDWICH_NAMES.mlp_post_norm,
+            layer_scale="layer_scalar",
+            router="router.proj",
+            router_scale="router.scale",
+            expert_scales="router.per_expert_scale",
+            mlp_beside_norm="post_feedforward_layernorm_1",
+            moe_pre_norm="pre_feedforward_layernorm_2",
+            moe_norm="post_feedforward_layernorm_2",
+            experts="experts.",
+            expert_up="gate_up_proj",
+            expert_down="down_proj",
+            expert_stack="rows",
+            expert_halves=True,
+            per_layer_table="model.embed_tokens_per_layer",
+            per_layer_model="model.per_layer_model_projection",
+            per_layer_norm="model.per_layer_projection_norm",
+            per_layer_gate="per_layer_input_gate",
+            per_layer_out="per_layer_projection",
+            per_layer_post_norm="post_per_layer_input_norm",
+        ),
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": False,
+            "enable_moe_block": False,
+            "use_double_wide_mlp": False,
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+                FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            },
+        },
+        {"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
+    ),
+    "MiMoV2FlashForCausalLM": Family(
+        "mimo_v2_flash",
+        "MiMo-V2-Flash 309B-A15B",
+        read_mimo,
+        TensorNames(sinks="self_attn.attention_sink_bias"),
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e6,
+            "swa_rope_theta": 1e4,
+            "partial_rotary_factor": 0.334,
+            "sliding_window": 129,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "attention_value_scale": 0.707,
+        },
+        {
+            "rms_norm_eps": "rms_norm_eps layernorm_epsilon",
+            "n_routed_experts": "n_routed_experts num_local_experts",
+        },
+    ),
+    "LagunaForCausalLM": Family(
+        "laguna",
+        "Laguna",
+        read_laguna,
+        TensorNames(
+            attention_gate="self_attn.g_proj",
+            correction="mlp.experts.e_score_correction_bias",
+        ),
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 5e5,
+            "sliding_window": 512,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "gating": True,
+            "moe_routed_scaling_factor": 1.0,
+            "moe_router_logit_softcapping": 0.0,
+        },
+    ),
+    "DeciLMForCausalLM": Family(
+        "nemotron-nas",
+        "Llama-Nemotron Super 49B, Ultra 253B",
+        read_decilm,
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
+    ),
+}
