@@ -492,8 +492,13 @@ def make_model(variant: str, **changes: Any) -> Any:
     family, options = VARIANTS[variant]
     name, common = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**{**common, **options, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    torch.manual_seed(len(variant))
+    return randomized(transformers.AutoModelForCausalLM.from_config(config).eval(), len(variant))
+
+
+def randomized(model: Any, seed: int) -> Any:
+    """The model with random parameters and buffers."""
+    config = model.config
+    torch.manual_seed(seed)
     tables = 0.5 if config.tie_word_embeddings else 1.0  # logits of a size that float32 can tell apart
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -148,7 +148,7 @@ def test_names_in_the_header_are_harmless(http: httpx.Client) -> None:
     "fields",
     [
         {"typical_p": 1.0, "mirostat": 0, "top_a": 0, "use_beam_search": False, "kv_transfer_params": {}},
-        {"vllm_xargs": {"a": 1}, "mm_processor_kwargs": {}, "modalities": ["text"]},
+        {"vllm_xargs": {}, "mm_processor_kwargs": {}, "modalities": ["text"]},
         {
             "metadata": {"a": {"b": 1}},
             "prompt_cache_retention": "24h",

@@ -360,3 +360,39 @@ def test_text_between_a_prefix_and_a_suffix_needs_a_model_for_it(thinking: Serve
     error = thinking.post("/v1/completions", {"prompt": "a", "suffix": "b", "max_tokens": 2}).json()["error"]
     assert error["param"] == "suffix"
     assert thinking.post("/v1/completions", {"prompt": "a", "suffix": "", "max_tokens": 2}).status_code == 200
+
+
+def test_logprobs_of_chosen_tokens(thinking: Server) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    ids = thinking.post("/tokenize", {"prompt": " a the", "add_special_tokens": False}).json()["tokens"]
+    chosen = {**body, "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+    plain = thinking.post(
+        "/v1/completions", {**body, "logprobs": 20, "return_tokens_as_token_ids": True}
+    ).json()
+    found = thinking.post("/v1/completions", chosen).json()["choices"][0]["logprobs"]
+    for here, wide in zip(
+        found["top_logprobs"], plain["choices"][0]["logprobs"]["top_logprobs"], strict=True
+    ):
+        assert {f"token_id:{i}" for i in ids} <= set(here)
+        assert all(wide[name] == pytest.approx(value) for name, value in here.items() if name in wide)
+    chat = {"messages": HELLO, "max_tokens": 2, "logprobs": True, "logprob_token_ids": ids}
+    content = thinking.post("/v1/chat/completions", chat).json()["choices"][0]["logprobs"]["content"]
+    assert all(len(entry["top_logprobs"]) == len(ids) for entry in content)
+    error = thinking.post("/v1/chat/completions", {**chat, "logprobs": False}).json()["error"]
+    assert error["param"] == "logprob_token_ids"
+
+
+def test_tokens_per_chunk(thinking: Server, http: httpx.Client) -> None:
+    with thinking.client as client:
+        body = {
+            "prompt": "Once",
+            "max_tokens": 24,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        for interval in (1, 8):
+            found = chunks(client, "/v1/completions", {**body, "stream_interval": interval})
+            sizes = [len(c["token_ids"]) for chunk in found for c in chunk["choices"]]
+            assert sum(sizes) == 24
+            assert interval == 1 or sizes[1] >= 7

@@ -26,6 +26,9 @@ DRAW = {
     "include_stop_str_in_output": "keep the stop string",
     "skip_special_tokens": "leave special tokens out of the text",
     "structured_outputs": "a constraint on the answer (vLLM)",
+    "logprob_token_ids": "with logprobs: those of these tokens instead of the likeliest",
+    "stream_interval": "tokens per chunk of a stream",
+    "vllm_xargs": "arguments for the engine's logits processors",
     "truncate_prompt_tokens": "keep this many tokens of the prompt; -1 as many as fit",
     "truncation_side": "which end of the prompt is cut: left (default) or right",
     "priority": "lower runs first, with --scheduling-policy priority",
@@ -85,7 +88,6 @@ LABELS = dict.fromkeys(
 }
 
 OTHERS_IGNORED = {
-    "vllm_xargs": "there are no extensions that read it",
     "mm_processor_kwargs": "there are no images to process",
     "media_io_kwargs": "there is no media to load",
     "return_mm_kwargs": "there are no images to process",

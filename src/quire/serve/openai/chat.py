@@ -129,7 +129,7 @@ class ChatAnswer:
         self._echo = last_text(body.messages) if body.echo and same else ""
         as_ids = body.return_tokens_as_token_ids
         as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
-        self._names = TokenNames(service.front.tokenizer, as_ids)
+        self._names = TokenNames(service.front.tokenizer, as_ids, asked=body.logprob_token_ids)
         self._usage = UsageReport(service.config, body)
 
     def whole(self) -> bytes:

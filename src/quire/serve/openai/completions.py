@@ -105,7 +105,9 @@ class CompletionAnswer:
         self._scores_only = bool(body.echo) and body.max_tokens == 0
         as_ids = body.return_tokens_as_token_ids
         as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
-        self._names = TokenNames(service.front.tokenizer, as_ids, body.skip_special_tokens)
+        self._names = TokenNames(
+            service.front.tokenizer, as_ids, body.skip_special_tokens, body.logprob_token_ids
+        )
         self._usage = UsageReport(service.config, body)
         self._offsets: dict[int, int] = {}
         self._unseen = set(range(len(call.streams) * self._n))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quire.client.outputs import Logprob, OutputStream
@@ -47,9 +49,16 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class TokenNames:
-    """Writes tokens in logprobs: as text, or as `token_id:N`."""
+    """Chooses the tokens that logprobs show, and writes them as text or as `token_id:N`. `asked` names the tokens."""
 
-    def __init__(self, tokenizer: Tokenizer | None, as_ids: bool, hides_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        as_ids: bool,
+        hides_special: bool = True,
+        asked: Sequence[int] | None = None,
+    ) -> None:
+        self._asked = None if asked is None else frozenset(asked)
         self._tokenizer = tokenizer
         self._hides_special = hides_special
         self._as_ids = as_ids or tokenizer is None
@@ -65,16 +74,17 @@ class TokenNames:
             return 0
         return len(entry.decoded_token or "")
 
+    def top(self, entries: dict[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
+        """The entries that were asked for, else the `count` most likely ones (-1: all); best first."""
+        ranked = [(token, entry) for token, entry in entries.items() if entry.rank is not None]
+        ranked.sort(key=lambda pair: pair[1].rank or 0)
+        if self._asked is not None:
+            return [pair for pair in ranked if pair[0] in self._asked]
+        return [pair for pair in ranked if count == -1 or (pair[1].rank or 0) <= count]
+
     def data(self, token: int) -> list[int] | None:
         """The token's bytes, possibly part of a character."""
         return None if self._tokenizer is None else list(self._tokenizer.token_bytes(token))
-
-
-def _top(entries: dict[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
-    """The `count` most likely entries, best first; -1 keeps all."""
-    ranked = [(token, entry) for token, entry in entries.items() if entry.rank is not None]
-    ranked.sort(key=lambda pair: pair[1].rank or 0)
-    return [pair for pair in ranked if count == -1 or (pair[1].rank or 0) <= count]
 
 
 def chat_logprobs(steps: list[dict[int, Logprob]], count: int, names: TokenNames) -> list[TokenLogprob]:
@@ -82,7 +92,7 @@ def chat_logprobs(steps: list[dict[int, Logprob]], count: int, names: TokenNames
     content = []
     for entries in steps:
         token, entry = next(iter(entries.items()))
-        top = [TopLogprob(names.name(t, e), e.logprob, names.data(t)) for t, e in _top(entries, count)]
+        top = [TopLogprob(names.name(t, e), e.logprob, names.data(t)) for t, e in names.top(entries, count)]
         content.append(TokenLogprob(names.name(token, entry), entry.logprob, names.data(token), top))
     return content
 
@@ -104,7 +114,7 @@ def completion_logprobs(
         shown = None
         if entries is not None:
             shown = dict[str, float]()
-            for t, e in (*_top(entries, count), (token, entry)):
+            for t, e in (*names.top(entries, count), (token, entry)):
                 shown.setdefault(names.name(t, e), e.logprob)  # parts of a character may share a name
         result.top_logprobs.append(shown)
         offset += names.width(token, entry)

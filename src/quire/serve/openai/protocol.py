@@ -79,6 +79,9 @@ class DrawFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: dict[str, Any] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    stream_interval: Positive | None = None
+    vllm_xargs: dict[str, Any] | None = None
     thinking_token_budget: CountOrAll | None = None
     repetition_detection: Repetition | None = None
     truncate_prompt_tokens: CountOrAll | None = None

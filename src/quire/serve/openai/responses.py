@@ -132,7 +132,7 @@ class ResponseAnswer:
         self._body = body
         self._model = model
         self._custom = tools.custom
-        self._names = TokenNames(service.front.tokenizer, False)
+        self._names = TokenNames(service.front.tokenizer, False, asked=body.logprob_token_ids)
         self._service = service
         self._items = Items(call.reading)
         self._new_logprobs: list[Any] = []

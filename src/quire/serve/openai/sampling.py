@@ -26,6 +26,10 @@ def sampling_params(
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     if body.prediction is not None:
         given["prediction"] = body.prediction.text
+    if body.logprob_token_ids is not None and logprobs is None:
+        raise invalid("logprob_token_ids needs logprobs", "logprob_token_ids", "invalid_value")
+    if body.vllm_xargs:
+        given["extra_args"] = body.vllm_xargs
     if body.repetition_detection is not None:
         given["repetition_detection"] = RepetitionDetectionParams(
             **msgspec.structs.asdict(body.repetition_detection)

@@ -1,0 +1,169 @@
+"""Random changes to configs of tiny models: Quire refuses a changed config by name, or computes what transformers does.
+
+By hand, thousands: `python -m tests.model.fuzz_configs 3000 SEED`. tests/model/test_fuzz_configs.py runs a sample.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from quire.devices.reference.backend import ReferenceBackend
+from quire.errors import ModelError
+from quire.model.load import load_model
+from tests.model.tiny_models import VARIANTS, Session, make_model, randomized, torch_logits
+
+Config = dict[str, Any]
+PROMPT = [int(t) for t in np.random.default_rng(11).integers(3, 97, 40)]
+# Keys that say what the file is, not what the model computes.
+KEPT = {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "vocab_size"}
+ROPES: tuple[Config, ...] = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 4.0, "truncate": False, "beta_fast": 16.0},
+    {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+)
+
+
+def rope(rng: random.Random, config: Config) -> str:
+    """Another kind of rotary embedding, in the new spelling, the old one, or with the old name of its kind."""
+    found = dict(rng.choice(ROPES))
+    if rng.random() < 0.3:
+        found["type"] = found.pop("rope_type")
+    if rng.random() < 0.3:
+        found["rope_theta"] = None
+    key = "rope_parameters" if rng.random() < 0.5 else "rope_scaling"
+    if key == "rope_scaling":
+        config.pop("rope_parameters", None)
+        config["rope_theta"] = 5000.0
+    elif "rope_theta" not in found:
+        found["rope_theta"] = 5000.0
+    config[key] = found
+    return f"{key} = {found}"
+
+
+def _keys(config: Config, kind: type | tuple[type, ...] = object) -> list[str]:
+    return [key for key, value in config.items() if key not in KEPT and isinstance(value, kind)]
+
+
+def _change(pick: type | tuple[type, ...], new: Callable[[random.Random, Any], Any]) -> Callable[..., str]:
+    def change(rng: random.Random, config: Config) -> str:
+        key = rng.choice(_keys(config, pick) or _keys(config))
+        config[key] = new(rng, config[key])
+        return f"{key} = {config[key]!r}"
+
+    return change
+
+
+def drop(rng: random.Random, config: Config) -> str:
+    """Leave a key out, so that the class's default holds."""
+    key = rng.choice(_keys(config))
+    del config[key]
+    return f"without {key}"
+
+
+def known(rng: random.Random, config: Config) -> str:
+    """A field that many configs have."""
+    key, value = rng.choice(
+        [
+            ("use_sliding_window", True),
+            ("sliding_window", rng.choice([None, 9, 4096])),
+            ("partial_rotary_factor", 0.5),
+            ("rope_interleave", rng.choice([None, False])),
+            ("n_group", None),
+            ("topk_group", None),
+            ("head_dim", None),
+            ("attention_bias", True),
+            ("original_max_position_embeddings", 16),
+            ("rope_theta", 700.0),
+            ("rotary_emb_base", 700.0),
+            ("max_window_layers", 1),
+            ("layer_types", None),
+        ]
+    )
+    config[key] = value
+    return f"{key} = {value!r}"
+
+
+CHANGES: tuple[Callable[..., str], ...] = (
+    _change(object, lambda rng, value: None),
+    _change(bool, lambda rng, value: not value),
+    _change(float, lambda rng, value: value * rng.choice([0.5, 2.0]) if isinstance(value, float) else value),
+    drop,
+    known,
+    rope,
+)
+
+
+def changed(seed: int) -> tuple[str, Config, list[str]]:
+    """A variant, its config with one to three changes, and what they are."""
+    rng = random.Random(seed)
+    variant = rng.choice(list(VARIANTS))
+    config: Config = json.loads(make_model(variant).config.to_json_string(use_diff=False))
+    name = type(make_model(variant)).__name__
+    changes = [rng.choice(CHANGES)(rng, config) for _ in range(rng.choice([1, 1, 2, 3]))]
+    return variant, {**config, "architectures": [name]}, changes
+
+
+def compare(seed: int, directory: Path) -> tuple[str, str]:
+    """`equal`, `refused`, `no model` (transformers cannot make one either), or `different`; and a description."""
+    variant, config, changes = changed(seed)
+    what = f"seed {seed}: {variant}, {'; '.join(changes)}"
+    try:
+        kind = type(make_model(variant).config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = transformers.AutoModelForCausalLM.from_config(kind.from_dict(dict(config)))
+            model = randomized(model.eval().float(), 1)
+            expected = torch_logits(model, PROMPT)
+            model.save_pretrained(directory)
+    except Exception as error:  # whatever transformers raises for a config that it cannot use
+        return "no model", f"{what}: {type(error).__name__}: {str(error)[:100]}"
+    if not np.isfinite(expected).all():
+        return "no model", f"{what}: not finite"
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    try:
+        loaded = load_model(directory, ReferenceBackend())
+    except ModelError as error:
+        return "refused", f"{what}: {str(error)[:160]}"
+    got = Session(loaded, ReferenceBackend()).feed(PROMPT)
+    error = float(np.abs(got - expected).max() / max(1.0, float(np.abs(expected).max())))
+    return ("equal" if error < 2e-4 else "different"), f"{what}: {error:.2g}"
+
+
+def main(count: int, first: int) -> int:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    results: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        with tempfile.TemporaryDirectory() as directory:
+            result, what = compare(seed, Path(directory))
+        results[result] += 1
+        if result == "different":
+            print(what, flush=True)
+    print(dict(results))
+    return int(results["different"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
