@@ -273,6 +273,7 @@ def thinking() -> Iterator[Server]:
         threads=1,
         reasoning_parser="qwen3",
         trust_request_chat_template=True,
+        enable_per_request_metrics=True,
     )
     yield running
     assert running.stop() == 0
@@ -396,3 +397,18 @@ def test_tokens_per_chunk(thinking: Server, http: httpx.Client) -> None:
             sizes = [len(c["token_ids"]) for chunk in found for c in chunk["choices"]]
             assert sum(sizes) == 24
             assert interval == 1 or sizes[1] >= 7
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_times_of_a_request(thinking: Server, path: str) -> None:
+    body: dict[str, Any] = {"prompt": "Once"} if path == "/v1/completions" else {"messages": HELLO}
+    body |= {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with thinking.client as client:
+        for found in (
+            client.post(path, json=body).json()["metrics"],
+            chunks(client, path, body)[-1]["metrics"],
+        ):
+            assert found["time_to_first_token_ms"] >= found["queue_time_ms"] >= 0
+            assert found["generation_time_ms"] == pytest.approx(7 * found["mean_itl_ms"])
+            assert found["tokens_per_second"] == pytest.approx(1000 / found["mean_itl_ms"])
+        assert client.post(path, json={**body, "n": 2}).json()["metrics"] is None

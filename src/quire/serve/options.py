@@ -104,6 +104,9 @@ class ServerConfig:
     )
     enable_prompt_tokens_details: bool = option(True, "Report the number of cached prompt tokens in `usage`.")
     enable_force_include_usage: bool = option(False, "End every stream with its usage.")
+    enable_per_request_metrics: bool = option(
+        False, "Report the times of a request in its answer (`metrics`)."
+    )
     enable_request_id_headers: bool = option(True, "Add an X-Request-Id header to answers.")
     return_tokens_as_token_ids: bool = option(False, "Write tokens in logprobs as `token_id:N`.")
     response_role: str = option("assistant", "Role of the answers in chats.")

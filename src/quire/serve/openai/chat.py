@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import Chunk, CompletionOutput
@@ -137,6 +138,7 @@ class ChatAnswer:
         choices = [self._choice(sample) for sample in stream.output.outputs]
         usage = self._usage.of(self.call.usage, self._num_reasoning())
         answer = ChatCompletion(self.call.id, int(self.call.began), self._model, choices, usage)
+        answer.metrics = self._usage.metrics(self.call)
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(stream) or []
         if body.return_token_ids:
@@ -197,9 +199,14 @@ class ChatAnswer:
         return b"".join(chunks)
 
     def end(self) -> bytes:
-        if not self._usage.in_end:
+        metrics = self._usage.metrics(self.call)
+        if not self._usage.in_end and metrics is None:
             return DONE
-        return event(self._chunk([], self._usage.of(self.call.usage, self._num_reasoning()))) + DONE
+        usage = self._usage.of(self.call.usage, self._num_reasoning()) if self._usage.in_end else UNSET
+        chunk = self._chunk([], usage)
+        if metrics is not None:
+            chunk.metrics = metrics
+        return event(chunk) + DONE
 
     def _opening(self, index: int) -> bytes:
         """The first chunk of a sample: the role, and the echoed text."""

@@ -8,7 +8,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.serve.openai.logprobs import ChatLogprobs, PromptLogprobs
-from quire.serve.openai.protocol import CountOrAll, Messages, Positive, SamplingFields, UsageInfo
+from quire.serve.openai.protocol import (
+    AnswerMetrics,
+    CountOrAll,
+    Messages,
+    Positive,
+    SamplingFields,
+    UsageInfo,
+)
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -82,6 +89,7 @@ class ChatCompletion(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
     kv_transfer_params: None = None
+    metrics: AnswerMetrics | None = None
 
 
 class FunctionDelta(msgspec.Struct):
@@ -129,3 +137,4 @@ class ChatChunk(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType | None = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET

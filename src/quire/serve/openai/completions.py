@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput, OutputStream
@@ -118,7 +119,9 @@ class CompletionAnswer:
             for position, stream in enumerate(self.call.streams)
             for sample in _best(stream.output.outputs, self._n)
         ]
-        return _encode(self._chunk(choices, self._usage.of(self._counts)))
+        answer = self._chunk(choices, self._usage.of(self._counts))
+        answer.metrics = self._usage.metrics(self.call)
+        return _encode(answer)
 
     def _choice(self, position: int, stream: OutputStream, sample: CompletionOutput) -> CompletionChoice:
         body, echo = self._body, bool(self._body.echo)
@@ -169,9 +172,12 @@ class CompletionAnswer:
         return b"".join(chunks)
 
     def end(self) -> bytes:
-        if not self._usage.in_end:
+        metrics = self._usage.metrics(self.call)
+        if not self._usage.in_end and metrics is None:
             return DONE
-        return event(self._chunk([], self._usage.of(self._counts))) + DONE
+        chunk = self._chunk([], self._usage.of(self._counts) if self._usage.in_end else UNSET)
+        chunk.metrics = metrics
+        return event(chunk) + DONE
 
     def _piece(self, piece: Piece, index: int, first: bool) -> CompletionChoice:
         body, chunk = self._body, piece.chunk

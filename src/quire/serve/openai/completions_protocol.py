@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.serve.openai.logprobs import CompletionLogprobs, PromptLogprobs
-from quire.serve.openai.protocol import Count, CountOrAll, Prompt, SamplingFields, UsageInfo
+from quire.serve.openai.protocol import AnswerMetrics, Count, CountOrAll, Prompt, SamplingFields, UsageInfo
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -43,3 +43,4 @@ class Completion(msgspec.Struct):
     usage: UsageInfo | UnsetType | None = UNSET
     service_tier: str | None = None
     system_fingerprint: str | None = None
+    metrics: AnswerMetrics | None = None

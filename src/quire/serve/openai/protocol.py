@@ -134,6 +134,16 @@ class CompletionTokensDetails(msgspec.Struct):
     audio_tokens: int = 0
 
 
+class AnswerMetrics(msgspec.Struct):
+    """Times of one request, in vLLM's names: milliseconds, and tokens per second of generation."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+
+
 class UsageInfo(msgspec.Struct):
     """Token counts of a whole call."""
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from msgspec import UNSET
 
+from quire.serve.call import Call
 from quire.serve.openai.protocol import (
+    AnswerMetrics,
     CompletionTokensDetails,
     PromptTokensDetails,
     SamplingFields,
@@ -22,9 +24,26 @@ class UsageReport:
     def __init__(self, config: ServerConfig, body: SamplingFields) -> None:
         options = body.stream_options
         self._predicted = body.prediction is not None
+        self._metrics = config.enable_per_request_metrics
         self._details = config.enable_prompt_tokens_details
         self.in_end = config.enable_force_include_usage or bool(options and options.include_usage)
         self._in_chunks = self.in_end and bool(options and options.continuous_usage_stats)
+
+    def metrics(self, call: Call) -> AnswerMetrics | None:
+        """The times of a call of one sample, if they are to be reported."""
+        if not self._metrics or len(call.streams) != 1 or call.streams[0].request.sampling.n != 1:
+            return None
+        times, found = call.generation.times[0], AnswerMetrics()
+        if not times.first_token:
+            return found
+        found.time_to_first_token_ms = 1000 * (times.first_token - times.arrival)
+        found.queue_time_ms = 1000 * max(0.0, (times.scheduled or times.arrival) - times.arrival)
+        seconds = times.last_token - times.first_token
+        found.generation_time_ms = 1000 * seconds
+        if times.num_output > 1 and seconds > 0:
+            found.mean_itl_ms = 1000 * seconds / (times.num_output - 1)
+            found.tokens_per_second = (times.num_output - 1) / seconds
+        return found
 
     def of(self, usage: Usage, num_reasoning: int | None = None) -> UsageInfo:
         """`num_reasoning` of the output tokens are reasoning; None if the model's output has none apart."""
