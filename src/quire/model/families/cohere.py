@@ -56,7 +56,13 @@ def read_cohere2(config: ConfigReader) -> ArchSpec:
         config.expect(key, value)
     config.expect("use_qk_norm", False)
     config.skip("use_parallel_embedding")  # how training was spread
-    kinds = layer_kinds(config, alternate(num_layers(config), config.integer("sliding_window_pattern", 4)))
+    pattern = config.integer("sliding_window_pattern", 4)
+    if config.get("layer_types") is None:
+        # transformers writes this name beside layer_types, and reads it from nowhere.
+        config.expect("_sliding_window_pattern", pattern)
+    else:
+        config.skip("_sliding_window_pattern")
+    kinds = layer_kinds(config, alternate(num_layers(config), pattern))
     spec = read_cohere(config, windows=windows_of(config, kinds))
     return rotate_some(spec, [kind == SLIDING for kind in kinds])
 
@@ -65,6 +71,9 @@ def read_cohere2_moe(config: ConfigReader) -> ArchSpec:
     """A mixture in the layers after the first dense ones."""
     for key, value in FIXED:
         config.expect(key, value)
+    config.expect(
+        "rope_scaling", None, config.get("rope_parameters")
+    )  # the model's code reads the newer name alone
     config.expect("layer_norm_only", None)
     config.skip("use_parallel_embedding")
     layers, dense = num_layers(config), config.count("first_k_dense_replace", 0)
@@ -122,7 +131,7 @@ FAMILIES = {
         read_cohere2,
         COHERE_NAMES,
         {**COHERE, "sliding_window": 4096},
-        {**EPS, "sliding_window_pattern": "sliding_window_pattern _sliding_window_pattern layer_switch"},
+        {**EPS, "sliding_window_pattern": "sliding_window_pattern layer_switch"},
     ),
     "Cohere2MoeForCausalLM": Family(
         "cohere2_moe",

@@ -30,6 +30,7 @@ def read_deepseek_v2(config: ConfigReader) -> ArchSpec:
     """DeepSeek-AI 2024, arXiv:2405.04434. V2 chooses among the best groups, V2-Lite among all experts."""
     config.expect("scoring_func", "softmax")
     config.expect("norm_topk_prob", False, None)
+    config.expect("rope_interleave", True)  # of V3; V2's code is always interleaved
     method = config.get("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
         raise config.wrong("topk_method", method, "greedy or group_limited_greedy")
