@@ -19,7 +19,7 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test wheel lint test test-suite test-wheel fuzz eval-model clean
+.PHONY: run install install-test wheel lint test test-suite test-wheel fuzz abuse eval-model clean
 
 run: install
 	$(BIN)/quire serve $(MODEL)
@@ -97,6 +97,11 @@ $(FUZZ)/built: $(TEST)/installed $(NATIVE)
 fuzz: $(if $(PRELOAD),$(FUZZ)/built,$(TEST)/installed)
 	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(TEST)/bin/python -m tests.fuzz \
 	  $(if $(PRELOAD),--native $(FUZZ)/native/_native.*.so) --minutes $(MINUTES) --seed $(SEED) --only "$(ONLY)"
+
+# The worst wait of a user while another one attacks the server; ONLY=select runs some of the attacks. Beside other work on
+# the machine its figures mean nothing, so it is not a part of `make test`.
+abuse: install-test
+	$(BIN)/python -m tests.abuse --only "$(ONLY)"
 
 # Bits per byte of the shipped model on held-out stories, beside a public model's.
 eval-model: install-test

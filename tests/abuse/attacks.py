@@ -1,0 +1,113 @@
+"""Requests that try to hold up the users beside them. Each is what one user may send, or a flood of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+SECONDS = 20.0
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def post(url: str, path: str, body: bytes) -> None:
+    """Send a body and read the whole answer, for at most SECONDS."""
+    with contextlib.suppress(httpx.HTTPError):
+        httpx.post(url + path, content=body, headers={"Content-Type": "application/json"}, timeout=SECONDS)
+
+
+def flood(url: str, start: bytes, piece: bytes, total: int) -> None:
+    """Send `start`, then `piece` again and again."""
+    address = urlsplit(url)
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address.hostname, address.port)) as connection,
+    ):
+        connection.sendall(start)
+        for _ in range(total // len(piece)):
+            connection.sendall(piece)
+
+
+def idle(url: str) -> None:
+    """Thousands of connections that send nothing, or half a head."""
+    address = urlsplit(url)
+    held = []
+    with contextlib.suppress(OSError):
+        for i in range(900):
+            held.append(socket.create_connection((address.hostname, address.port)))
+            held[-1].sendall(b"GET / HT" if i % 2 else b"")
+    for connection in held:
+        connection.close()
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def sends(path: str, **fields: Any) -> Callable[[str], None]:
+    return lambda url: post(url, path, body(**fields))
+
+
+def sends_text(path: str, start: str, piece: str, count: int, end: str) -> Callable[[str], None]:
+    """A body with one part repeated: quicker to make than by encoding values."""
+    return lambda url: post(url, path, (start + piece * count + end).encode())
+
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG = "Once upon a time there was a little girl who liked to play. "
+ATTACKS: dict[str, Callable[[str], None]] = {
+    "a header that never ends": lambda url: flood(
+        url, b"GET /health HTTP/1.1\r\nx: ", b"a" * 65536, 60 << 20
+    ),
+    "header lines without end": lambda url: flood(url, b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 9000, 60 << 20),
+    "trailers without end": lambda url: flood(
+        url,
+        b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+        b"a: b\r\n" * 9000,
+        60 << 20,
+    ),
+    "pipelined requests": lambda url: flood(url, b"", b"GET /health HTTP/1.1\r\n\r\n" * 2000, 20 << 20),
+    "900 idle connections": idle,
+    "n=1024, no end": sends(COMPLETIONS, prompt="hello", n=1024, max_tokens=900, ignore_eos=True),
+    "1024 prompts, no end": sends(COMPLETIONS, prompt=[LONG] * 1024, max_tokens=900, ignore_eos=True),
+    "bad_words, 300,000": sends(COMPLETIONS, prompt="a", bad_words=[f"w{i}" for i in range(300_000)]),
+    "bad_words, the most": sends(COMPLETIONS, prompt="a", bad_words=[f"w{i}" for i in range(4096)]),
+    "bad_words, five of 800 kB": sends(COMPLETIONS, prompt="a", bad_words=["ab" * 400_000] * 5),
+    "logit_bias, 2 million": sends_text(
+        COMPLETIONS, '{"prompt": "a", "logit_bias": {', '"1": 1, ', 2_000_000, '"2": 1}}'
+    ),
+    "logit_bias, the most": sends(
+        COMPLETIONS, prompt="a", n=64, logit_bias={str(i % 4096): 1 for i in range(16384)}
+    ),
+    "10 million empty messages": sends_text(CHAT, '{"messages": [{}', ",{}", 10_000_000, "]}"),
+    "40,000 messages": sends(CHAT, messages=HELLO * 40_000),
+    "a message of 20 MB": sends(CHAT, messages=[{"role": "user", "content": "hello " * 3_400_000}]),
+    "1.5 million metadata keys": sends_text(
+        CHAT,
+        '{"messages": [{"role": "user", "content": "a"}], "metadata": {',
+        '"a": "", ',
+        1_500_000,
+        '"b": ""}}',
+    ),
+    "100,000 unknown fields": sends(COMPLETIONS, prompt="a", **{f"zq{i}": 1 for i in range(100_000)}),
+    "embeddings of 2 million": sends_text("/v1/embeddings", '{"input": ["a"', ',"a"', 2_000_000, "]}"),
+    "embeddings of 4096": sends("/v1/embeddings", input=[LONG] * 4096),
+    "scores of 3,000 texts": sends("/score", text_1=LONG, text_2=[LONG] * 3000),
+    "a tokenization of 20 MB": sends("/tokenize", prompt="hello " * 3_400_000),
+    "a tokenization of 1 MB": sends("/tokenize", prompt="hello " * 170_000),
+    "select of 500 long choices": sends(
+        COMPLETIONS,
+        prompt="a",
+        structured_outputs={"choice": [f"{i} {LONG * 25}" for i in range(500)], "select": True},
+    ),
+    "select of 3,000 short ones": sends(
+        COMPLETIONS, prompt="a", structured_outputs={"choice": [f"{i}" for i in range(3000)], "select": True}
+    ),
+    "JSON 100,000 deep": lambda url: post(url, CHAT, b"[" * 100_000),
+    "token ids, a million": sends(COMPLETIONS, prompt=[1] * 1_000_000),
+}
