@@ -20,6 +20,7 @@ METRICS = {
     "ttft": "Time to first token",
     "tpot": "Time per later token",
     "itl": "Inter-token latency",
+    "itl_prefill": "Inter-token latency while another request waits for its first token",
     "e2el": "End-to-end latency",
     "client_queue_time": "Wait for --max-concurrency",
     "e2el_including_client_queue": "End-to-end, wait included",
@@ -144,10 +145,32 @@ def observed(done: Sequence[tuple[Outcome, int]]) -> dict[str, list[float]]:
         "ttft": [o.ttft for o, _ in done],
         "tpot": [tpot(o, n) for o, n in done if n > 1],
         "itl": [gap for o, _ in done for gap in o.itls],
+        "itl_prefill": _gaps_beside_prompts([o for o, _ in done]),
         "e2el": [o.latency for o, _ in done],
         "client_queue_time": [o.queue_time for o, _ in done],
         "e2el_including_client_queue": [o.latency + o.queue_time for o, _ in done],
     }
+
+
+def _gaps_beside_prompts(outcomes: Sequence[Outcome]) -> list[float]:
+    """The times between tokens during which another request waits for its first token, in seconds.
+
+    A request's own wait is over before its first gap, so it never counts.
+    """
+    waits = sorted((o.start, o.start + o.ttft) for o in outcomes)
+    starts = np.array([start for start, _ in waits])
+    last_ends = np.maximum.accumulate(np.array([end for _, end in waits]))
+    found: list[float] = []
+    for outcome in outcomes:
+        ends = outcome.start + outcome.ttft + np.cumsum(outcome.itls)
+        before = np.searchsorted(starts, ends)  # waits that began before a gap ended
+        begins = ends - np.array(outcome.itls)
+        found += [
+            gap
+            for gap, begin, count in zip(outcome.itls, begins, before, strict=True)
+            if count and last_ends[count - 1] > begin + 1e-9
+        ]
+    return found
 
 
 def tokens_by_second(

@@ -77,7 +77,9 @@ class ServeOptions(DatasetOptions):
     logprobs: int | None = option(None, "Log probabilities to request per token.", low=0)
     extra_body: str | None = option(None, "JSON object to merge into each request.")
     goodput: tuple[str, ...] = option((), 'Objectives in ms, like "ttft:200 tpot:50 e2el:5000".')
-    percentile_metrics: str | None = option(None, "Metrics to report; default ttft,tpot,itl,e2el.")
+    percentile_metrics: str | None = option(
+        None, "Metrics to report; default ttft,tpot,itl,itl_prefill,e2el."
+    )
     metric_percentiles: str = option("99", "Percentiles to report, separated by commas.")
     sweep: str | None = option(None, "Measure at each of these loads, like 1,2,4,inf.")
     sweep_over: Literal["request-rate", "max-concurrency"] = option(
@@ -149,7 +151,7 @@ class ServeOptions(DatasetOptions):
         )
 
     def summary(self) -> Summary:
-        metrics = parse_metrics(self.percentile_metrics or "ttft,tpot,itl,e2el")
+        metrics = parse_metrics(self.percentile_metrics or "ttft,tpot,itl,itl_prefill,e2el")
         if self.max_concurrency is not None and self.percentile_metrics is None:
             metrics.append("client_queue_time")
         return Summary(metrics, parse_percentiles(self.metric_percentiles), parse_goodput(self.goodput))

@@ -7,6 +7,7 @@ beside the limits of the machine, measured now. For a config.json alone it print
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from rich.table import Table
 from quire.cli import Command
 from quire.config import DeviceConfig, EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
+from quire.engine.rates import step_rates
 from quire.engine.start import EnginePlan, make_backend, plan_engine, quantized_weights
 from quire.errors import ConfigError
 from quire.model.load import outline_config
 from quire.runtime.memory import GIB
+from quire.sched.times import StepTimes, StepWork
+from quire.serve.options import TARGET_STEP_TIME
 from quire.weights.schemes import weights_name
 
 
@@ -103,6 +107,9 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
     kv_bytes = plan.kv_spec.bytes_per_token
     length = options.input_len + options.output_len
     first_token = _prompt_seconds(plan, limits, options.input_len)
+    target = plan.config.scheduler.target_step_time
+    target = TARGET_STEP_TIME if target is None else target
+    chunk, rate = _chunk(plan, limits, target / 1e3)
     return {
         "parameters": model.num_parameters,
         "dtype": model.dtype,
@@ -126,7 +133,25 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "batch_tok_s_bound": _decode_rate(plan, limits, options, options.batch_size),
         "prefill_tok_s_bound": options.input_len / first_token,
         "first_token_s_bound": first_token,
+        "target_step_ms": target,
+        "chunk_tokens_bound": chunk,
+        "chunk_tok_s_bound": rate,
     }
+
+
+def _chunk(plan: EnginePlan, limits: MachineLimits, target: float) -> tuple[int, float]:
+    """The most prompt tokens that fit in a step of `target` seconds beside one sequence that generates, and their rate.
+
+    Without a target, the chunk is that of --max-num-batched-tokens.
+    """
+    times = StepTimes(step_rates(plan.cost, plan.kv_spec, limits.read_gbs, limits.peak_gflops))
+    decoding, most = StepWork(1, 1), plan.config.scheduler.max_num_batched_tokens - 1
+
+    def seconds(count: int) -> float:
+        return times.seconds(times.with_prompt(decoding, 0, count, False))
+
+    chunk = bisect_right(range(1, most + 1), target, key=seconds) if target else most
+    return chunk, chunk / seconds(chunk)
 
 
 def _decode_rate(plan: EnginePlan, limits: MachineLimits, options: PlanOptions, sequences: int) -> float:
@@ -147,6 +172,13 @@ def _lengths(wanted: int, longest: int) -> list[int]:
     """Sequence lengths worth showing: powers of four up to the model's length, and the one asked for."""
     powers = [4**k for k in range(4, 12) if 4**k < longest]
     return sorted({*powers, min(wanted, longest), longest})
+
+
+def _step_name(figures: dict[str, Any]) -> str:
+    target = figures["target_step_ms"]
+    return (
+        f"a step of {target:.0f} ms (--target-step-time)" if target else "a step (--max-num-batched-tokens)"
+    )
 
 
 def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[str, str]]]:
@@ -172,6 +204,11 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
             (f"decode, {figures['batch_size']} sequences", f"{figures['batch_tok_s_bound']:.1f} tok/s"),
             (f"prefill of {figures['input_len']:,} tokens", f"{figures['prefill_tok_s_bound']:.0f} tok/s"),
             ("time to first token", f"{figures['first_token_s_bound'] * 1e3:.0f} ms"),
+            (
+                _step_name(figures),
+                f"{figures['chunk_tokens_bound']:,} tokens of a prompt beside one sequence",
+            ),
+            ("prefill in such steps", f"{figures['chunk_tok_s_bound']:.0f} tok/s"),
         ],
     }
 

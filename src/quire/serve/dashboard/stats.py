@@ -16,6 +16,7 @@ from quire.serve.dashboard.history import TICK, History, Reading, quantile
 
 WINDOW = 30.0
 QUANTILES = {"p50": 0.5, "p99": 0.99}
+PARTS = {"prefill": "inter_token_prefill_seconds", "step": "step_time_seconds"}
 LATENCIES = {"ttft": "time_to_first_token_seconds", "itl": "inter_token_latency_seconds"}
 MOST_ROWS = 50  # of live requests in a snapshot
 
@@ -44,7 +45,9 @@ class PageSource:
         self.about = about
         self._clock = clock
         self._history = History(self._read)
-        self._readings: dict[str, deque[tuple[float, list[int]]]] = {name: deque() for name in LATENCIES}
+        self._readings: dict[str, deque[tuple[float, list[int]]]] = {
+            name: deque() for name in LATENCIES | PARTS
+        }
 
     async def run(self) -> None:
         """Keep the history; for the life of the server."""
@@ -76,7 +79,7 @@ class PageSource:
             "rows": self._history.latest(),
             **self._live(now),
         }
-        for name, histogram in LATENCIES.items():
+        for name, histogram in (LATENCIES | PARTS).items():
             found |= self._recent(name, histogram, now)
         return {**found, **self._state()}
 

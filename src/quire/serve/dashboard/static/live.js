@@ -69,6 +69,7 @@ function show(s) {
   $("rate").textContent = s.rate === null ? "–" : s.rate >= 100 || s.rate === 0 ? number.format(Math.round(s.rate)) : s.rate.toFixed(1);
   $("kv-share").textContent = s.num_blocks ? percent(s.num_used_blocks / s.num_blocks) : "–";
   for (const name of ["ttft", "itl"]) for (const word of ["p50", "p99"]) $(`${name}-${word}`).textContent = latency(s[`${name}_${word}`]);
+  $("prefill-p99").textContent = latency(s.prefill_p99);
   $("hit-rate").textContent = s.prompt_tokens && s.cached_tokens !== undefined ? percent(s.cached_tokens / s.prompt_tokens) : "–";
   $("prompt-tokens").textContent = number.format(s.prompt_tokens);
   $("generation-tokens").textContent = number.format(s.generation_tokens);
