@@ -135,7 +135,7 @@ def test_inner_fields(http: httpx.Client) -> None:
 
 
 def test_names_in_the_header_are_harmless(http: httpx.Client) -> None:
-    odd = {"a\r\nSet-Cookie: x": 1, "ключ": 2, "y" * 500: 3, **{f"zz{i}": i for i in range(100)}}
+    odd = {"a\r\nSet-Cookie: x": 1, "ключ": 2, "y" * 500: 3, **{f"zz{i}": i for i in range(50)}}
     answer = http.post("/tokenize", json={"prompt": "x", **odd})
     shown = answer.headers["x-ignored-fields"].split(", ")
     assert shown[0] == "a??Set-Cookie??x"
