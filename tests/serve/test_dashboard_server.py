@@ -65,7 +65,7 @@ def test_the_numbers_are_the_engines(server: Server) -> None:
         assert after["generation_tokens"] == 7
         assert after["num_running"] == 0
         assert after["num_used_blocks"] == 0
-        assert after["finished"] == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+        assert after["finished"] == {"stop": 0, "length": 1, "repetition": 0, "abort": 0, "error": 0}
 
 
 def test_a_viewer_does_not_keep_the_server_from_ending(server: Server) -> None:
