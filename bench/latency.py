@@ -4,7 +4,6 @@
 
 Each target gets a server of its own. One client reads a stream, another sends prompts of --long tokens one after the
 other, and a third one sends a prompt of 20 tokens every 2 seconds. A long prompt and the stream also run alone.
-`bench/report.py` draws the plot of docs/latency.md from the newest file.
 """
 
 from __future__ import annotations
