@@ -165,7 +165,8 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
         del values["config"]
     _choose_model(parser, values)
     if command.engine:
-        for notice in take_foreign(values):
+        own_names = {f.name for f in fields(command.options)}
+        for notice in take_foreign(values, own_names):
             log.warning("%s", notice)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from quire.errors import ConfigError
 from quire.flags.table import FOREIGN, ForeignFlag
 
 
-def take_foreign(options: dict[str, Any]) -> list[str]:
+def take_foreign(options: dict[str, Any], own: Container[str] = ()) -> list[str]:
     """Remove from `options` (by field name) those that change nothing here; returns a line about each.
+
+    `own` are names of options that the caller has: they stay, whatever the table says.
 
     Raises ConfigError for one that would change a result.
     """
     notices = []
-    for name in [name for name in options if name in FOREIGN]:
+    for name in [name for name in options if name in FOREIGN and name not in own]:
         value = options.pop(name)
         flag = FOREIGN[name]
         if not flag.accepts(value):

@@ -110,7 +110,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     (
         "/metrics always has these figures, or they cost nothing here",
-        "disable_log_stats! enable_per_request_metrics! kv_cache_metrics! kv_cache_metrics_sample "
+        "disable_log_stats! kv_cache_metrics! kv_cache_metrics_sample "
         "enable_server_load_tracking! "
         "enable_logging_iteration_details! enable_mfu_metrics! collect_detailed_traces* "
         "per_request_spec_decode_metrics! enable_layerwise_nvtx_tracing! log_error_stack! "
@@ -214,18 +214,19 @@ _SHARED = (
     "chat_template chat_template_content_format config default_chat_template_kwargs "
     "disable_access_log_for_endpoints disable_fastapi_docs disable_sliding_window disable_uvicorn_access_log "
     "download_dir dtype enable_auto_tool_choice enable_force_include_usage enable_log_deltas enable_log_outputs "
-    "enable_log_requests enable_prefix_caching enable_prompt_tokens_details enable_request_id_headers "
-    "enable_sleep_mode enable_ssl_refresh enable_tokenizer_info_endpoint exclude_tools_when_tool_choice_none "
-    "generation_config gpu_memory_utilization h11_max_header_count h11_max_incomplete_event_size hf_overrides "
-    "hf_token host kv_cache_dtype kv_cache_memory_bytes load_format log_config_file log_level logits_processors "
-    "logprobs_mode long_prefill_token_threshold max_log_len max_logprobs max_model_len max_num_batched_tokens "
-    "max_num_queued_reqs max_num_queued_tokens max_num_seqs middleware model model_impl num_gpu_blocks_override "
-    "numa_bind numa_bind_cpus numa_bind_nodes override_generation_config pooler_config port profiler_config "
-    "quantization reasoning_parser reasoning_parser_plugin response_role return_tokens_as_token_ids revision "
-    "root_path scheduling_policy seed served_model_name shutdown_timeout skip_tokenizer_init spec_method "
-    "spec_model spec_tokens speculative_config sse_keep_alive_interval ssl_ca_certs ssl_cert_reqs ssl_certfile "
-    "ssl_ciphers ssl_keyfile stream_interval structured_outputs_config tokenizer tokenizer_mode "
-    "tokenizer_revision tool_call_parser tool_parser_plugin trust_request_chat_template uds uvicorn_log_level"
+    "enable_log_requests enable_per_request_metrics enable_prefix_caching enable_prompt_tokens_details "
+    "enable_request_id_headers enable_sleep_mode enable_ssl_refresh enable_tokenizer_info_endpoint "
+    "exclude_tools_when_tool_choice_none generation_config gpu_memory_utilization h11_max_header_count "
+    "h11_max_incomplete_event_size hf_overrides hf_token host kv_cache_dtype kv_cache_memory_bytes load_format "
+    "log_config_file log_level logits_processors logprobs_mode long_prefill_token_threshold max_log_len "
+    "max_logprobs max_model_len max_num_batched_tokens max_num_queued_reqs max_num_queued_tokens max_num_seqs "
+    "middleware model model_impl num_gpu_blocks_override numa_bind numa_bind_cpus numa_bind_nodes "
+    "override_generation_config pooler_config port profiler_config quantization reasoning_parser "
+    "reasoning_parser_plugin response_role return_tokens_as_token_ids revision root_path scheduling_policy seed "
+    "served_model_name shutdown_timeout skip_tokenizer_init spec_method spec_model spec_tokens speculative_config "
+    "sse_keep_alive_interval ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile stream_interval "
+    "structured_outputs_config tokenizer tokenizer_mode tokenizer_revision tool_call_parser tool_parser_plugin "
+    "trust_request_chat_template uds uvicorn_log_level"
 )
 SHARED = tuple(_SHARED.split())
 

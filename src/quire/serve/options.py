@@ -197,9 +197,9 @@ def for_serving(config: EngineConfig) -> EngineConfig:
 
 def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """Split flat options (`port=1, block_size=32`) into the engine's and the server's; unknown names are errors."""
-    for notice in take_foreign(options):
-        log.warning("%s", notice)
     names = {f.name for f in fields(ServerConfig)}
+    for notice in take_foreign(options, names):
+        log.warning("%s", notice)
     server = {name: value for name, value in options.items() if name in names}
     engine = {name: value for name, value in options.items() if name not in names}
     return EngineConfig.from_options(**engine), ServerConfig(**server)
@@ -224,7 +224,7 @@ def read_config(path: str) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name == "model_tag":
             name = "model"
-        if name in FOREIGN:
+        if name in FOREIGN and name not in types:
             options[name] = value
             continue
         if name not in types:
