@@ -80,7 +80,9 @@ inline V round_even(V a) {
   const V rounded = (a + magic) - magic;
   return select(less(abs(a), set1(4194304.0f)), rounded, a);
 }
-inline V scale(V a, V n) {  // a * 2^n, n whole in [-126, 127]
+inline V scale(V a, V n) {  // a * 2^n, n whole in [-126, 127]; any other n is taken for the nearer end
+  const V most = set1(127.0f), least = set1(-126.0f);
+  n = max(select(less(n, most), n, most), least);
   Bits b;
   for (int i = 0; i < 16; ++i) b[i] = uint32_t(int32_t(n.r[i]) + 127) << 23;
   return a * from_bits(b);

@@ -80,6 +80,8 @@ def test_an_index_names_files_beside_it(name: str, tmp_path: Path) -> None:
         ("tokenizer_config.json", {"added_tokens_decoder": {"\u00b2": {"content": "x"}}}, "added_tokens_decoder"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}, "added_tokens_decoder"),
         ("tokenizer_config.json", {"bos_token": [1]}, "bos_token"),
+        ("tokenizer_config.json", {"bos_token": "\ud800"}, "bos_token"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"7": {"content": "\ud800"}}}, "added_tokens_decoder"),
         ("tokenizer.json", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "tokenizer.json"),
         # This table is found broken only when a text is normalized.
         (

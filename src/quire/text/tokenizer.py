@@ -283,9 +283,14 @@ def _optional(path: Path) -> dict[str, Any]:
 def _token_text(value: object, where: str) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
-    if value is None or isinstance(value, str):
-        return value or None
-    raise ModelError(f"tokenizer_config.json: {where} must be a string, got {value!r:.80}")
+    if value is None or is_text(value):
+        return str(value) if value else None
+    raise ModelError(f"tokenizer_config.json: {where} must be a string of Unicode, got {value!r:.80}")
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is text that UTF-8 can express: JSON can escape halves of pairs, which is no Unicode."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _ids(value: object, where: str) -> tuple[int, ...]:
@@ -313,7 +318,7 @@ def _declared(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
         if (
             not re.fullmatch("[0-9]{1,9}", key)
             or not isinstance(spec, dict)
-            or not isinstance(spec.get("content"), str)
+            or not is_text(spec.get("content"))
         ):
             raise ModelError(
                 f"tokenizer_config.json: added_tokens_decoder[{key!r}] must be a token with its content"
