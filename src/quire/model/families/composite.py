@@ -44,7 +44,12 @@ POSITIONS_OF_PICTURES = ("mrope_section", "mrope_interleaved")
 def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -> dict[str, Any] | None:
     """The config of the language model, as if it were alone; None if the config is not of several parts. ModelError."""
     named = values.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in CLASSES:
+    if (
+        not isinstance(named, list)
+        or len(named) != 1
+        or not isinstance(named[0], str)
+        or named[0] not in CLASSES
+    ):
         return None
     inner = values.get("text_config")
     if not isinstance(inner, Mapping):
