@@ -42,6 +42,10 @@ def spec(**changes: Any) -> Callable[[dict[str, Any]], None]:
     return lambda found: found["spec"].update(changes)
 
 
+def rope(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found["spec"]["rope"].update(changes)
+
+
 def fewer_experts(found: dict[str, Any]) -> None:
     moe = found["weights"]["layers"][0]["moe"]
     moe["experts"] = moe["experts"][:2]
@@ -71,6 +75,9 @@ def no_mixture(found: dict[str, Any]) -> None:
         ("llama", spec(head_dim=BIG), "head_dim must be"),
         ("llama", spec(vocab_size=640), "the head gives 320 logits"),
         ("llama", spec(norm_eps=1e300), "norm_eps must be"),
+        ("llama", rope(kind="yarn", original_max_position=64, beta_slow=0.0), "beta_slow of the rope"),
+        ("llama", rope(kind="longrope", original_max_position=64), "factors of the rope"),
+        ("llama", rope(rotary_dim=BIG), "rotary_dim of the rope"),
         ("llama", spec(windows=[-1, None, None]), "windows must be at least 1"),
         ("llama", offsets, "no groups, offsets or scales"),
         ("llama", lambda found: found.update(eos_token_ids=[-1]), "eos_token_ids holds -1"),

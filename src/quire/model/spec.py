@@ -79,6 +79,23 @@ class RopeSpec(msgspec.Struct, frozen=True):
     rotated_pairs: int = 0
     backwards: bool = False
 
+    def check(self, where: str) -> None:
+        """Raise ModelError, naming `where` and the field, for a rope whose frequencies are no numbers."""
+        scaled = self.kind in ("llama3", "yarn", "longrope")
+        for name, sound in (
+            ("rotary_dim", 2 <= self.rotary_dim <= MOST["head_dim"] and self.rotary_dim % 2 == 0),
+            ("theta", self.theta > 1),
+            ("factor", self.factor > 0),
+            ("original_max_position", not scaled or 2 <= self.original_max_position <= MAX_POSITION),
+            ("high_freq_factor", self.high_freq_factor > self.low_freq_factor),
+            ("beta_fast", self.beta_fast > 0),
+            ("beta_slow", self.beta_slow > 0),
+            ("factors", self.kind != "longrope" or len(self.factors) == self.rotary_dim // 2),
+            ("factors", all(factor > 0 for factor in self.factors)),
+        ):
+            if not sound:
+                raise ModelError(f"{where}: {name} of the rope cannot be {getattr(self, name)!r:.80}")
+
 
 class LatentSpec(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): kv_rank + rope_dim cached elements per token.
@@ -286,6 +303,9 @@ class ArchSpec(msgspec.Struct, frozen=True):
             )
         if self.latent is not None:
             self.latent.check(where)
+        for rope in {self.rope, *(self.layer_ropes or ())}:
+            if rope is not None:
+                rope.check(where)
         for name, value in _numbers(self):
             if not math.isfinite(value) or abs(value) > MAX_NUMBER:
                 raise ModelError(f"{where}: {name} must be a number of at most {MAX_NUMBER}, got {value}")
