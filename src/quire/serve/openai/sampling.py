@@ -45,7 +45,8 @@ def _beam(body: SamplingFields) -> dict[str, Any]:
     if not body.use_beam_search:
         return {}
     if body.stream:
-        raise invalid("a beam search has nothing to stream until it ends: leave stream out", "stream")
+        message = "a beam search has nothing to stream until it ends: leave stream out"
+        raise invalid(message, "stream", "invalid_value")
     rules = BeamRules(
         beam_width=body.beam_width or body.n or 1,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
