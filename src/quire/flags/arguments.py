@@ -16,6 +16,9 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 
 
+MAX_LISTED = 40  # characters of choices that help shows in place of a value
+
+
 def integer(text: str) -> int:
     """A whole number, or one with a unit: 4k is 4000, 4K is 4096, 1.5g is 1500000000. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
@@ -95,7 +98,8 @@ def add_options(
             continue
         default = None if f.default is MISSING else f.default
         shown = "" if default in (None, "", ()) else f" (default: {default})"
-        settings: dict[str, Any] = {"help": f.metadata["help"] + shown, "default": default}
+        text = (f.metadata["help"] + shown).replace("%", "%%")  # argparse formats help texts
+        settings: dict[str, Any] = {"help": text, "default": default}
         if not everything and not f.metadata["common"]:
             settings["help"] = argparse.SUPPRESS
             hidden += 1
@@ -129,7 +133,8 @@ def _reading(hint: Any, aliases: dict[str, Any]) -> dict[str, Any]:
     """How argparse reads a value of a field's type."""
     plain = [part for part in get_args(hint) if part is not type(None)]
     if get_origin(hint) is Literal:
-        choices = {"choices": plain, "metavar": "{" + ",".join(map(str, plain)) + "}"}
+        listed = "{" + ",".join(map(str, plain)) + "}"
+        choices = {"choices": plain, "metavar": listed if len(listed) <= MAX_LISTED else "NAME"}
         return choices if not aliases else {**choices, "type": lambda text: aliases.get(text, text)}
     if get_origin(hint) is tuple:
         return {"action": Listed, "nargs": "+", "metavar": "VALUE"}

@@ -125,7 +125,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"entries": [entry("a", [HUGE, 4])]}, "cannot be"),
     "product": ({"entries": [entry("a", [1 << 40] * 4)]}, "truncated"),
     "type": ({"entries": [entry("a", [32], kind=99)]}, "type 99"),
-    "type that is not read": ({"entries": [entry("a", [256], kind=16)]}, "type 16"),
+    "type that is not read": ({"entries": [entry("a", [256], kind=31)]}, "type 31"),
     "row of half a block": ({"entries": [entry("a", [33, 32], kind=8)]}, "multiples of 32"),
     "offset beyond the end": ({"entries": [entry("a", [8], offset=1 << 40)], "data": bytes(32)}, "truncated"),
     "offset overflows": (
