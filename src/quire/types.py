@@ -38,7 +38,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     separates prefix caches. With `choices` (token ids) the output is the likeliest of them. With `pooling` the request
     makes no token but one vector: the mean, last or first final hidden state, after the model's own head, and
     without `activate` not scaled to length 1. Prompt log-probabilities are due for the tokens after position
-    `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API keys) take turns.
+    `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API keys, or calls) take
+    turns.
     """
 
     id: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable
 import httpx
 import psutil
 
-from tests.abuse.attacks import ATTACKS, SECONDS
+from tests.abuse.attacks import ATTACKS, SECONDS, attack
 from tests.serve.running import Server, start
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 10, "ignore_eos": True}
@@ -38,19 +39,17 @@ def waits(http: httpx.Client, goes_on: Callable[[], bool]) -> list[float]:
 def attacked(server: Server, http: httpx.Client, name: str) -> list[float]:
     """The waits while an attack runs, and for a second after it."""
     attacker = multiprocessing.get_context("spawn").Process(
-        target=_attack, args=(name, server.url), daemon=True
+        target=attack, args=(name, server.url), daemon=True
     )
     attacker.start()
     end = time.monotonic() + SECONDS + 5
     found = waits(http, lambda: attacker.is_alive() and time.monotonic() < end)
     attacker.kill()
     attacker.join()
+    if attacker.exitcode not in (0, -signal.SIGKILL):
+        raise AssertionError(f"the attack {name!r} failed by itself")
     until = time.monotonic() + 1.0
     return found + waits(http, lambda: time.monotonic() < until)
-
-
-def _attack(name: str, url: str) -> None:
-    ATTACKS[name](url)
 
 
 def memory(server: Server) -> int:

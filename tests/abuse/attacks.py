@@ -111,3 +111,8 @@ ATTACKS: dict[str, Callable[[str], None]] = {
     "JSON 100,000 deep": lambda url: post(url, CHAT, b"[" * 100_000),
     "token ids, a million": sends(COMPLETIONS, prompt=[1] * 1_000_000),
 }
+
+
+def attack(name: str, url: str) -> None:
+    """Run one attack against the server at `url`."""
+    ATTACKS[name](url)

@@ -161,7 +161,9 @@ class Service:
         """
         self.check_draining()
         prompts = [await self._with_grammar(prompt) for prompt in prompts]
-        prompts = [replace(p, request=owned(p.request, http.state.owner)) for p in prompts]
+        # Without keys, a call is an owner: its prompts take turns with other calls.
+        owner = http.state.owner or call_id
+        prompts = [replace(p, request=owned(p.request, owner)) for p in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
 
@@ -196,8 +198,8 @@ class Service:
 
 
 def owned(request: Request, owner: str) -> Request:
-    """The request of a user, who is known by an API key."""
-    return msgspec.structs.replace(request, owner=owner) if owner else request
+    """The request of a user, who is known by an API key, or of a call."""
+    return msgspec.structs.replace(request, owner=owner)
 
 
 async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:

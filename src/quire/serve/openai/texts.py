@@ -89,7 +89,8 @@ def usage_of(requests: Sequence[Request]) -> TextUsage:
 async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:
     """Queue pooled requests and wait for their vectors, in order. A client that disconnects aborts them."""
     service.check_draining()
-    requests = [owned(request, http.state.owner) for request in requests]
+    owner = http.state.owner or http.state.request_id
+    requests = [owned(request, owner) for request in requests]
     with service.engine.submit(requests) as generation:
         async with watched(http.receive, generation):
             vectors = await _vectors(generation)
