@@ -23,7 +23,7 @@ from quire.errors import RequestError
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.fields.accept import accept
-from quire.serve.fields.shapes import Fields
+from quire.serve.fields.shapes import Body, Fields
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
@@ -34,7 +34,6 @@ from quire.serve.work import Work
 from quire.types import Request
 
 T = TypeVar("T")
-Body = TypeVar("Body", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder().decode
 
 BODY_TIMEOUT = 60.0
@@ -97,7 +96,7 @@ class Service:
         """The call's public id: from the body, from X-Request-Id, or a new one."""
         return f"{prefix}{given or http.state.request_id}"
 
-    async def read(self, http: HttpRequest, fields: Fields, body: type[Body]) -> Body:
+    async def read(self, http: HttpRequest, fields: Fields[Body]) -> Body:
         """The body as a struct, by the endpoint's table of fields. Raises HttpError 400, 408, 413 or 415."""
         kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -109,7 +108,7 @@ class Service:
 
         def decode() -> tuple[Body, list[str]]:
             check_values(data)
-            return accept(fields, _decode(data), body, self._template_words, strict)
+            return accept(fields, _decode(data), self._template_words, strict)
 
         found, ignored = await self._work.run(len(data), decode)
         for name in ignored:

@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def count(service: Service, http: HttpRequest) -> bytes:
     """Read, check and count a conversation."""
-    body = await service.read(http, COUNT_TOKENS, CountRequest)
+    body = await service.read(http, COUNT_TOKENS)
     service.check_model(body.model)
     tools = tools_of(body.tools or (), body.tool_choice)
     for name in tools.dropped:

@@ -39,7 +39,7 @@ _DELTAS = {
 
 async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, MESSAGES, MessagesRequest)
+    body = await service.read(http, MESSAGES)
     model = service.check_model(body.model)
     tools = tools_of(body.tools or (), body.tool_choice)
     for name in tools.dropped:

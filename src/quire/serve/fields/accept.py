@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from quire.serve.errors import HttpError, invalid, unsupported
-from quire.serve.fields.shapes import Fields, Shape
-
-T = TypeVar("T", bound=msgspec.Struct)
+from quire.serve.fields.shapes import Body, Fields, Shape
 
 MAX_NAME = 64
 MAX_UNKNOWN = 64
 
 
 def accept(
-    fields: Fields, given: Any, body: type[T], template_words: Collection[str], strict: bool = False
-) -> tuple[T, list[str]]:
+    fields: Fields[Body], given: Any, template_words: Collection[str], strict: bool = False
+) -> tuple[Body, list[str]]:
     """The body as a struct, and the paths of fields that nobody knows, which are ignored.
 
     Raises HttpError for a field that is refused, for one whose name nearly is that of a known field, and with
@@ -26,7 +24,7 @@ def accept(
     """
     reader = _Reader(template_words, strict)
     kept = reader.object(given, fields, "") if isinstance(given, dict) else given
-    return msgspec.convert(kept, body), reader.ignored
+    return msgspec.convert(kept, fields.body), reader.ignored
 
 
 class _Reader:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.serve.fields.anthropic import COUNT_TOKENS, MESSAGES
 from quire.serve.fields.common import OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.native import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
 from quire.serve.fields.openai import CHAT, CHAT_TOKENS, COMPLETIONS, RESPONSE_TOKENS, RESPONSES
 from quire.serve.fields.shapes import Fields, Refused
 
-TABLES: tuple[Fields, ...] = (
+TABLES: tuple[Fields[Any], ...] = (
     COMPLETIONS,
     CHAT,
     CHAT_TOKENS,

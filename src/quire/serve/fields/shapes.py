@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,12 @@ class Shape:
         return (*self.taken, *self.ignored, *self.refused)
 
 
-@dataclass(frozen=True, slots=True)
-class Fields(Shape):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields(Shape, Generic[Body]):
     """The fields of the body that `path` takes, which becomes a `body`."""
 
-    path: str = ""
-    body: type[msgspec.Struct] = msgspec.Struct
+    path: str
+    body: type[Body]
 
 
 def names(text: str) -> dict[str, str]:

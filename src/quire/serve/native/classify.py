@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from quire.client.vectors import probabilities
 from quire.serve.errors import invalid
 from quire.serve.fields.native import CLASSIFY
-from quire.serve.native.protocol import ClassifyRequest
 from quire.serve.openai.texts import TextUsage, pooled_requests, run_vectors, usage_of
 from quire.serve.service import Service
 
@@ -37,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def classify(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, CLASSIFY, ClassifyRequest)
+    body = await service.read(http, CLASSIFY)
     model, call_id = service.check_model(body.model), service.new_id("classify-", http, body.request_id)
     info = service.front.info
     if info.scores is None:

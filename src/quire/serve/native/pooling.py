@@ -9,7 +9,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.serve.fields.native import POOLING
-from quire.serve.native.protocol import PoolingRequest
 from quire.serve.openai.texts import (
     TextUsage,
     as_bytes,
@@ -43,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def pool(service: Service, http: HttpRequest) -> bytes | Response:
-    body = await service.read(http, POOLING, PoolingRequest)
+    body = await service.read(http, POOLING)
     model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
     requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
     vectors = vectors_of(await run_vectors(service, http, requests), body.dimensions)

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.serve.fields.native import RERANK
-from quire.serve.native.protocol import RerankDocument, RerankRequest
+from quire.serve.native.protocol import RerankDocument
 from quire.serve.native.score import plan_pairs
 from quire.serve.openai.texts import TextUsage, run_vectors, usage_of
 from quire.serve.service import Service
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def rerank(service: Service, http: HttpRequest) -> bytes:
     """Read, check, queue and wait. Documents with equal scores keep their order."""
-    body = await service.read(http, RERANK, RerankRequest)
+    body = await service.read(http, RERANK)
     model, call_id = service.check_model(body.model), service.new_id("rerank-", http, body.request_id)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     scoring = await plan_pairs(service, http, body, [body.query], texts, call_id)

@@ -7,7 +7,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.serve.errors import invalid
 from quire.serve.fields.native import DETOKENIZE, TOKENIZE
-from quire.serve.native.protocol import DetokenizeRequest, TokenizeRequest
+from quire.serve.native.protocol import TokenizeRequest
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import render
 from quire.serve.service import Service
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def tokenize(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, TOKENIZE, TokenizeRequest)
+    body = await service.read(http, TOKENIZE)
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt", "invalid_value")
@@ -61,7 +61,7 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
 
 
 async def detokenize(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, DETOKENIZE, DetokenizeRequest)
+    body = await service.read(http, DETOKENIZE)
     service.check_model(body.model)
     vocab = service.front.info.vocab_size
     if (largest := max(body.tokens, default=0)) >= vocab:

@@ -41,7 +41,7 @@ _NOTHING = ChatDelta()
 
 async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, CHAT, ChatRequest)
+    body = await service.read(http, CHAT)
     model = service.check_model(body.model)
     _check(body)
     call_id = service.new_id("chatcmpl-", http, body.request_id)
@@ -53,7 +53,7 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
 
 async def count_input(service: Service, http: HttpRequest) -> bytes:
     """/v1/chat/completions/input_tokens: the length of a conversation as a prompt."""
-    body = await service.read(http, CHAT_TOKENS, ChatRequest)
+    body = await service.read(http, CHAT_TOKENS)
     service.check_model(body.model)
 
     def job() -> int:

@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, COMPLETIONS, CompletionRequest)
+    body = await service.read(http, COMPLETIONS)
     model = service.check_model(body.model)
     if body.best_of is not None:
         if not (body.n or 1) <= body.best_of <= MAX_BEST_OF:

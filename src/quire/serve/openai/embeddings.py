@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from quire.serve.errors import invalid
 from quire.serve.fields.native import EMBEDDINGS
-from quire.serve.native.protocol import EmbeddingRequest
 from quire.serve.openai.texts import (
     TextUsage,
     as_bytes,
@@ -45,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def embed(service: Service, http: HttpRequest) -> bytes | Response:
     """Read, check, queue and wait. Vectors come in the order of the input."""
-    body = await service.read(http, EMBEDDINGS, EmbeddingRequest)
+    body = await service.read(http, EMBEDDINGS)
     model = service.check_model(body.model)
     if service.front.info.scores is not None:
         raise invalid(

@@ -44,7 +44,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, RESPONSES, ResponsesRequest)
+    body = await service.read(http, RESPONSES)
     model = service.check_model(body.model)
     _check(body)
     call_id = service.new_id("resp_", http, body.request_id)
@@ -57,7 +57,7 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
 
 async def count_input(service: Service, http: HttpRequest) -> bytes:
     """/v1/responses/input_tokens: the length of an input as a prompt."""
-    body = await service.read(http, RESPONSE_TOKENS, ResponsesRequest)
+    body = await service.read(http, RESPONSE_TOKENS)
     service.check_model(body.model)
     _check(body)
     tools = tools_of(body.tools or (), body.tool_choice)
