@@ -17,17 +17,14 @@ namespace {
 constexpr int kLanes = PanelRows::kLanes;
 constexpr float kNoBound = 1e20f;  // the rounding of rows of padding in a screen: they say nothing
 
+// Rows of all parts, which are two of equal shape if gated.
 template <class Part>
-size_t total_rows(const std::vector<Part>& parts) {
+size_t stacked_rows(const std::vector<Part>& parts, bool gated) {
+  if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
+    throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
   size_t rows = 0;
   for (const Part& part : parts) rows += part.rows;
   return rows;
-}
-
-template <class Part>
-void check_gated(const std::vector<Part>& parts, bool gated) {
-  if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows))
-    throw std::invalid_argument("a gated weight needs a gate and an up projection of equal shape");
 }
 
 // A panel of the screen of a weight whose elements are of type `of`. False if a value is too large for it, or no number.
@@ -134,8 +131,7 @@ void PackedMatrix::allocate() {
 
 PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, const Format& format, bool gated,
                            const Kernels& kernels, ThreadPool& pool)
-    : PackedMatrix(total_rows(parts), cols, format, gated) {
-  check_gated(parts, gated);
+    : PackedMatrix(stacked_rows(parts, gated), cols, format, gated) {
   if (format.layout == Layout::blocks) throw std::invalid_argument("floats are not rounded to blocks");
   std::vector<SourceRow> table;
   table.reserve(size_t(view_.rows));
@@ -175,8 +171,7 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, co
 
 PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated,
                            ThreadPool& pool)
-    : PackedMatrix(total_rows(parts), cols, format, gated) {
-  check_gated(parts, gated);
+    : PackedMatrix(stacked_rows(parts, gated), cols, format, gated) {
   std::vector<std::pair<const SourceCodes*, size_t>> table;
   table.reserve(size_t(view_.rows));
   for (const SourceCodes& part : parts)
@@ -199,8 +194,7 @@ PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, c
 
 PackedMatrix::PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated,
                            ThreadPool& pool)
-    : PackedMatrix(total_rows(parts), cols, format, gated) {
-  check_gated(parts, gated);
+    : PackedMatrix(stacked_rows(parts, gated), cols, format, gated) {
   if (format.layout != Layout::blocks) throw std::invalid_argument("blocks are not packed as another layout");
   std::vector<const char*> table;
   table.reserve(size_t(view_.rows));

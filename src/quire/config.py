@@ -366,7 +366,6 @@ class SpeculationConfig:
     speculative_config: str | dict[str, Any] | None = option(
         None,
         'JSON with vLLM\'s keys, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'.',
-        common=True,
     )
     spec_method: str | None = option(None, f"How to draft: {', '.join(get_args(SpecMethod))}.")
     spec_model: str | None = option(None, "Draft model or head: directory or Hugging Face id.")

@@ -260,5 +260,5 @@ def test_what_is_no_weight_is_refused(parts: list[Any], message: str) -> None:
 
 
 def test_a_gated_weight_needs_equal_halves() -> None:
-    with pytest.raises(EngineError, match=r"equal shape|even number of rows"):
+    with pytest.raises(EngineError, match="equal shape"):
         native().gated_matrix(np.zeros((2, 3), np.float32), np.zeros((3, 3), np.float32), "float32")

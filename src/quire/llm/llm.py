@@ -91,9 +91,8 @@ class LLM(PoolingMethods):
         """
         no_adapter(lora_request)
         no_media(mm_processor_kwargs)
-        items = as_list(prompts)
-        each = _final_only(self._params_for(sampling_params, len(items)))
-        return self._run(list(self._streams(items, each, priority, tokenization_kwargs)), use_tqdm)
+        streams = self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs)
+        return self._run(streams, use_tqdm)
 
     def enqueue(
         self,
@@ -108,9 +107,7 @@ class LLM(PoolingMethods):
         """Begin to continue prompts and return their request ids; `wait_for_completion` returns the results."""
         no_adapter(lora_request)
         no_media(mm_processor_kwargs)
-        items = as_list(prompts)
-        each = _final_only(self._params_for(sampling_params, len(items)))
-        return self._enqueue(list(self._streams(items, each, priority, tokenization_kwargs)))
+        return self._enqueue(self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs))
 
     def enqueue_chat(
         self,
@@ -131,15 +128,16 @@ class LLM(PoolingMethods):
         """Begin to answer conversations, as `enqueue` does prompts."""
         no_adapter(lora_request)
         no_media(mm_processor_kwargs)
-        options = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
-        }
-        prompts = self._chat_prompts(messages, chat_template, chat_template_content_format, options)
-        each = _final_only(self._params_for(sampling_params, len(prompts)))
-        return self._enqueue(list(self._streams(prompts, each, priority, tokenization_kwargs)))
+        prompts = self._chat_prompts(
+            messages,
+            chat_template,
+            chat_template_content_format,
+            chat_template_kwargs,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._enqueue(self._whole(prompts, sampling_params, priority, tokenization_kwargs))
 
     def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:
         """The results of everything that was enqueued, in order. If one fails, the rest is aborted."""
@@ -177,15 +175,16 @@ class LLM(PoolingMethods):
         """
         no_adapter(lora_request)
         no_media(mm_processor_kwargs)
-        options = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
-        }
-        prompts = self._chat_prompts(messages, chat_template, chat_template_content_format, options)
-        each = _final_only(self._params_for(sampling_params, len(prompts)))
-        return self._run(list(self._streams(prompts, each, priority, tokenization_kwargs)), use_tqdm)
+        prompts = self._chat_prompts(
+            messages,
+            chat_template,
+            chat_template_content_format,
+            chat_template_kwargs,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._run(self._whole(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
 
     def beam_search(
         self,
@@ -209,20 +208,29 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
     ) -> Iterator[RequestOutput]:
         """Answer one conversation and yield the RequestOutput each time it grows."""
-        more = {"continue_final_message": True, "add_generation_prompt": False}
-        (prompt,) = self._chat_prompts(messages, None, "auto", more if continue_final_message else {})
+        (prompt,) = self._chat_prompts(
+            messages,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=continue_final_message,
+        )
         return self.stream(prompt, sampling_params)
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that `chat` computes for a conversation."""
-        (prompt,) = self._chat_prompts(messages, None, "auto", {})
+        (prompt,) = self._chat_prompts(messages)
         tokens: list[int] = prompt["prompt_token_ids"]
         return tokens
 
     def _chat_prompts(
-        self, messages: Sequence[Any], chat_template: str | None, content_format: str, options: dict[str, Any]
+        self,
+        messages: Sequence[Any],
+        chat_template: str | None = None,
+        content_format: str = "auto",
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
     ) -> list[dict[str, Any]]:
-        """The prompts of one conversation or many."""
+        """The prompts of one conversation or many. `kwargs`, variables of the template, prevail over `options`."""
+        options |= kwargs or {}
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         template = None
         if chat_template is not None:
@@ -264,6 +272,17 @@ class LLM(PoolingMethods):
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's default sampling parameters, overridden by `given`."""
         return self._front.default_params(**given)
+
+    def _whole(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sampling | None,
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Kwargs | None,
+    ) -> list[OutputStream]:
+        """The streams of prompts whose results are read at their end."""
+        each = _final_only(self._params_for(params, len(prompts)))
+        return list(self._streams(prompts, each, priority, tokenization_kwargs))
 
     def _streams(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from quire.logits_processor import AdapterLogitsProcessor, BatchUpdate, Processo
 from quire.params import SamplingParams
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput, TokenLogprobs
 
 log = logging.getLogger("quire.engine")
@@ -86,24 +87,19 @@ class ProcessorPart:
         request, params = new.request, new.request.sampling
         if request.pooling is not None:
             return
-        tracked = Tracked(
-            SlotSampling(
-                seed=request.sample_seed(new.index),
-                params=params,
-                stop_ids=request.eos_token_ids + tuple(params.stop_token_ids or ()),
-                bad_words=request.bad_words_token_ids,
-                prompt_tokens=list(request.tokens),
-                output_tokens=new.tokens[len(request.tokens) :],
-            )
+        reads = params.logprob_token_ids is not None or (
+            params.wants_logprobs and self._mode != "raw_logprobs"
         )
-        if params.logits_processors or self._classes or self._adapters:
+        changes = bool(params.logits_processors or self._classes or self._adapters)
+        if not reads and not changes:
+            return
+        # A copy of the prompt, because processors may write to it.
+        tracked = Tracked(replace(slot_sampling(new), prompt_tokens=list(request.tokens)))
+        if changes:
             try:
                 self._prepare(tracked, params)
             except Exception as error:
                 tracked.error = _message(error)
-        reads = params.logprob_token_ids is not None or (
-            params.wants_logprobs and self._mode != "raw_logprobs"
-        )
         if reads or tracked.changes or tracked.error is not None:
             self._slots[new.slot] = tracked
 

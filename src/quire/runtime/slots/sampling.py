@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.devices.protocol import IntArray
-from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, SlotSampling, TokenMask, takes_largest
+from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, TokenMask, takes_largest
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.processors import ProcessorPart, RowWork
+from quire.runtime.slots.processors import ProcessorPart
+from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput
 
 
@@ -84,17 +85,7 @@ class SamplingPart:
         request, params = new.request, new.request.sampling
         if request.pooling is not None:
             return
-        self.sampler.set(
-            new.slot,
-            SlotSampling(
-                seed=request.sample_seed(new.index),
-                params=params,
-                stop_ids=request.eos_token_ids + tuple(params.stop_token_ids or ()),
-                bad_words=request.bad_words_token_ids,
-                prompt_tokens=request.tokens,
-                output_tokens=new.tokens[len(request.tokens) :],
-            ),
-        )
+        self.sampler.set(new.slot, slot_sampling(new))
         if not request.constrained:
             self._free.add(new.slot)
         if not takes_largest(params, request.bad_words_token_ids):
@@ -141,16 +132,26 @@ class SamplingPart:
             return
         for part, logits in rows.logits(numbers):
             masks = None if masks_LW is None else masks_LW[part]
-            work = self._begin(draws.slots[part], logits, masks)
-            if work is not None:
-                logits = work.logits
-            samples = self.sampler.sample(logits, slots_L[part], positions_L[part], None, masks)
-            if work is not None:
-                work.finish(samples)
-            _add(samples, draws.slots[part], output)
+            slots = draws.slots[part]
+            samples = self._sample(slots, logits, slots_L[part], positions_L[part], None, masks)
+            _add(samples, slots, output)
 
-    def _begin(self, slots: list[int], logits: Logits, masks_LW: TokenMask | None) -> RowWork | None:
-        return None if self._processors is None else self._processors.begin(slots, logits, masks_LW)
+    def _sample(
+        self,
+        slots: list[int],
+        logits: Logits,
+        slots_L: IntArray,
+        positions_L: NDArray[np.int64],
+        drafts_L: IntArray | None,
+        masks_LW: TokenMask | None,
+    ) -> Samples:
+        """Sample rows, after the processors of their sequences, if any."""
+        work = None if self._processors is None else self._processors.begin(slots, logits, masks_LW)
+        if work is None:
+            return self.sampler.sample(logits, slots_L, positions_L, drafts_L, masks_LW)
+        samples = self.sampler.sample(work.logits, slots_L, positions_L, drafts_L, masks_LW)
+        work.finish(samples)
+        return samples
 
     def _draw_drafts(
         self,
@@ -176,13 +177,9 @@ class SamplingPart:
             masks = None if masks_LW is None else masks_LW[rest]
             if start > part.start:
                 logits = logits[start - part.start :]
-            work = self._begin(draws.slots[rest], logits, masks)
-            if work is not None:
-                logits = work.logits
-            samples = self.sampler.sample(logits, slots_L[rest], positions_L[rest], drafts_L, masks)
-            if work is not None:
-                work.finish(samples)
-            _add_accepted(samples, draws.slots[rest], output)
+            slots = draws.slots[rest]
+            samples = self._sample(slots, logits, slots_L[rest], positions_L[rest], drafts_L, masks)
+            _add_accepted(samples, slots, output)
             last = int(samples.tokens[-1])
             slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == int(drafts_L[-1])
 
