@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 
 from quire.errors import ConfigError
 from quire.serve.options import ServerConfig
@@ -138,12 +141,9 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_tls_options_are_checked_first(tmp_path: Path) -> None:
-    trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
-    cert = authority.issue_cert("localhost")
     files = {name: str(tmp_path / name) for name in ("key.pem", "cert.pem", "ca.pem")}
-    cert.private_key_pem.write_to_path(files["key.pem"])
-    cert.cert_chain_pems[0].write_to_path(files["cert.pem"])
+    issue(authority, files)
     authority.cert_pem.write_to_path(files["ca.pem"])
     options: dict[str, Any] = {"ssl_keyfile": files["key.pem"], "ssl_certfile": files["cert.pem"]}
     check_tls(ServerConfig(**options, ssl_ca_certs=files["ca.pem"], ssl_cert_reqs=2))
@@ -151,11 +151,48 @@ def test_tls_options_are_checked_first(tmp_path: Path) -> None:
         check_tls(ServerConfig(**options, ssl_ca_certs=files["key.pem"]))
     with pytest.raises(ConfigError, match="--ssl-ciphers 'NONE-SUCH'"):
         check_tls(ServerConfig(**options, ssl_ciphers="NONE-SUCH"))
-    running = start(**options, enable_ssl_refresh=True)
+
+
+def test_tls_files_are_read_again_when_they_change(tmp_path: Path) -> None:
+    """New connections get the new certificate; a broken file leaves the last good one in use."""
+    authority = trustme.CA()
+    files = {name: str(tmp_path / name) for name in ("key.pem", "cert.pem", "ca.pem")}
+    authority.cert_pem.write_to_path(files["ca.pem"])
+    issue(authority, files)
+    context = ssl.create_default_context(cafile=files["ca.pem"])
+    running = start(ssl_keyfile=files["key.pem"], ssl_certfile=files["cert.pem"], enable_ssl_refresh=True)
     try:
-        context = ssl.create_default_context(cafile=files["ca.pem"])
         url = running.url.replace("127.0.0.1", "localhost")
+        address = ("localhost", int(url.rpartition(":")[2]))
+
+        def served() -> bytes | None:
+            with (
+                socket.create_connection(address, 5) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as secure,
+            ):
+                return secure.getpeercert(binary_form=True)
+
+        first = served()
+        Path(files["cert.pem"]).write_text("broken")
+        wait_for(lambda: "cannot be loaded yet" in running.log)
+        assert served() == first
+        issue(authority, files)
+        wait_for(lambda: served() != first)
         with httpx.Client(verify=context) as client:
             assert client.get(f"{url}/version").status_code == 200
     finally:
         running.stop()
+
+
+def issue(authority: trustme.CA, files: dict[str, str]) -> None:
+    """Write a new certificate for localhost and its key."""
+    cert = authority.issue_cert("localhost")
+    cert.private_key_pem.write_to_path(files["key.pem"])
+    cert.cert_chain_pems[0].write_to_path(files["cert.pem"])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
