@@ -105,8 +105,7 @@ class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     wants_logits: bool
 
 
-@dataclass(slots=True, frozen=True)
-class ScheduledBatch:
+class ScheduledBatch(msgspec.Struct, frozen=True):
     """One step, as a delta against the state that the executor keeps per slot.
 
     It takes effect in this order: forget `freed` slots, make `copies` (source block, destination block), set up
@@ -139,8 +138,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     asked: list[tuple[int, float, int]] = []
 
 
-@dataclass(slots=True)
-class StepOutput:
+class StepOutput(msgspec.Struct):
     """The results of a step, by slot. `errors` gives the reason for each sequence that failed on its own.
 
     The last `forced[slot]` tokens of a slot were not sampled but follow from its grammar, so their KV is not computed
@@ -150,14 +148,14 @@ class StepOutput:
 
     step: int
     tokens: dict[int, list[int]]
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-    drafts: dict[int, list[int]] = field(default_factory=dict)
-    embeddings: dict[int, list[float]] = field(default_factory=dict)
-    forced: dict[int, int] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    deferred: set[int] = field(default_factory=set)
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    errors: dict[int, str] = {}
+    drafts: dict[int, list[int]] = {}
+    embeddings: dict[int, list[float]] = {}
+    forced: dict[int, int] = {}
+    ended: set[int] = set()
+    deferred: set[int] = set()
 
 
 class FinishReason(str, enum.Enum):

@@ -40,7 +40,7 @@ class Drafter:
     `known` has the whole output of each seed, from a run without drafts.
     """
 
-    greedy = True
+    greedy = active = True
 
     def __init__(self, known: dict[int, list[int]], seed: int) -> None:
         self._known = known

@@ -122,7 +122,7 @@ class Recorder:
 class WholeLogits:
     """A slot part that asks for all logits, so that a Recorder sees them."""
 
-    greedy = False
+    active, greedy = True, False
 
     def set(self, new: NewSeq) -> None: ...
     def clear(self, slot: int) -> None: ...

@@ -47,7 +47,9 @@ class EngineCore:
         depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        self.on_batch: Callable[[ScheduledBatch], None] | None = None  # called before a batch is computed
+        self.on_batch: Callable[[ScheduledBatch], None] | None = (
+            None  # called before a batch with new sequences
+        )
         self.on_step: Callable[[float, float], None] | None = None  # called with the times of each step
         self._executor = executor
         self._depth = depth
@@ -111,7 +113,7 @@ class EngineCore:
         deltas = self._take_ready()
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
-            if self.on_batch is not None:
+            if batch.new and self.on_batch is not None:
                 self.on_batch(batch)
             flight.append((batch, perf_counter(), self._start(batch)))
         if flight:

@@ -132,9 +132,8 @@ class EngineLoop:
             self._step()
 
     def _saw_batch(self, batch: ScheduledBatch) -> None:
-        if batch.new:
-            now = time.monotonic()
-            self._scheduled += [Scheduled(new.request.id, new.index, now) for new in batch.new]
+        now = time.monotonic()
+        self._scheduled += [Scheduled(new.request.id, new.index, now) for new in batch.new]
 
     def _saw_step(self, seconds: float, prompts: float) -> None:
         self._steps.append(StepTime(seconds, prompts))

@@ -11,7 +11,7 @@ from quire.types import Delta, EngineStats, Request, ScheduledBatch
 class Core(Protocol):
     """An engine core: driven by an engine's process, and used by programs."""
 
-    on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch is computed
+    on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch with new sequences
     on_step: Callable[[float, float], None] | None  # called with seconds of a step and of its prompts
 
     @property

@@ -102,8 +102,10 @@ class Programs(Generic[C]):
                 elif delta.request_id in owner.live:
                     self._push(owner, delta)
             deltas = passed
-        ready, self._ready = self._ready, []
-        return ready + deltas
+        if self._ready:
+            deltas = self._ready + deltas
+            self._ready = []
+        return deltas
 
     def _push(self, run: Run, delta: Delta) -> None:
         _, steps = self._runs[run.request.id]

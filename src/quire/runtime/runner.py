@@ -28,6 +28,8 @@ class Runner:
         max_logit_rows: int,
     ) -> None:
         self.parts = list(parts)
+        self._active: list[SlotPart] = []  # those that act in a step
+        self._greedy = True  # whether all slots need only the largest logit
         self._executable: Executable | None = executable
         self._caches = list(caches)
         self._inputs = inputs
@@ -71,6 +73,9 @@ class Runner:
         for new in batch.new:
             for part in self.parts:
                 part.set(new)
+        if batch.freed or batch.new:
+            self._active = [part for part in self.parts if part.active]
+            self._greedy = all(part.greedy for part in self._active)
         if batch.copies:
             for cache in self._caches:
                 cache.copy_blocks(batch.copies)
@@ -87,18 +92,16 @@ class Runner:
 
     def _compute(self, step: StepLayout, output: StepOutput) -> None:
         rows: list[int] = []
-        greedy = True
         firsts = []
-        for part in self.parts:
+        for part in self._active:
             firsts.append(len(rows))
             rows += part.rows(step)
-            greedy = greedy and part.greedy
         executable = self._executable
         if executable is None:
             raise EngineError("the engine sleeps: wake it up before it computes")
-        logits = executable.run(self._inputs.build(step, rows, greedy))
+        logits = executable.run(self._inputs.build(step, rows, self._greedy))
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
-        for part, first in zip(self.parts, firsts, strict=True):
+        for part, first in zip(self._active, firsts, strict=True):
             part.take(result, first, output)
         # Tuples, because the output's own lists belong to its reader.
         self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import chain, pairwise
+
+import msgspec
 
 from quire.config import SchedulerConfig
 from quire.sched.pace import Pace
@@ -44,8 +45,7 @@ MOST_PASSED = 64
 """Waiting prompts that `pace` holds back and that a step looks beyond, at most."""
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """A step in the making: `seqs[i]` is the batch entry of `flight[i]`.
 
     `short`: blocks ran out, so admit nothing. `awaited`: a sequence that generates waits for the step. `decoding`:
@@ -54,13 +54,13 @@ class Plan:
 
     step: int
     budget: int
-    seqs: list[ScheduledSeq] = field(default_factory=list)
-    flight: list[Sequence] = field(default_factory=list)
-    new: list[NewSeq] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    seqs: list[ScheduledSeq] = []
+    flight: list[Sequence] = []
+    new: list[NewSeq] = []
+    copies: list[tuple[int, int]] = []
     short: bool = False
     awaited: bool = False
-    work: StepWork = field(default_factory=StepWork)
+    work: StepWork = msgspec.field(default_factory=StepWork)
     decoding: float = 0.0
     num_prompt_tokens: int = 0
 

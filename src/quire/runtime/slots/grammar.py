@@ -20,8 +20,6 @@ from quire.runtime.slots.masks import MAX_SECONDS, NUM_THREADS, Constraint, Mask
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
 from quire.types import NewSeq, StepOutput, ThinkingBudget
 
-NOTHING = Draws()
-
 
 def _matcher(
     compiler: GrammarCompiler, grammar: Grammar | None, honours_ends: bool, thinking: ThinkingBudget | None
@@ -53,7 +51,7 @@ class GrammarPart:
         self._compiler = compiler
         self._jump_forward = jump_forward
         self._constraints: dict[int, Constraint] = {}
-        self._draws = NOTHING
+        self._draws = Draws()
         self._drafts: Mapping[int, list[int]] = {}
         self._threads = ThreadPoolExecutor(NUM_THREADS, "masks")
 
@@ -83,14 +81,15 @@ class GrammarPart:
         self._constraints.pop(slot, None)
 
     @property
+    def active(self) -> bool:
+        return bool(self._constraints)
+
+    @property
     def greedy(self) -> bool:
         return not self._constraints
 
     def rows(self, step: StepLayout) -> list[int]:
         """Start the masks of all constrained sequences that lack one, even if this step does not sample them."""
-        if not self._constraints:
-            self._draws = NOTHING
-            return NOTHING.rows
         self._draws = draws_of(step, self._constraints)
         self._drafts = {seq.slot: seq.draft for seq in step.seqs if seq.draft}
         todo = []

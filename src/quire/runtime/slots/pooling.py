@@ -66,14 +66,16 @@ class PoolingPart:
         self._pools.pop(slot, None)
 
     @property
+    def active(self) -> bool:
+        return bool(self._pools)
+
+    @property
     def greedy(self) -> bool:
         return True  # it reads no logits
 
     def rows(self, step: StepLayout) -> list[int]:
         self._parts = []
         rows: list[int] = []
-        if not self._pools:
-            return rows
         for i, seq in enumerate(step.seqs):
             pool = self._pools.get(seq.slot)
             if pool is None:

@@ -116,6 +116,10 @@ class ProcessorPart:
             self._idle.append(instance)
 
     @property
+    def active(self) -> bool:
+        return bool(self._slots)
+
+    @property
     def greedy(self) -> bool:
         return not self._slots
 

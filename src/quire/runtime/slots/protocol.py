@@ -12,8 +12,9 @@ from quire.types import NewSeq, StepOutput
 class SlotPart(Protocol):
     """State per slot, the rows that it reads in a step, and the results it takes from them.
 
-    In each step the runner calls `clear` for freed slots, `set` for new ones, then `rows` of every part; it computes
-    the step and calls `take` of every part, always in the order of the parts. One thread makes all calls.
+    In each step the runner calls `clear` for freed slots, `set` for new ones, then `rows` of every active part; it
+    computes the step and calls `take` of the same parts, always in the order of the parts. One thread makes all calls.
+    `active` and `greedy` change only in `set` and `clear`.
     """
 
     def set(self, new: NewSeq) -> None:
@@ -21,6 +22,10 @@ class SlotPart(Protocol):
 
     def clear(self, slot: int) -> None:
         """Forget a slot. Unknown slots are ignored."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any slot has something for this part to do in a step."""
 
     def rows(self, step: StepLayout) -> list[int]:
         """The tokens of the step (0..T-1, ascending) whose logits or hidden states this part reads."""

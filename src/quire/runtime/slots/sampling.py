@@ -97,6 +97,10 @@ class SamplingPart:
         self._whole.discard(slot)
 
     @property
+    def active(self) -> bool:
+        return True
+
+    @property
     def greedy(self) -> bool:
         return not self._whole
 
@@ -110,8 +114,9 @@ class SamplingPart:
         return self._draws.rows
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        if self._draws:
-            self.draw(self._draws, rows, range(first, first + len(self._draws)), output)
+        count = len(self._draws.rows)
+        if count:
+            self.draw(self._draws, rows, range(first, first + count), output)
 
     def draw(
         self,
@@ -163,10 +168,8 @@ class SamplingPart:
         positions_L: NDArray[np.int64],
         masks_LW: TokenMask | None,
     ) -> None:
-        slot, goes_on = (
-            NOT_DRAWN,
-            False,
-        )  # the last slot of the piece before, and whether to sample its next row
+        # The last slot of the piece before, and whether to sample its next row.
+        slot, goes_on = NOT_DRAWN, False
         for part, logits in rows.logits(numbers):
             start, stop = part.start, part.stop
             while not goes_on and start < stop and draws.slots[start] == slot:

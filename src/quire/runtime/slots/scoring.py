@@ -29,14 +29,16 @@ class ScoringPart:
         self._requests.pop(slot, None)
 
     @property
+    def active(self) -> bool:
+        return bool(self._requests)
+
+    @property
     def greedy(self) -> bool:
         return not self._requests
 
     def rows(self, step: StepLayout) -> list[int]:
         self._targets = []
         rows: list[int] = []
-        if not self._requests:
-            return rows
         for seq, begin in zip(step.seqs, step.cu_q, strict=False):
             request = self._requests.get(seq.slot)
             if request is None:

@@ -57,6 +57,10 @@ class SpeculationPart:
         self._step: StepLayout | None = None
         self._began = 0.0
 
+    @property
+    def active(self) -> bool:
+        return bool(self._seqs) or not self._looks_only
+
     def set(self, new: NewSeq) -> None:
         self._wake()
         request = new.request
@@ -90,7 +94,7 @@ class SpeculationPart:
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
         """Record the drawn tokens, and add drafts to `output`."""
         step = self._step
-        if step is None or (self._looks_only and not self._seqs):
+        if step is None:
             return
         num_seqs = len(output.tokens)
         asleep = self.controller.asleep(num_seqs)
