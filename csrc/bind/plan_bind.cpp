@@ -168,8 +168,8 @@ std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size
   for (const Codes& array : arrays) {
     const size_t rows = array.shape(0), row_bytes = array.shape(1);
     if (left == 0 && part + 1 < format.blocks.count) left = format.blocks.parts[++part].rows;
-    const BlockShape& shape = shape_of(format.blocks.parts[part].kind);
-    if (cols % size_t(shape.columns) || row_bytes != cols / size_t(shape.columns) * size_t(shape.bytes))
+    const BlockKind kind = format.blocks.parts[part].kind;
+    if (cols % size_t(shape_of(kind).columns) || row_bytes != source_bytes(kind, cols))
       throw std::invalid_argument("rows of blocks have another size than their columns need");
     if (size_t(left) < rows) throw std::invalid_argument("the format has another number of rows of a kind");
     left -= int(rows);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear/block_unpack_grids.h"
+#include "linear/block_values.h"
 #include "simd/kernels.h"
 
 namespace quire::QUIRE_ISA {
@@ -16,31 +17,71 @@ void unpack_codes(const char* panel, int k, int columns, char* out) {
   constexpr int group = Unpack<kind>::shape.group, per_unit = shape.per_unit();
   constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
   constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
-  const char* unit = panel + size_t(k / (shape.columns * per_unit)) * unit_bytes;
+  const char* unit = panel + 16 * row_bytes(kind) + size_t(k / (shape.columns * per_unit)) * unit_bytes;
   for (int column = 0; column < columns; unit += unit_bytes)
     for (int i = 0; i < per_unit; ++i, column += shape.columns)
-      Unpack<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i)},
+      Unpack<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel},
                           UnpackedBlock<group>{out + size_t(column / group) * group_bytes(group)});
 }
 
 using UnpackCodes = void(const char* panel, int k, int columns, char* out);
 
+template <BlockKind kind>
+constexpr UnpackCodes* codes_unpacker() {
+  if constexpr (holds_floats(kind)) return nullptr;
+  else return unpack_codes<kind>;
+}
+
 constexpr UnpackCodes* kUnpackCodes[] = {
-#define QUIRE_UNPACK(name, columns, bytes, head, head_bytes) unpack_codes<BlockKind::name>,
+#define QUIRE_UNPACK(name, columns, bytes, head, head_bytes) codes_unpacker<BlockKind::name>(),
     QUIRE_BLOCK_KINDS(QUIRE_UNPACK)
 #undef QUIRE_UNPACK
 };
 
+template <BlockKind kind>
+constexpr CodeShape code_shape() {
+  if constexpr (holds_floats(kind)) return {};
+  else return Unpack<kind>::shape;
+}
+
 constexpr CodeShape kCodeShapes[] = {
-#define QUIRE_CODES(name, columns, bytes, head, head_bytes) Unpack<BlockKind::name>::shape,
+#define QUIRE_CODES(name, columns, bytes, head, head_bytes) code_shape<BlockKind::name>(),
     QUIRE_BLOCK_KINDS(QUIRE_CODES)
 #undef QUIRE_CODES
 };
 
 QUIRE_INLINE const CodeShape& codes_of(BlockKind kind) { return kCodeShapes[int(kind)]; }
 
-// The values of columns [k, k + columns) of a panel: [columns][16], rounded as llama.cpp decodes them.
+// Values of columns [k, k + columns) of a panel of floats; k is a multiple of kChunkColumns.
+template <BlockKind kind>
+void unpack_floats(const char* panel, int k, int columns, float* out) {
+  constexpr BlockShape shape = shape_of(kind);
+  constexpr int per_unit = shape.per_unit();
+  constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
+  constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
+  const char* unit = panel + 16 * row_bytes(kind) + size_t(k / (shape.columns * per_unit)) * unit_bytes;
+  for (int column = 0; column < columns; unit += unit_bytes)
+    for (int i = 0; i < per_unit; ++i, column += shape.columns, out += size_t(shape.columns) * 16)
+      Values<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel}, out);
+}
+
+using UnpackFloats = void(const char* panel, int k, int columns, float* out);
+
+template <BlockKind kind>
+constexpr UnpackFloats* floats_unpacker() {
+  if constexpr (holds_floats(kind)) return unpack_floats<kind>;
+  else return nullptr;
+}
+
+constexpr UnpackFloats* kUnpackFloats[] = {
+#define QUIRE_FLOATS(name, columns, bytes, head, head_bytes) floats_unpacker<BlockKind::name>(),
+    QUIRE_BLOCK_KINDS(QUIRE_FLOATS)
+#undef QUIRE_FLOATS
+};
+
+// The values of columns [k, k + columns) of a panel: [columns][16], rounded as the formats' decoders round.
 inline void unpack_values(const BlockPanel& panel, int k, int columns, float* out) {
+  if (holds_floats(panel.kind)) return kUnpackFloats[int(panel.kind)](panel.data, k, columns, out);
   alignas(64) char codes[kChunkBytes];
   kUnpackCodes[int(panel.kind)](panel.data, k, columns, codes);
   const CodeShape& shape = codes_of(panel.kind);

@@ -1,5 +1,6 @@
-// Kinds of blocks: the types of llama.cpp whose rows are blocks of 32 or 256 columns with scales of their own. Knows sizes
-// and where a block's fields lie; the kernels know what they mean (block_unpack.h).
+// Kinds of blocks: rows of 32 to 256 columns each with scales of their own, as llama.cpp's types and the formats of other
+// libraries have them. Knows sizes and where a block's fields lie; the kernels know what they mean (block_unpack.h for
+// integer codes, block_values.h for codes that stand for floats).
 #pragma once
 
 #include <cstddef>
@@ -33,7 +34,22 @@ namespace quire {
   X(iq3_xxs, 256, 98, 0, 2)   \
   X(iq3_s, 256, 110, 0, 2)    \
   X(iq1_s, 256, 50, 0, 2)     \
-  X(iq1_m, 256, 56, 0, 0)
+  X(iq1_m, 256, 56, 0, 0)     \
+  X(int8_32, 32, 36, 0, 0)    \
+  X(int8_128, 128, 132, 0, 0) \
+  X(nvfp4, 64, 36, 0, 0)      \
+  X(nvfp4_div, 64, 36, 0, 0)  \
+  X(e4m3, 32, 32, 0, 0)       \
+  X(e4m3_32, 32, 36, 0, 0)    \
+  X(e4m3_128, 128, 132, 0, 0) \
+  X(e5m2, 32, 32, 0, 0)       \
+  X(e5m2_32, 32, 36, 0, 0)    \
+  X(e5m2_128, 128, 132, 0, 0) \
+  X(mxfp8, 32, 33, 0, 1)      \
+  X(nf4, 64, 36, 0, 0)        \
+  X(fp4, 64, 36, 0, 0)        \
+  X(lut3, 32, 12, 0, 0)       \
+  X(lut4, 32, 16, 0, 0)
 
 enum class BlockKind : uint8_t {
 #define QUIRE_BLOCK_NAME(name, columns, bytes, head, head_bytes) name,
@@ -58,6 +74,31 @@ constexpr BlockShape kBlockShapes[] = {
 constexpr int kBlockKinds = int(sizeof(kBlockShapes) / sizeof(kBlockShapes[0]));
 
 QUIRE_INLINE constexpr const BlockShape& shape_of(BlockKind kind) { return kBlockShapes[int(kind)]; }
+
+// Words of four bytes that a row has before its blocks: a scale of all its columns, or a table.
+constexpr int row_words(BlockKind kind) {
+  switch (kind) {
+    case BlockKind::nvfp4:
+    case BlockKind::nvfp4_div:
+    case BlockKind::e4m3:
+    case BlockKind::e5m2:
+      return 1;
+    case BlockKind::lut3:
+      return 8;
+    case BlockKind::lut4:
+      return 16;
+    default:
+      return 0;
+  }
+}
+QUIRE_INLINE constexpr size_t row_bytes(BlockKind kind) { return size_t(row_words(kind)) * 4; }
+// Bytes of a row of whole blocks as sources have it: its words, then its blocks.
+inline size_t source_bytes(BlockKind kind, size_t cols) {
+  return row_bytes(kind) + cols / size_t(shape_of(kind).columns) * size_t(shape_of(kind).bytes);
+}
+
+// Whether codes stand for floats, which integers cannot multiply.
+constexpr bool holds_floats(BlockKind kind) { return int(kind) >= int(BlockKind::e4m3); }
 
 // The kinds of a weight's parts, in order, each with its rows: equal ones that follow each other are one part.
 struct BlockParts {

@@ -8,6 +8,7 @@
 #include "linear/layouts/blocks.h"
 #include "simd/simd.h"
 #include "simd/simd_bytes.h"
+#include "simd/simd_values.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -21,9 +22,9 @@ struct CodeShape {
 constexpr size_t kGroupHeader = 128;
 QUIRE_INLINE constexpr size_t group_bytes(int group) { return kGroupHeader + size_t(group) * 16; }
 
-// A block of a panel. Reading a word fetches one that comes later.
+// A block of a panel, and the words of its rows. Reading a word fetches one that comes later.
 struct PackedBlock {
-  const char *head, *words;
+  const char *head, *words, *row;
 
   QUIRE_INLINE I word(int i) const {
     __builtin_prefetch(words + i * 64 + kAhead, 0, 3);
@@ -293,14 +294,58 @@ struct Unpack<BlockKind::iq4_xs> {
   }
 };
 
+// A scale in float32, then codes of one byte, each 128 more than its value.
+template <int columns>
+struct UnpackInt8 {
+  static constexpr CodeShape shape{columns, 255, 128, false};
+  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<columns>& out) {
+    out.scale(0, float_of(b.word(0)));
+    for (int i = 0; i < columns / 4; ++i) out.codes(4 * i, b.word(1 + i));
+  }
+};
+template <>
+struct Unpack<BlockKind::int8_32> : UnpackInt8<32> {};
+template <>
+struct Unpack<BlockKind::int8_128> : UnpackInt8<128> {};
+
+// A word of four scales in E4M3, one for each 16 columns, which a scale of the whole row multiplies or divides; then
+// codes in FP4: of each four bytes the low halves are four columns, the high halves the next four.
+template <bool divides>
+struct UnpackNvfp4 {
+  static constexpr CodeShape shape{16, 24, 12, false};
+  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+    const I scales = b.word(0), table = repeat16(kDoubledFp4);
+    const V outer = load(reinterpret_cast<const float*>(b.row)), half = set1(0.5f);
+    unrolled<4>([&](auto g) QUIRE_INLINE_LAMBDA {
+      constexpr int at = decltype(g)::value;
+      const V inner = e4m3_byte<at>(scales) * set1(kE4m3Scale);
+      out.scale(at, (divides ? inner / outer : inner * outer) * half);
+      for (int i = 0; i < 2; ++i) {
+        const I w = b.word(1 + 2 * at + i);
+        out.codes(16 * at + 8 * i, lookup(table, low_nibbles(w)));
+        out.codes(16 * at + 8 * i + 4, lookup(table, high_nibbles(w)));
+      }
+    });
+  }
+};
+template <>
+struct Unpack<BlockKind::nvfp4> : UnpackNvfp4<false> {};
+template <>
+struct Unpack<BlockKind::nvfp4_div> : UnpackNvfp4<true> {};
+
+// 2^(exponent - 127 - less), less 0 or 1: the bits of a float, or for the smallest exponents a denormal number.
+template <int less>
+inline V power_of_exponent(I exponent) {
+  const I small = shr<31>(exponent - iset1(1 + less));  // 1 where the exponent field would be 0
+  const I denormal = less ? shl<21>(exponent + iset1(1)) : iset1(1 << 22), normal = shl<23>(exponent - iset1(less));
+  return float_of((denormal & (iset1(0) - small)) | (normal & (small - iset1(1))));
+}
+
 template <>
 struct Unpack<BlockKind::mxfp4> {
   static constexpr CodeShape shape{32, 24, 12, false};
   QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
-    // 2^(exponent - 128): of the bits of a float the exponent less one, or for 0 and 1 a denormal number.
-    const I exponent = load_bytes(b.head), small = shr<31>(exponent - iset1(2));
-    const I denormal = shl<21>(exponent + iset1(1)), normal = shl<23>(exponent - iset1(1));
-    out.scale(0, float_of((denormal & (iset1(0) - small)) | (normal & (small - iset1(1)))));
+    out.scale(0, power_of_exponent<1>(load_bytes(b.head)));
     const I table = repeat16(kDoubledFp4);
     unpack_halves(b, 0, out, 0, [&](int, I code) QUIRE_INLINE_LAMBDA { return lookup(table, code); });
   }

@@ -14,12 +14,14 @@ from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError
 from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks import KINDS
+from quire.weights.layouts.blocks.scaled import DECODERS
 from quire.weights.schemes import Activations, Quantized
 from quire.weights.tensor import QuantTensor
 from tests.devices.native_cases import ISAS, apply_rows, native, normal
 
 BOTH: tuple[Activations, ...] = ("int8", "float")
-NAMES = sorted(KINDS)
+OWN = sorted(DECODERS)  # kinds that llama.cpp lacks
+NAMES = sorted(KINDS.keys() - OWN)
 # Where the float16 fields of a block are, if not at its start alone.
 HALVES = {
     **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
@@ -34,8 +36,10 @@ HALVES = {
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> QuantTensor:
-    """Any bits but for the scales, which are of the size that weights have."""
+    """Any bits but for the scales, which are of the size that weights have, and numbers that are not finite."""
     about, rng = KINDS[kind], np.random.default_rng(seed)
+    if kind in OWN:
+        return random_own(kind, rows, columns, rng)
     raw = rng.integers(0, 256, (rows, columns // about.columns, about.nbytes), np.uint8)
     if kind == "mxfp4":
         raw[..., 0] = rng.integers(118, 124, raw.shape[:2])
@@ -46,6 +50,24 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> QuantTen
         scales = (normal(rng, *raw.shape[:2], 1) * 0.02).astype(np.float16)
         raw[..., at : at + 2] = scales.view(np.uint8)
     return Blocks(kind).tensor(raw.reshape(rows, -1))
+
+
+def random_own(kind: str, rows: int, columns: int, rng: np.random.Generator) -> QuantTensor:
+    about = KINDS[kind]
+    raw = rng.integers(0, 256, (rows, columns // about.columns, about.nbytes), np.uint8)
+    if kind.startswith("e5m2"):
+        raw &= 0xBF  # from here on exponents are below 16
+    elif kind.startswith(("e4m3", "mxfp8")):
+        raw[(raw & 0x7F) == 0x7F] = 0x7E
+    if kind == "mxfp8":
+        raw[..., 0] = rng.integers(0, 124, raw.shape[:2])
+    elif kind.startswith("nvfp4"):
+        raw[..., :4] = rng.integers(0, 0x7F, (*raw.shape[:2], 4))
+    elif not kind.startswith("lut") and not about.row:
+        scales = (normal(rng, *raw.shape[:2], 1) * 0.02).astype(np.float32)
+        raw[..., :4] = scales.view(np.uint8)
+    words = (normal(rng, rows, about.row // 4) * 0.02).astype(np.float32)
+    return Blocks(kind).tensor(np.concatenate([words.view(np.uint8), raw.reshape(rows, -1)], axis=1))
 
 
 def decoded(tensor: QuantTensor) -> Any:
@@ -89,8 +111,39 @@ def test_a_weight_has_the_size_of_its_blocks(kind: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", NAMES)
-@pytest.mark.parametrize("activations", BOTH)
+@pytest.mark.parametrize("kind", OWN)
+def test_codes_of_floats_have_the_values_of_their_formula(isa: str, kind: str) -> None:
+    tensor = random_blocks(kind, 37, 768)
+    wanted = tensor.dequantize()
+    assert np.isfinite(wanted).all()
+    assert wanted.std() > 0
+    for columns in (768, KINDS[kind].columns * 3):
+        part = random_blocks(kind, 37, columns)
+        dtype = Quantized(Blocks(kind), "float")
+        assert native(isa).matrix([part], dtype).dequantize().tobytes() == part.dequantize().tobytes()
+    gate, up = tensor.rows(np.arange(18)), tensor.rows(np.arange(18, 36))
+    assert native(isa).gated_matrix(gate, up, dtype).dequantize().tobytes() == wanted[:36].tobytes()
+    assert native().outline().matrix([tensor], dtype).nbytes == native().matrix([tensor], dtype).nbytes
+
+
+def test_floats_are_not_multiplied_with_int8() -> None:
+    with pytest.raises(EngineError, match="not multiplied with activations in int8"):
+        native().matrix([random_blocks("e4m3", 16, 256)], Quantized(Blocks("e4m3"), "int8"))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("kind", "activations"),
+    [
+        *((kind, activations) for kind in NAMES for activations in BOTH),
+        *(
+            (kind, activations)
+            for kind in OWN
+            for activations in BOTH
+            if activations == "float" or not KINDS[kind].floats
+        ),
+    ],
+)
 def test_products_are_the_reference_and_alone_as_in_any_batch(
     isa: str, kind: str, activations: Activations
 ) -> None:

@@ -11,6 +11,9 @@ void Blocks::check(const Format& format) {
     throw std::invalid_argument("a weight of blocks needs one to four parts of different kinds");
   if (format.group != 0 || format.offsets || format.narrow || format.screened)
     throw std::invalid_argument("weights of blocks have no groups, offsets, scales in bfloat16 or screen");
+  for (int i = 0; i < blocks.count; ++i)
+    if (format.int8_rows && holds_floats(blocks.parts[i].kind))
+      throw std::invalid_argument("weights of floats are not multiplied with activations in int8");
 }
 
 void Blocks::check_parts(const MatrixView& view) {
@@ -44,6 +47,10 @@ void Blocks::pack_panel(const char* const (&rows)[16], const MatrixView& view, B
   const int blocks = view.cols / shape.columns, per_unit = shape.per_unit(), words = shape.words();
   const size_t head_bytes = size_t(shape.head_bytes), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
   std::memset(out, 0, panel_bytes(kind, view.cols));
+  for (int lane = 0; lane < 16; ++lane)
+    for (int word = 0; rows[lane] && word < row_words(kind); ++word)
+      std::memcpy(out + word * 64 + lane * 4, rows[lane] + word * 4, 4);
+  out += 16 * row_bytes(kind);
   for (int block = 0; block < blocks; ++block) {
     const int place = block % per_unit;
     char* unit = out + unit_bytes * size_t(block / per_unit);
@@ -51,7 +58,7 @@ void Blocks::pack_panel(const char* const (&rows)[16], const MatrixView& view, B
     to += size_t(place) * size_t(words) * 64;
     for (int lane = 0; lane < 16; ++lane) {
       if (!rows[lane]) continue;
-      const char* from = rows[lane] + size_t(block) * size_t(shape.bytes);
+      const char* from = rows[lane] + row_bytes(kind) + size_t(block) * size_t(shape.bytes);
       std::memcpy(heads + size_t(lane) * head_bytes, from + shape.head, head_bytes);
       const char* before = shape.head == 0 ? from + head_bytes : from;  // a head is first or last
       for (int word = 0; word < words; ++word) std::memcpy(to + word * 64 + lane * 4, before + word * 4, 4);

@@ -1,6 +1,6 @@
-// blocks: rows of blocks as GGUF files have them (block_kinds.h). A unit of a panel is a block of each row, or two of
-// small ones: heads [16] of the blocks, then their words [words][16] of four bytes. Parts of a weight may be of
-// different kinds; a panel has one.
+// blocks: rows of blocks (block_kinds.h). A panel begins with the words of its rows: [words][16] of four bytes. A unit of it
+// is a block of each row, or two of small ones: heads [16] of the blocks, then their words [words][16]. Parts of a weight
+// may be of different kinds; a panel has one.
 #pragma once
 
 #include "linear/format.h"
@@ -25,7 +25,8 @@ struct Blocks {
   static Geometry geometry(BlockKind kind, int cols) {
     const BlockShape& shape = shape_of(kind);
     const int columns = shape.columns * shape.per_unit(), units = (cols + columns - 1) / columns;
-    const size_t unit = size_t(shape.bytes) * 16 * size_t(shape.per_unit()), bytes = unit * size_t(units);
+    const size_t unit = size_t(shape.bytes) * 16 * size_t(shape.per_unit());
+    const size_t bytes = 16 * row_bytes(kind) + unit * size_t(units);
     return {units * columns, columns, unit, bytes, (bytes + 63) / 64 * 64 - bytes};
   }
   QUIRE_INLINE static size_t panel_bytes(BlockKind kind, int cols) {

@@ -129,7 +129,8 @@ class Packer:
         tensors = [part.quantized(self.checkpoint, self.outline) for part in parts]
         if not stackable(tensors):
             return None
-        return tensors, Quantized(layouts[0], self.types.kept)
+        kept: Activations = "float" if any(layout.floats for layout in layouts) else self.types.kept
+        return tensors, Quantized(layouts[0], kept)
 
 
 def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, WantedTensor]:
@@ -209,14 +210,19 @@ def own_quantization(
     """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for."""
     if isinstance(asked, Scheme):
         return asked
-    labels = [layout.label for name in wanted if (layout := checkpoint.layout(name)) is not None]
-    if dtype != "auto" or not labels:
+    layouts = [layout for name in wanted if (layout := checkpoint.layout(name)) is not None]
+    if dtype != "auto" or not layouts:
         if asked == Kept("int8"):
             raise ConfigError(
                 "--quantization-activations int8 is for weights that are quantized; choose --quantization int8"
             )
         return None
-    names = tuple(name for name, _ in Counter(labels).most_common())
+    names = tuple(name for name, _ in Counter(layout.label for layout in layouts).most_common())
+    if asked == Kept("int8") and all(layout.floats for layout in layouts):
+        raise ConfigError(
+            f"--quantization-activations int8 multiplies integers, and the weights are {', '.join(names)}; leave it "
+            "out, or choose --quantization int8"
+        )
     return Kept(checkpoint.activations if asked is None else asked.activations, names)
 
 

@@ -18,6 +18,11 @@ class PlainLayout(msgspec.Struct, frozen=True):
         """Columns of activations that share a scale when they are rounded to int8; 0: the whole row."""
         return 0
 
+    @property
+    def floats(self) -> bool:
+        """Whether codes stand for floats, so that activations in int8 cannot multiply them."""
+        return False
+
     def columns(self, width: int) -> int:
         """Columns of a row whose codes take `width` bytes."""
         return width

@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.layouts import AnyLayout, Int4, Int8
+from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
+from quire.weights.layouts.blocks.make import byte_kind, byte_rows
 from quire.weights.readers.fields import Fields
 from quire.weights.readers.module import Packed
 from quire.weights.tensor import Array, FloatArray, QuantTensor
@@ -47,6 +48,8 @@ class Groups:
         """The same in a layout; one of larger groups repeats the scales."""
         if isinstance(layout, Int8):
             return QuantTensor(layout, self.codes, self.scales)
+        if isinstance(layout, Blocks):
+            return layout.tensor(byte_rows(layout.kind, self.codes, self.scales, self.size))
         assert isinstance(layout, Int4)
         times = -(-self.codes.shape[1] // layout.group_size) // self.scales.shape[1]
         scales = np.repeat(self.scales, max(1, times), axis=1)
@@ -59,13 +62,21 @@ class Groups:
 def packed_groups(
     shape: tuple[int, int], bits: int, size: int, symmetric: bool, ordered: bool, read: Callable[[], Groups]
 ) -> Packed:
-    """A weight that stays in codes if a layout holds it: up to 4 bits as int4, 8 bits with a scale per row as int8."""
+    """A weight that stays in codes if a layout holds it: up to 4 bits as int4, symmetric 8 bits as bytes."""
     layout: AnyLayout | None = None
     columns = shape[1]
     if not ordered and bits <= 4 and (group := _native_group(size, columns)):
         layout = Int4(group, symmetric and bits == 4, "float32")
     elif not ordered and bits == 8 and size >= columns and symmetric:
         layout = Int8()
+    elif (
+        not ordered
+        and bits == 8
+        and symmetric
+        and columns % size == 0
+        and (kind := byte_kind("int8", columns, size))
+    ):
+        layout = Blocks(kind)
     codes = None if layout is None else partial(_tensor, read, layout)
     return Packed(shape, lambda: read().dequantize(), layout, codes)
 

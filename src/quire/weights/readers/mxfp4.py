@@ -15,6 +15,7 @@ import numpy as np
 from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks
+from quire.weights.layouts.blocks.make import mxfp4_rows
 from quire.weights.tensor import Array, Bytes, QuantTensor, Rows
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -85,12 +86,5 @@ class MXFP4Checkpoint:
 
 
 def mxfp4_blocks(packed: Bytes, exponents: Bytes) -> QuantTensor:
-    """Rows of blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, with their exponents [O, G].
-
-    The layout's blocks have elements i and i + 16 in a byte, behind the exponent.
-    """
-    low, high = packed & np.uint8(15), packed >> np.uint8(4)
-    codes = np.stack([low, high], axis=-1).reshape(*packed.shape[:2], 32)
-    halves = codes[..., :16] | codes[..., 16:] << np.uint8(4)
-    blocks = np.concatenate([exponents[..., None], halves], axis=-1)
-    return MXFP4_BLOCKS.tensor(blocks.reshape(len(packed), -1))
+    """Rows of blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, with their exponents [O, G]."""
+    return MXFP4_BLOCKS.tensor(mxfp4_rows(packed, exponents))

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from quire.weights.checkpoint.protocol import Checkpoint
-from quire.weights.layouts import AnyLayout, Int8
+from quire.weights.layouts import Blocks, Int8
+from quire.weights.layouts.blocks.make import byte_kind, byte_rows, nvfp4_rows
+from quire.weights.layouts.blocks.scaled import E2M1
 from quire.weights.readers.fields import (
     E4M3,
     E5M2,
@@ -40,7 +42,6 @@ USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_s
 # Scales of activations, which stay whole, and of caches, which are not held in FP8.
 IGNORED = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale", "k_scale",
            "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")  # fmt: skip
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 FP8 = (E4M3, E5M2)
 SPARSE = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
@@ -200,13 +201,44 @@ def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
     by_block = found not in ((), (rows,)) and not by_group
     if "weight_zero_point" in fields:
         fields.check("weight_zero_point", (I8,))
-    layout: AnyLayout | None = None
-    if fields.is_of("weight", I8) and found in ((), (rows,)) and not _has_zeros(fields):
-        layout = Int8()
-    decode = partial(_whole_values, fields, scale, blocks if by_block else None)
+    tiled = blocks if by_block else None
+    decode = partial(_whole_values, fields, scale, tiled)
+    if _has_zeros(fields) or "pre_quant_scale" in fields:
+        return Packed((rows, columns), decode)
+    if fields.is_of("weight", I8) and found in ((), (rows,)):
+        return Packed((rows, columns), decode, Int8(), partial(_int8_tensor, fields, scale))
+    prefix = "int8" if fields.is_of("weight", I8) else "e4m3" if fields.is_of("weight", E4M3) else "e5m2"
+    group = blocks[1] if by_block else columns if found in ((), (rows,)) else columns // found[-1]
+    kind = byte_kind(prefix, columns, group)
+    if kind is None:
+        return Packed((rows, columns), decode)
     return Packed(
-        (rows, columns), decode, layout, None if layout is None else partial(_int8_tensor, fields, scale)
+        (rows, columns), decode, Blocks(kind), partial(_byte_tensor, fields, scale, kind, group, tiled)
     )
+
+
+def _byte_tensor(
+    fields: Fields, scale: str, kind: str, group: int, blocks: tuple[int, int] | None
+) -> QuantTensor:
+    codes = fields.get("weight")
+    held = (
+        codes.view(np.uint8) ^ np.uint8(128) if codes.dtype == I8 else _finite(fields, codes).view(np.uint8)
+    )
+    rows, scales = len(codes), fields.floats(scale)
+    if blocks is not None:
+        scales = scales.reshape(-(-rows // blocks[0]), -1).repeat(blocks[0], 0)[:rows]
+    elif scales.size == 1:
+        scales = np.broadcast_to(scales.reshape(1, 1), (rows, 1))
+    scales = scales.reshape(rows, -1)
+    return Blocks(kind).tensor(byte_rows(kind, held, scales, group))
+
+
+def _finite(fields: Fields, codes: Array) -> Array:
+    """FP8 codes. Raises ModelError for NaN and infinity."""
+    bits = codes.view(np.uint8) & np.uint8(127)
+    if (bits >= (0x7F if codes.dtype == E4M3 else 0x7C)).any():
+        raise fields.wrong("weight", "finite: it holds NaN or infinity")
+    return codes
 
 
 def _has_zeros(fields: Fields) -> bool:
@@ -220,9 +252,8 @@ def _int8_tensor(fields: Fields, scale: str) -> QuantTensor:
 
 
 def _whole_values(fields: Fields, scale: str, blocks: tuple[int, int] | None) -> FloatArray:
-    values = fields.get("weight").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise fields.wrong("weight", "finite: it holds NaN or infinity")
+    codes = fields.get("weight")
+    values = (codes if codes.dtype == I8 else _finite(fields, codes)).astype(np.float32)
     scales = fields.floats(scale)
     if "weight_zero_point" in fields:
         values = values - _spread(fields.get("weight_zero_point").astype(np.float32), values.shape, None)
@@ -263,13 +294,33 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
     scales = shape[0], shape[1] // group
     if group == 32:
         fields.check("weight_scale", (U8, E8M0), scales)
-        return Packed(
-            shape, partial(_mx_values, fields, suffix), MXFP4_BLOCKS, partial(_mx_tensor, fields, suffix)
-        )
+        decode = partial(_mx_values, fields, suffix)
+        if "pre_quant_scale" in fields:
+            return Packed(shape, decode)
+        return Packed(shape, decode, MXFP4_BLOCKS, partial(_mx_tensor, fields, suffix))
     fields.check("weight_scale", (E4M3,), scales)
     outer = "weight_global_scale" if "weight_global_scale" in fields else "weight_scale_2"
     fields.check(outer, FLOATS, (), (1,))
-    return Packed(shape, partial(_nv_values, fields, suffix, outer))
+    decode = partial(_nv_values, fields, suffix, outer)
+    if shape[1] % 64 or "pre_quant_scale" in fields:
+        return Packed(shape, decode)
+    layout = Blocks("nvfp4_div" if outer == "weight_global_scale" else "nvfp4")
+    return Packed(shape, decode, layout, partial(_nv_tensor, fields, suffix, outer, layout))
+
+
+def _nv_tensor(fields: Fields, suffix: str, outer: str, layout: Blocks) -> QuantTensor:
+    inner = fields.get("weight_scale")
+    fields.floats("weight_scale")  # are finite
+    by = _outer_scale(fields, outer).reshape(1, 1)
+    return layout.tensor(nvfp4_rows(nibbles(fields.get(suffix)), inner.view(np.uint8), by))
+
+
+def _outer_scale(fields: Fields, outer: str) -> FloatArray:
+    """compressed-tensors' outer scale divides, ModelOpt's multiplies."""
+    by = fields.floats(outer).reshape(())
+    if outer == "weight_global_scale" and by == 0:
+        raise fields.wrong(outer, "greater than 0")
+    return by
 
 
 def _mx_tensor(fields: Fields, suffix: str) -> QuantTensor:
@@ -284,11 +335,7 @@ def _mx_values(fields: Fields, suffix: str) -> FloatArray:
 
 
 def _nv_values(fields: Fields, suffix: str, outer: str) -> FloatArray:
-    """compressed-tensors' outer scale divides, ModelOpt's multiplies."""
-    by = fields.floats(outer).reshape(())
-    if outer == "weight_global_scale" and by == 0:
-        raise fields.wrong(outer, "greater than 0")
-    inner = fields.floats("weight_scale")
+    by, inner = _outer_scale(fields, outer), fields.floats("weight_scale")
     scales = inner / by if outer == "weight_global_scale" else inner * by
     values: FloatArray = E2M1[nibbles(fields.get(suffix))] * scales.repeat(16, 1)
     return _before(fields, values)

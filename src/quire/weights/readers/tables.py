@@ -15,15 +15,19 @@ import msgspec
 import numpy as np
 
 from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.layouts import Blocks, Int8
+from quire.weights.layouts.blocks.make import lut_rows, table_rows
+from quire.weights.layouts.blocks.scaled import FP4, NF4
 from quire.weights.readers.fields import FLOATS, I8, I32, U8, Fields, num_words, unpack
 from quire.weights.readers.grouped import refuse
 from quire.weights.readers.module import ModuleCheckpoint, Packed
-from quire.weights.tensor import FloatArray
+from quire.weights.tensor import Bytes, FloatArray, QuantTensor
 
 STATE = "weight.quant_state.bitsandbytes__"
 BNB_USED = ("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
             f"{STATE}nf4", f"{STATE}fp4", "SCB", "weight_format")  # fmt: skip
 MAX_STATE = 1 << 16  # bytes
+TABLES = {"nf4": NF4, "fp4": FP4}
 
 
 class BlockState(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,22 +74,44 @@ def _bitsandbytes_module(fields: Fields) -> Packed | None:
         fields.check("weight.nested_absmax", FLOATS, (-(-blocks // nested),))
     else:
         fields.check("weight.absmax", FLOATS, (blocks,))
-    return Packed((shape[0], shape[1]), partial(_block_values, fields, state))
+    decode = partial(_block_values, fields, state)
+    kind = state_name.rpartition("_")[2]
+    if shape[1] % 64 or size % 64 or count % size or not _is_plain_table(fields, kind):
+        return Packed((shape[0], shape[1]), decode)
+    return Packed((shape[0], shape[1]), decode, Blocks(kind), partial(_block_tensor, fields, state, kind))
+
+
+def _is_plain_table(fields: Fields, kind: str) -> bool:
+    """Whether a module's table is the one of its kind, which kernels know."""
+    return bool((fields.floats("weight.quant_map") == TABLES[kind]).all())
+
+
+def _block_tensor(fields: Fields, state: BlockState, kind: str) -> QuantTensor:
+    rows, columns = state.shape
+    scales = _block_scales(fields, state).repeat(state.blocksize // 64).reshape(rows, columns // 64)
+    return Blocks(kind).tensor(table_rows(_block_codes(fields, state).reshape(rows, columns), scales))
+
+
+def _block_codes(fields: Fields, state: BlockState) -> Bytes:
+    packed = np.ascontiguousarray(fields.get("weight")).reshape(-1).view(np.uint8)
+    codes = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], axis=1)
+    return codes.reshape(-1)[: prod(state.shape)]
+
+
+def _block_scales(fields: Fields, state: BlockState) -> FloatArray:
+    """One for each block of the flattened weight."""
+    if "weight.nested_absmax" not in fields:
+        return fields.floats("weight.absmax")
+    assert state.nested_blocksize is not None
+    assert state.nested_offset is not None
+    inner = fields.floats("weight.nested_quant_map")[fields.get("weight.absmax")]
+    outer = fields.floats("weight.nested_absmax").repeat(state.nested_blocksize)[: len(inner)]
+    return inner * outer + np.float32(state.nested_offset)
 
 
 def _block_values(fields: Fields, state: BlockState) -> FloatArray:
-    count = prod(state.shape)
-    packed = np.ascontiguousarray(fields.get("weight")).reshape(-1).view(np.uint8)
-    codes = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], axis=1).reshape(-1)[:count]
-    if "weight.nested_absmax" in fields:
-        assert state.nested_blocksize is not None
-        assert state.nested_offset is not None
-        inner = fields.floats("weight.nested_quant_map")[fields.get("weight.absmax")]
-        outer = fields.floats("weight.nested_absmax").repeat(state.nested_blocksize)[: len(inner)]
-        most = inner * outer + np.float32(state.nested_offset)
-    else:
-        most = fields.floats("weight.absmax")
-    values: FloatArray = fields.floats("weight.quant_map")[codes] * most.repeat(state.blocksize)[:count]
+    spread = _block_scales(fields, state).repeat(state.blocksize)[: prod(state.shape)]
+    values: FloatArray = fields.floats("weight.quant_map")[_block_codes(fields, state)] * spread
     return values.reshape(state.shape)
 
 
@@ -99,13 +125,14 @@ def _int8_module(fields: Fields) -> Packed:
         fields.check("weight_format", (U8,), (), (1,))
         if fields.get("weight_format").any():
             raise fields.wrong("weight_format", "0: weights in rows, not in tiles of a GPU")
-    return Packed((shape[0], shape[1]), partial(_int8_values, fields))
+    return Packed(
+        (shape[0], shape[1]), lambda: _int8_tensor(fields).dequantize(), Int8(), partial(_int8_tensor, fields)
+    )
 
 
-def _int8_values(fields: Fields) -> FloatArray:
-    codes = fields.get("weight").astype(np.float32)
-    values: FloatArray = codes * fields.floats("SCB")[:, None] / np.float32(127)
-    return values
+def _int8_tensor(fields: Fields) -> QuantTensor:
+    codes = fields.get("weight").view(np.uint8) ^ np.uint8(128)
+    return QuantTensor(Int8(), codes, fields.floats("SCB")[:, None] / np.float32(127))
 
 
 SQUEEZE_USED = ("qweight", "lookup_table", "rows", "cols", "vals", "full_rows", "full_row_indices")
@@ -132,13 +159,26 @@ def _squeezellm_module(bits: int, fields: Fields) -> Packed:
         fields.check("rows", (I32,), (rows + 1,))
         fields.check("vals", FLOATS)
         fields.check("cols", (I32,), fields.shape("vals"))
-    return Packed((rows, columns), partial(_squeezellm_values, fields, bits))
+    decode = partial(_squeezellm_values, fields, bits)
+    if "vals" in fields or columns % 32:
+        return Packed((rows, columns), decode)
+    layout = Blocks(f"lut{bits}")
+    return Packed((rows, columns), decode, layout, partial(_squeezellm_tensor, fields, bits, layout))
+
+
+def _squeezellm_codes(fields: Fields, bits: int) -> Bytes:
+    words = np.ascontiguousarray(fields.words("qweight").T)
+    codes: Bytes = unpack(words, bits, words.shape[1] * 32 // bits)
+    return codes
+
+
+def _squeezellm_tensor(fields: Fields, bits: int, layout: Blocks) -> QuantTensor:
+    return layout.tensor(lut_rows(bits, _squeezellm_codes(fields, bits), fields.floats("lookup_table")))
 
 
 def _squeezellm_values(fields: Fields, bits: int) -> FloatArray:
-    words = np.ascontiguousarray(fields.words("qweight").T)
-    codes = unpack(words, bits, words.shape[1] * 32 // bits)
-    values: FloatArray = np.take_along_axis(fields.floats("lookup_table"), codes.astype(np.intp), axis=1)
+    codes = _squeezellm_codes(fields, bits).astype(np.intp)
+    values: FloatArray = np.take_along_axis(fields.floats("lookup_table"), codes, axis=1)
     if "vals" in fields:
         starts, columns, extra = fields.get("rows"), fields.get("cols"), fields.floats("vals")
         if starts[0] != 0 or starts[-1] != len(extra) or (np.diff(starts) < 0).any():

@@ -1,4 +1,4 @@
-"""blocks: rows of whole blocks, as llama.cpp's types define them. A block holds 32 or 256 columns with their scales."""
+"""blocks: rows of whole blocks of 32 to 256 columns with their scales, as llama.cpp and other libraries define them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 from quire.weights.layouts.base import PlainLayout
 from quire.weights.layouts.blocks.decode import DECODERS as PLAIN
 from quire.weights.layouts.blocks.decode_grids import DECODERS as GRIDDED
+from quire.weights.layouts.blocks.make import rounded_rows
+from quire.weights.layouts.blocks.scaled import DECODERS as SCALED
+from quire.weights.layouts.blocks.scaled import floats_of
 from quire.weights.tensor import Bytes, FloatArray, QuantTensor, nothing
 
 PIECE = 1 << 18  # elements decoded at a time, so that intermediate arrays stay in cache
@@ -18,10 +21,15 @@ PIECE = 1 << 18  # elements decoded at a time, so that intermediate arrays stay 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`columns` neighbouring elements of a row take `nbytes` bytes."""
+    """`columns` neighbouring elements of a row take `nbytes` bytes; the row has `row` bytes before its blocks.
+
+    Codes that stand for `floats` are not multiplied with activations in int8.
+    """
 
     columns: int
     nbytes: int
+    row: int = 0
+    floats: bool = False
 
 
 # The names are also those of csrc/linear/block_kinds.h.
@@ -48,12 +56,36 @@ KINDS: Mapping[str, Kind] = {
     "iq3_s": Kind(256, 110),
     "iq1_s": Kind(256, 50),
     "iq1_m": Kind(256, 56),
+    "int8_32": Kind(32, 36),
+    "int8_128": Kind(128, 132),
+    "nvfp4": Kind(64, 36, row=4),
+    "nvfp4_div": Kind(64, 36, row=4),
+    "e4m3": Kind(32, 32, row=4, floats=True),
+    "e4m3_32": Kind(32, 36, floats=True),
+    "e4m3_128": Kind(128, 132, floats=True),
+    "e5m2": Kind(32, 32, row=4, floats=True),
+    "e5m2_32": Kind(32, 36, floats=True),
+    "e5m2_128": Kind(128, 132, floats=True),
+    "mxfp8": Kind(32, 33, floats=True),
+    "nf4": Kind(64, 36, floats=True),
+    "fp4": Kind(64, 36, floats=True),
+    "lut3": Kind(32, 12, row=32, floats=True),
+    "lut4": Kind(32, 16, row=64, floats=True),
+}
+ROUNDED = ("e4m3", "e5m2", "mxfp4", "nvfp4")  # to which floats are rounded
+LABELS = {
+    **dict.fromkeys(("int8_32", "int8_128"), "INT8 by group"),
+    "nvfp4_div": "NVFP4",
+    "e4m3": "FP8 E4M3",
+    **dict.fromkeys(("e4m3_32", "e4m3_128"), "FP8 E4M3 by block"),
+    "e5m2": "FP8 E5M2",
+    **dict.fromkeys(("e5m2_32", "e5m2_128"), "FP8 E5M2 by block"),
 }
 DECODERS = {**PLAIN, **GRIDDED}
 
 
 class Blocks(PlainLayout, frozen=True, tag="blocks"):
-    """A row's codes are the bytes of its blocks; they hold the scales too, so `scales` is [O, 0].
+    """A row's codes are its own bytes and those of its blocks; they hold the scales too, so `scales` is [O, 0].
 
     The parts of one weight may be of different kinds. Activations are rounded to int8 by blocks of as many columns,
     as llama.cpp does.
@@ -67,11 +99,15 @@ class Blocks(PlainLayout, frozen=True, tag="blocks"):
 
     @property
     def label(self) -> str:
-        return self.kind.upper()
+        return LABELS.get(self.kind, self.kind.upper())
 
     @property
     def rounds(self) -> int:
         return KINDS[self.kind].columns
+
+    @property
+    def floats(self) -> bool:
+        return KINDS[self.kind].floats
 
     def format(self) -> dict[str, Any]:
         """The kinds follow when the parts are known."""
@@ -79,18 +115,26 @@ class Blocks(PlainLayout, frozen=True, tag="blocks"):
 
     def columns(self, width: int) -> int:
         kind = KINDS[self.kind]
-        return width // kind.nbytes * kind.columns
+        return (width - kind.row) // kind.nbytes * kind.columns
 
     def tensor(self, rows: Bytes) -> QuantTensor:
         """The weight whose rows are these bytes [O, bytes of a row]."""
         return QuantTensor(self, rows, np.empty((len(rows), 0), np.float32))
 
+    def quantize(self, values: FloatArray) -> QuantTensor:
+        """Floats rounded to one of the kinds ROUNDED. ValueError for others, and for rows that are not whole blocks."""
+        if self.kind not in ROUNDED or values.shape[1] % KINDS[self.kind].columns:
+            raise ValueError(f"rows of {values.shape[1]} floats are not rounded to {self.kind}")
+        return self.tensor(rounded_rows(self.kind, values))
+
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
-        return decode(self.kind, tensor.codes).reshape(tensor.shape)
+        if self.kind not in SCALED:
+            return decode(self.kind, tensor.codes).reshape(tensor.shape)
+        return _decode_rows(self.kind, tensor.codes, np.empty(tensor.shape, np.float32))
 
     def outline(self, rows: int, columns: int) -> QuantTensor:
         kind = KINDS[self.kind]
-        codes = nothing(np.uint8, rows, columns // kind.columns * kind.nbytes)
+        codes = nothing(np.uint8, rows, kind.row + columns // kind.columns * kind.nbytes)
         return QuantTensor(self, codes, nothing(np.float32, rows, 0))
 
 
@@ -104,3 +148,13 @@ def decode(kind: str, raw: Bytes) -> FloatArray:
         for start in range(0, len(blocks), step):
             out[start : start + step] = run(blocks[start : start + step])
     return out.reshape(-1)
+
+
+def _decode_rows(kind: str, raw: Bytes, out: FloatArray) -> FloatArray:
+    about, step = KINDS[kind], max(1, PIECE // max(1, out.shape[1]))
+    for start in range(0, len(raw), step):
+        rows = raw[start : start + step]
+        blocks = rows[:, about.row :].reshape(len(rows), -1, about.nbytes)
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[start : start + step] = SCALED[kind](floats_of(rows[:, : about.row]), blocks)
+    return out
