@@ -26,6 +26,9 @@ KINDS: list[dict[str, Any]] = [
     {"quantization": "int4", "quantization_pure": True},
     {"quantization": "int4wo", "quantization_group_size": 128},
     {"quantization": "int8", "kv_cache_dtype": "int8"},
+    {"quantization": "fp8"},
+    {"quantization": "mxfp4"},
+    {"quantization": "nvfp4", "quantization_activations": "int8"},
 ]
 TEXT = (
     "Once upon a time there was a small boat with a red sail. It lived near a big bridge. Every day the boat "

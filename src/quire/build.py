@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend
-from quire.engine.start import check_method, make_backend, model_directory, quantized_weights, reading_of
+from quire.engine.start import make_backend, model_directory, quantized_weights, reading_of
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer
@@ -40,13 +40,12 @@ def build_engine(config: EngineConfig, output: Path, limits: EngineLimits) -> Ma
         raise ConfigError(
             f"{output} holds something other than an engine: choose an empty or a new directory"
         )
-    check_method(config.model, source)
     backend = make_backend(config.device)
     model = load_model(
         source,
         backend,
         config.model.dtype,
-        quantized_weights(config.model),
+        quantized_weights(config.model, source),
         reading=reading_of(config.model),
     )
     if model.info.pooling is not None:

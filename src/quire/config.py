@@ -22,8 +22,8 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 # Beside what Quire makes of weights, the names of methods that a checkpoint may be quantized by (weights/schemes.py).
 Quantization = Literal[
     "auto", "int8", "int8wo", "int4", "int4wo", "auto-round", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors",
-    "fbgemm_fp8", "fp8", "gguf", "gptq", "gptq_marlin", "hqq", "inc", "modelopt", "modelopt_fp4", "mxfp4", "quark",
-    "squeezellm", "torchao",
+    "fbgemm_fp8", "fp8", "gguf", "gptq", "gptq_marlin", "hqq", "inc", "modelopt", "modelopt_fp4", "mxfp4", "nvfp4",
+    "quark", "squeezellm", "torchao",
 ]  # fmt: skip
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 ModelImpl = Literal["auto", "quire", "transformers"]
@@ -116,8 +116,8 @@ class ModelConfig:
     )
     quantization: Quantization = option(
         "auto",
-        "Quantize weights: int8 or int4 (activations to int8 too), int8wo or int4wo (weights only); "
-        "auto keeps the checkpoint's own; awq, gptq, fp8 and the like check that it is that one.",
+        "Quantize weights: int8 or int4 (activations to int8 too), int8wo or int4wo (weights only), fp8, mxfp4 or "
+        "nvfp4; auto keeps the checkpoint's own; awq, gptq and the like check that it is that one.",
         common=True,
     )
     quantization_group_size: int = option(

@@ -66,7 +66,7 @@ def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
     if config.model.model:
         raise ConfigError(f"--config takes the place of a model; leave out {config.model.model}")
     outline = make_backend(DeviceConfig(threads=1)).outline()
-    named, quantized = config.model.architecture, quantized_weights(config.model)
+    named, quantized = config.model.architecture, quantized_weights(config.model, path)
     model = outline_config(path, outline, config.model.dtype, quantized, named)
     kv_dtype = config.cache.kv_cache_dtype
     kv_spec = model.spec.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)

@@ -57,7 +57,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.schemes import METHODS, Kept, Quantization, scheme, weights_name
+from quire.weights.schemes import FLOAT_KINDS, METHODS, Kept, Quantization, scheme, weights_name
 from quire.weights.source import open_tokenizer, quantization_method
 
 logger = logging.getLogger(__name__)
@@ -159,24 +159,23 @@ def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> B
     return registry.make_foreign_backend(device.threads)
 
 
-def check_method(config: ModelConfig, directory: Path) -> None:
-    """Raise ConfigError if --quantization names a method and the checkpoint is quantized by another or by none."""
-    wanted = METHODS.get(config.quantization)
-    if wanted is None:
-        return
-    found = quantization_method(directory)
-    if found != wanted:
+def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:
+    """What --quantization asks for of a model directory, a GGUF file or a config.json.
+
+    ConfigError if it names a method and the checkpoint is quantized by another, or by none and floats are not rounded
+    that way.
+    """
+    name, found = config.quantization, quantization_method(path)
+    if name in METHODS and found != METHODS[name] and not (found is None and name in FLOAT_KINDS):
         has = "is not quantized" if found is None else f"is quantized by {found}"
-        raise ConfigError(f"--quantization {config.quantization}: the model {has}; leave the option out")
-
-
-def quantized_weights(config: ModelConfig) -> Quantization | None:
+        raise ConfigError(f"--quantization {name}: the model {has}; leave the option out")
     return scheme(
-        config.quantization,
+        name,
         config.quantization_group_size,
         config.quantization_symmetric,
         config.quantization_pure,
         config.quantization_activations,
+        rounds=found is None,
     )
 
 
@@ -193,8 +192,8 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
 
     The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
     """
-    directory, quantized, unknown = model_directory(config), quantized_weights(config), ""
-    check_method(config, directory)
+    directory, unknown = model_directory(config), ""
+    quantized = quantized_weights(config, directory)
     try:
         if config.model_impl != "transformers":
             reading = reading_of(config)

@@ -23,7 +23,8 @@ from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.layouts import stackable
+from quire.weights.layouts import Blocks, Int8, stackable
+from quire.weights.layouts.blocks import KINDS
 from quire.weights.parts import Part
 from quire.weights.schemes import Activations, Kept, Quantization, Quantized, Scheme, WeightType
 from quire.weights.tensor import Array, FloatArray, FloatDtype, QuantTensor
@@ -104,19 +105,34 @@ class Packer:
         if use in ("linear", "table", "head") and (kept := self._kept(parts)):
             return self.backend.matrix(*kept)
         pack = self.backend.head if use == "head" else self.backend.matrix
-        return pack([self._read(part) for part in parts], self.types.types[use])
+        return pack(*self._rounded(parts, self.types.types[use]))
 
     def gated(self, gate: Part, up: Part) -> Matrix:
         if kept := self._kept([gate, up]):
             tensors, dtype = kept
             return self.backend.gated_matrix(tensors[0], tensors[1], dtype)
-        return self.backend.gated_matrix(self._read(gate), self._read(up), self.types.types["linear"])
+        (first, second), rounded = self._rounded([gate, up], self.types.types["linear"])
+        return self.backend.gated_matrix(first, second, rounded)
 
     def vector(self, parts: Sequence[Part]) -> FloatArray:
         return np.concatenate([np.array(self._read(part), np.float32) for part in parts])
 
     def _read(self, part: Part) -> Array:
         return part.outline() if self.outline or self.checkpoint is None else part.read(self.checkpoint)
+
+    def _rounded(
+        self, parts: Sequence[Part], dtype: WeightType
+    ) -> tuple[Sequence[Array | QuantTensor], WeightType]:
+        """Parts and their type. Blocks are made here, other types by the backend; rows of other lengths become int8."""
+        read = [self._read(part) for part in parts]
+        if not isinstance(dtype, Quantized) or not isinstance(dtype.layout, Blocks):
+            return read, dtype
+        layout = dtype.layout
+        if read[0].shape[1] % KINDS[layout.kind].columns:
+            return read, Quantized(Int8(), dtype.activations)
+        if self.outline:
+            return [layout.outline(*array.shape) for array in read], dtype
+        return [layout.quantize(np.asarray(array, np.float32)) for array in read], dtype
 
     def _kept(self, parts: Sequence[Part]) -> tuple[list[QuantTensor], WeightType] | None:
         """Parts that stay as the checkpoint quantized them: all in layouts that make one weight of the backend's."""

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from quire.errors import ConfigError
-from quire.weights.layouts import AnyLayout, Int4, Int8
+from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.tensor import FloatDtype, Layout
 
 GROUPS = (32, 64, 128)
@@ -22,6 +22,8 @@ METHODS: Mapping[str, str] = {
     "modelopt_fp4": "modelopt",
 }  # fmt: skip
 
+# Names that round float checkpoints, and check that quantized ones are of that method: the kinds of their blocks.
+FLOAT_KINDS = {"fp8": "e4m3", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 Activations = Literal["float", "int8"]
 
 
@@ -78,10 +80,12 @@ def scheme(
     symmetric: bool = True,
     pure: bool = False,
     activations: Literal["auto", "int8", "float"] = "auto",
+    rounds: bool = False,
 ) -> Quantization | None:
     """The types that `--quantization NAME` means; None for names that leave weights as they are.
 
-    Four bits are few for the embedding and the head, so they get eight unless `pure`. Raises ConfigError.
+    With `rounds` the checkpoint holds floats, which fp8, mxfp4 and nvfp4 round too. Four bits are few for the
+    embedding and the head, so they get eight unless `pure`. Raises ConfigError.
     """
     if pure and name not in ("int4", "int4wo"):
         raise ConfigError(
@@ -91,6 +95,8 @@ def scheme(
         raise ConfigError(
             f"--quantization {name} leaves activations float; leave out --quantization-activations int8, or wo"
         )
+    if name in FLOAT_KINDS and (rounds or name not in METHODS):
+        return _float_scheme(name, activations)
     if name == "auto" or name in METHODS:
         return None if activations == "auto" else Kept(activations)
     if group_size not in GROUPS:
@@ -102,7 +108,22 @@ def scheme(
     if name in ("int4", "int4wo"):
         int4 = Quantized(Int4(group_size, symmetric), kind)
         return Scheme(int4, int4 if pure else int8)
-    raise ConfigError(f"--quantization must be auto, int8, int8wo, int4 or int4wo, got {name!r}")
+    raise ConfigError(
+        f"--quantization must be auto, int8, int8wo, int4, int4wo, fp8, mxfp4 or nvfp4, got {name!r}"
+    )
+
+
+def _float_scheme(name: str, activations: Literal["auto", "int8", "float"]) -> Scheme:
+    """FP8, MXFP4 or NVFP4; activations stay float unless int8 is asked for, which FP8 cannot be multiplied with."""
+    blocks = Blocks(FLOAT_KINDS[name])
+    if activations == "int8" and blocks.floats:
+        raise ConfigError(
+            f"--quantization-activations int8 multiplies integers, which {name} does not hold; leave it out, or choose "
+            "--quantization int8"
+        )
+    kind: Activations = "int8" if activations == "int8" else "float"
+    linear = Quantized(blocks, kind)
+    return Scheme(linear, linear if blocks.floats else Quantized(Int8(), kind))
 
 
 def asks_for_other(asked: Quantization | None, built: Quantization | None) -> bool:
@@ -120,6 +141,8 @@ def weights_name(scheme: Quantization | None, dtype: str) -> str:
         kinds = ", ".join(scheme.kinds) or dtype
         return kinds if scheme.activations == "int8" else f"{kinds}, activations float"
     weights, layout = scheme.linear, scheme.linear.layout
+    if isinstance(layout, Blocks):
+        return f"{layout.label}{'' if weights.activations == 'float' else ', activations int8'}"
     name = layout.name + ("wo" if weights.activations == "float" else "")
     if isinstance(layout, Int4):
         name += f", groups of {layout.group_size}"

@@ -80,10 +80,10 @@ def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
 
 
 def quantization_method(path: Path) -> str | None:
-    """The method that a directory's or a GGUF file's weights are quantized by, or None. Raises ModelError."""
+    """The method by which a directory, a GGUF file or a config.json quantizes weights, or None. Raises ModelError."""
     if is_gguf(path):
         return "gguf"
-    config = path / "config.json"
+    config, path = (path, path.parent) if path.is_file() else (path / "config.json", path)
     found = find_quantization(read_json(config), str(config), path) if config.exists() else None
     return None if found is None else found.method
 
