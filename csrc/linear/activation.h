@@ -32,7 +32,7 @@ inline V erf(V x) {
                             7.8891193e-05f};
   constexpr float far[] = {0.00034151258f, 1.1270893f, 0.63814473f, 0.10310682f, -0.021838097f, 0.0029476667f,
                            -0.00018638009f};
-  const V a = min(set1(4.0f), abs(x));  // in this order NaN stays
+  const V a = min(set1(4.0f), abs(x));  // this order keeps NaN
   const V small = fma(polynomial(near, x * x), x, x);
   const V large = set1(1.0f) - exp(set1(0.0f) - polynomial(far, a));
   return select(less(abs(x), set1(1.0f)), small, copysign(large, x));
@@ -57,7 +57,7 @@ inline V activate(Activation kind, V x) {
       return x * set1(0.5f) * (set1(1.0f) + tanh(inner));
     }
     case Activation::relu:
-      return max(set1(0.0f), x);  // in this order NaN stays
+      return max(set1(0.0f), x);  // this order keeps NaN
     case Activation::relu2: {
       const V positive = max(set1(0.0f), x);
       return positive * positive;

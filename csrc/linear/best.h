@@ -1,4 +1,4 @@
-// The largest of each row of logits, found in two steps: maxima of blocks of columns while a product has just written
+// Finds the largest logit of each row in two steps: first maxima of blocks of columns, right after a product wrote
 // them, then the token. Knows rows of floats; knows no product and no plan.
 #pragma once
 
@@ -19,7 +19,7 @@ inline void note_maxima(const LinearArgs& a, int first, int last, int begin, int
     }
 }
 
-// Of each row the first of its largest values, or -1.
+// The index of the first largest value of each row, or -1.
 inline void best(const BestArgs& a, ThreadPool& pool) {
   const size_t blocks = maxima_of(a.width);
   constexpr int per_task = 8;

@@ -1,5 +1,5 @@
-// The grids are kept packed, in a file that the Python package reads too (weights/layouts/blocks/grids.bin): 16 bits of an
-// entry hold the places of eight values in a list of three, or of four in a list of eight.
+// The grids are packed in a file that the Python package reads too (weights/layouts/blocks/grids.bin): the 16 bits of
+// an entry are the indices of eight values into a list of three, or of four values into a list of eight.
 #include "linear/block_grids.h"
 
 #include <cstddef>

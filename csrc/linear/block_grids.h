@@ -5,7 +5,7 @@
 
 namespace quire {
 
-// An entry's values are bytes, in the order of columns. Those of iq1 are 8 more than eight times -1, 0 or 1.
+// The values of an entry are bytes, in the order of columns. For iq1 they are 8 + 8 * (-1, 0 or 1).
 struct BlockGrids {
   uint32_t iq1[2048][2], iq2_xxs[256][2], iq2_xs[512][2], iq2_s[1024][2], iq3_xxs[256], iq3_s[512];
 };

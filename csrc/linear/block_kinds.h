@@ -1,5 +1,5 @@
-// Kinds of blocks: rows of 32 to 256 columns each with scales of their own, as llama.cpp's types and the formats of other
-// libraries have them. Knows sizes and where a block's fields lie; the kernels know what they mean (block_unpack.h for
+// Kinds of blocks: rows of 32 to 256 columns with their own scales, as llama.cpp's types and the formats of other libraries
+// have them. Knows the size of a block and the place of its fields; the kernels know their meaning (block_unpack.h for
 // integer codes, block_values.h for codes that stand for floats).
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace quire {
 
-// X(name, columns of a block, bytes of a block, offset and bytes of its head). The head is the field that keeps the others
-// from being whole words: a scale in float16, or an exponent of one byte.
+// X(name, columns of a block, bytes of a block, offset and bytes of its head). The head is the field without which the
+// rest is whole words: a scale in float16, or an exponent of one byte.
 #define QUIRE_BLOCK_KINDS(X)  \
   X(q4_0, 32, 18, 0, 2)       \
   X(q4_1, 32, 20, 0, 0)       \
@@ -61,7 +61,7 @@ struct BlockShape {
   const char* name;
   int columns, bytes, head, head_bytes;
 
-  // Blocks of a row that lie together in a panel: their heads, then their words.
+  // The number of blocks of a row that lie together in a panel: their heads first, then their words.
   constexpr int per_unit() const { return columns == 32 ? 2 : 1; }
   constexpr int words() const { return (bytes - head_bytes) / 4; }
 };

@@ -1,9 +1,9 @@
-// The inner loop of a product with blocks: R rows of activations in int8 times P unpacked panels, with the sums of a group
-// in registers. Knows unpacked operands; knows no threads.
+// The inner loop of a product with blocks: R rows of activations in int8 times P unpacked panels, with the sums of a
+// group in registers. Knows unpacked operands; knows no threads.
 //
-// Activations are rounded by blocks of 32 or 256 columns, each with its scale, as llama.cpp does. Of such a block an
-// output gets x_scale * (the sum over its groups of scale * (the integer sum of codes - zero) - minimum * (that of the
-// activations)), added in the order of groups and blocks. No tile shape changes that order.
+// Activations are rounded in blocks of 32 or 256 columns, one scale per block, as llama.cpp does. Each block adds
+//   x_scale * sum over its groups of (scale * (integer sum of codes - zero) - minimum * (sum of the activations))
+// to an output, in the order of groups and blocks. No tile shape changes that order.
 #pragma once
 
 #include "linear/block_columns.h"
@@ -11,7 +11,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// Rows and panels of a tile that keep all sums of a group in registers.
+// The rows and panels of a tile for which all sums of a group stay in registers.
 #if defined(QUIRE_AVX512)
 constexpr int kBlockTileRows = 6;
 constexpr int block_panels(int rows) { return rows == 1 ? 1 : rows <= 3 ? 4 : 2; }
@@ -32,13 +32,13 @@ struct BlockArgs {
   int groups_per_scale;     // of the activations
   bool minima;
   const float* x_scale;     // [groups / groups_per_scale][R]
-  const int32_t* sums;      // [groups][R]: what a group's sums begin at, or with minima floats that multiply them
+  const int32_t* sums;      // [groups][R]: initial values of a group's sums; with minima, floats that multiply them
   float* c;                 // [R][c_stride], continued
   size_t c_stride;
 };
 
 #if defined(QUIRE_WORD_DOTS)
-// Codes so small that some products fit in 16 bits.
+// For codes so small that sums of a few products fit in 16 bits.
 struct SmallCodes {
   static constexpr int kElements = 1;
 
@@ -75,7 +75,7 @@ struct SmallCodes {
 };
 #endif
 
-// Codes of any byte.
+// For codes that use the whole byte.
 struct WideCodes {
   static constexpr int kElements = kDotElements;
 
@@ -92,7 +92,7 @@ struct WideCodes {
   }
 };
 
-// The sums of group g: to[r][p] = scale * integer sum - minimum * sum of the activations, added to what is there.
+// The sums of group g: to[r][p] += scale * integer sum - minimum * sum of the activations.
 template <class Codes, int R, int P>
 QUIRE_INLINE void add_group(const BlockArgs& m, int g, V (&to)[R][P]) {
   const size_t stride = kGroupHeader + size_t(m.steps) * 64;
@@ -146,8 +146,8 @@ QUIRE_INLINE void add_scaled(const float* x_scale, const V (&part)[R][P], V (&to
   }
 }
 
-// What is in registers at a time: the sums of a group, and what they are added to. The outputs of a block of many groups
-// wait in memory.
+// Registers hold the sums of one group and the sums that they are added to. The outputs of a block of many groups stay
+// in memory.
 template <class Codes, int R, int P>
 void micro_blocks(const BlockArgs& args) {
   const BlockArgs m = args;  // a copy, which stores cannot change

@@ -1,8 +1,8 @@
-// What the fields of each kind of block mean: a block of a panel to codes of one byte with scales and minima. Knows panels
+// Unpacks blocks of a panel to codes of one byte with scales and minima, for each kind of block. Knows panels
 // (layouts/blocks.h); knows no product.
 //
-// value = scale * (code - zero) - minimum, where zero is a constant of the kind. Scales are products of a float16 and a few
-// bits, so they are exact.
+// value = scale * (code - zero) - minimum, where zero is a constant of the kind. Scales are products of a float16 and a
+// few bits, so they are exact.
 #pragma once
 
 #include "linear/layouts/blocks.h"
@@ -12,7 +12,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// What a kind is unpacked to: `group` columns share a scale, codes are at most `top`, zero as above.
+// The form that a kind is unpacked to: `group` columns share a scale, codes are at most `top`, `zero` is as above.
 struct CodeShape {
   int group, top, zero;
   bool minima;
@@ -22,7 +22,7 @@ struct CodeShape {
 constexpr size_t kGroupHeader = 128;
 QUIRE_INLINE constexpr size_t group_bytes(int group) { return kGroupHeader + size_t(group) * 16; }
 
-// A block of a panel, and the words of its rows. Reading a word fetches one that comes later.
+// A block of a panel, and the words of its rows. Reading a word prefetches a later one.
 struct PackedBlock {
   const char *head, *words, *row;
 
@@ -36,7 +36,7 @@ struct PackedBlock {
   static constexpr int kAhead = 4096;
 };
 
-// Where a block is unpacked to.
+// The destination of an unpacked block.
 template <int group>
 struct UnpackedBlock {
   char* out;
@@ -74,7 +74,7 @@ struct Unpack<BlockKind::q8_0> {
   }
 };
 
-// Half bytes: the low ones are the first 16 columns, the high ones the last.
+// Half bytes: the low ones hold the first 16 columns, the high ones the last.
 template <class Code>
 QUIRE_INLINE void unpack_halves(const PackedBlock& b, int first, const UnpackedBlock<32>& out, int column, Code&& code) {
   for (int i = 0; i < 4; ++i) {
@@ -85,7 +85,7 @@ QUIRE_INLINE void unpack_halves(const PackedBlock& b, int first, const UnpackedB
 }
 QUIRE_INLINE I plain_code(int, I code) { return code; }
 
-// A scale and a minimum with its sign turned, both float16, in one word.
+// A scale and a negated minimum, both float16, in one word.
 QUIRE_INLINE void unpack_added(const PackedBlock& b, const UnpackedBlock<32>& out) {
   const I both = b.word(0);
   out.scale(0, low_half(both));
@@ -139,7 +139,7 @@ struct Unpack<BlockKind::q5_1> {
   }
 };
 
-// Words of crumbs from `first` on, in two halves of 128 columns: put(column, shift, word of the half, crumbs).
+// Codes of two bits in the words from `first` on, in two halves of 128 columns: put(column, shift, word, codes).
 template <class Put>
 QUIRE_INLINE void unpack_crumbs(const PackedBlock& b, int first, Put&& put) {
   for (int half = 0; half < 2; ++half)
@@ -194,7 +194,7 @@ struct Unpack<BlockKind::q3_k> {
   }
 };
 
-// The eight scales and minima of six bits of q4_k and q5_k, in three words from `first` on.
+// The eight 6-bit scales and minima of q4_k and q5_k, in three words from `first` on.
 QUIRE_INLINE void unpack_sixes(const PackedBlock& b, const UnpackedBlock<32>& out) {
   const I both = b.word(0), first = b.word(1), second = b.word(2), rest = b.word(3), top = iset1(0x30303030);
   const I six = iset1(0x3f3f3f3f);
@@ -264,9 +264,9 @@ struct Unpack<BlockKind::q6_k> {
   }
 };
 
-// 128 more than the steps of iq4_nl and iq4_xs, which are spaced as weights are.
+// The values of iq4_nl and iq4_xs plus 128. They are spaced like weights: closer around zero.
 alignas(16) constexpr uint8_t kNonlinear[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-// 12 more than twice the values of FP4 (E2M1).
+// Twice the values of FP4 (E2M1), plus 12.
 alignas(16) constexpr uint8_t kDoubledFp4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 template <>

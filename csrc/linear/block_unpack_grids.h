@@ -1,4 +1,4 @@
-// Kinds of blocks whose codes are indices into grids of values, and ternary ones. Part of block_unpack.h's family.
+// Unpacks kinds whose codes are indices into grids of values, and ternary kinds, as block_unpack.h does for the others.
 #pragma once
 
 #include "linear/block_grids.h"
@@ -12,7 +12,7 @@ inline I byte_of(I a) {
   return shr<8 * j>(a) & iset1(255);
 }
 
-// Eight sign bits from seven: the last makes their number even.
+// Eight sign bits from seven: the last one makes the parity even.
 inline I eighth_sign(I seven) {
   I folded = seven ^ shr<4>(seven);
   folded = folded ^ shr<2>(folded);
@@ -20,7 +20,7 @@ inline I eighth_sign(I seven) {
   return seven | shl<7>(folded & iset1(1));
 }
 
-// Codes of magnitudes with signs: 64 more where a bit of 0 to 3 is not set, else 64 less.
+// Codes of signed magnitudes: 64 + magnitude if the column's bit (0 to 3) is clear, else 64 - magnitude.
 constexpr int kSignedZero = 64;
 inline I with_signs(I magnitudes, I four) {
   const I bits = spread_bits(four & iset1(15)), mask = shl<8>(bits) - bits;  // 255 in the bytes whose sign is set
@@ -28,7 +28,7 @@ inline I with_signs(I magnitudes, I four) {
   return ((middle - magnitudes) & mask) | ((middle + magnitudes) & (mask ^ iset1(-1)));
 }
 
-// Eight columns from an entry of a grid of pairs of words.
+// Eight columns from one entry of a grid, which is a pair of words.
 template <class Out, class Code>
 QUIRE_INLINE void unpack_eight(const uint32_t (*grid)[2], I index, const Out& out, int column, Code&& code) {
   const I at = shl<1>(index);
@@ -60,7 +60,7 @@ struct Unpack<BlockKind::iq2_xxs> {
   }
 };
 
-// Scales of half bytes for each 16 columns, in two words: (half + scale) * factor.
+// One 4-bit scale for each 16 columns, in two words: (0.5 + scale) * factor.
 QUIRE_INLINE void unpack_half_scales(const PackedBlock& b, int first, const UnpackedBlock<16>& out) {
   const V quarter = b.scale() * set1(0.25f);
   for (int i = 0; i < 2; ++i) {
@@ -132,7 +132,7 @@ struct Unpack<BlockKind::iq3_s> {
     unrolled<8>([&](auto g) QUIRE_INLINE_LAMBDA {
       out.scale(g.value, d * to_float(shl<1>(shr<4 * decltype(g)::value>(scales) & iset1(15)) + iset1(1)));
     });
-    for (int i = 0; i < 16; ++i) {  // four entries of four columns, whose signs are half of a word
+    for (int i = 0; i < 16; ++i) {  // four entries of four columns; half of a word has their signs
       const I low = b.word(i), high = shift_right(b.word(16 + i / 8), i % 8 * 4);
       const I signs = shift_right(b.word(18 + i / 2), i % 2 * 16);
       unrolled<4>([&](auto j) QUIRE_INLINE_LAMBDA {
@@ -144,7 +144,7 @@ struct Unpack<BlockKind::iq3_s> {
   }
 };
 
-// Ternary codes of iq1: eight times -1, 0 or 1, one more or one less; scales are an eighth in exchange.
+// Ternary codes of iq1: 8 * (-1, 0 or 1) plus or minus 1; scales are divided by eight in exchange.
 constexpr int kDeltaZero = 9;
 template <class Out>
 QUIRE_INLINE void unpack_delta(I index, I minus, const Out& out, int column) {
@@ -174,7 +174,7 @@ struct Unpack<BlockKind::iq1_m> {
   static constexpr CodeShape shape{16, 18, kDeltaZero, false};
   QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
     const I first = b.word(12), second = b.word(13), top = iset1(15);
-    // The float16 scale is in the top half bytes of four fields.
+    // The float16 scale is spread over the top four bits of four fields.
     const I half = (shr<12>(first) & top) | shl<4>(shr<28>(first)) | shl<8>(shr<12>(second) & top) | shl<12>(shr<28>(second));
     const V eighth = low_half(half) * set1(0.125f);
     unrolled<8>([&](auto i) QUIRE_INLINE_LAMBDA {  // two fields of 12 bits in a word
@@ -193,7 +193,7 @@ struct Unpack<BlockKind::iq1_m> {
   }
 };
 
-// Of ternary kinds one scale for all groups.
+// Ternary kinds have one scale for all groups.
 QUIRE_INLINE void unpack_one_scale(const PackedBlock& b, const UnpackedBlock<32>& out) {
   const V d = b.scale();
   for (int g = 0; g < 8; ++g) out.scale(g, d);
@@ -208,7 +208,7 @@ struct Unpack<BlockKind::tq2_0> {
   }
 };
 
-// Digits to the base of three of a number below 1, in 256ths: each is what three times the number has before the point.
+// Base-3 digits of a number below 1, in 256ths: each digit is the integer part of three times the rest.
 template <int digits>
 QUIRE_INLINE void unpack_digits(I bytes, int column, int apart, const UnpackedBlock<32>& out) {
   const I mask = iset1(0x00ff00ff);

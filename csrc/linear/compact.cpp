@@ -8,7 +8,7 @@ namespace quire {
 
 namespace {
 
-constexpr int kMagnitudes = kCompactTable / 2;  // in the table, each with both signs
+constexpr int kMagnitudes = kCompactTable / 2;  // the table has each magnitude with both signs
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 Bytes load_bytes(const void* p) {
@@ -31,7 +31,7 @@ void CompactWriter::sample(const uint16_t* values) {
   for (int i = 0; i < kCompactColumns; ++i) ++counts_[values[i] >> 8 & 127];
 }
 
-// Eight magnitudes in a row, or seven and zero, whichever are more of the sample.
+// Eight consecutive magnitudes, or seven and zero, whichever cover more of the sample.
 void CompactWriter::choose_table() {
   uint32_t best = 0;
   for (int width = kMagnitudes; width >= kMagnitudes - 1; --width) {

@@ -1,8 +1,8 @@
 // bfloat16 in 12 bits without loss. Knows bytes; knows no kernel.
 //
-// Weights of a trained model share few exponents (DFloat11, arXiv:2504.11651). Of a value the low byte is held as it
-// is; of the high byte (sign and seven bits of the exponent) its place in the panel's table of sixteen frequent ones.
-// The few values whose high byte is not there are escapes: listed behind the panel, in order.
+// Weights of a trained model share few exponents (DFloat11, arXiv:2504.11651). A value is held as its low byte and a
+// 4-bit index of its high byte (sign and seven bits of the exponent) into the panel's table of sixteen frequent ones.
+// Values whose high byte is not in the table are escapes; a list behind the panel has them in order.
 //
 // A step is eight columns of a panel's sixteen lanes: codes [64], low bytes [2][64]. Half h of the low bytes, with the
 // high bytes that the codes' half bytes h stand for, are columns 4 h to 4 h + 3, interleaved as `unpack` instructions
@@ -24,19 +24,19 @@ constexpr int kCompactTable = 16;
 constexpr uint32_t kNoEscape = ~uint32_t{0};
 
 struct Escape {
-  uint32_t at;    // column * 16 + lane, ascending; kNoEscape where the list has ended
-  uint32_t bits;  // of the value
+  uint32_t at;    // column * 16 + lane, ascending; kNoEscape ends the list
+  uint32_t bits;  // the value's
 };
 
-// As many as a panel of so many columns may have, or its weight stays in 16 bits.
+// The most escapes that a panel of so many columns may have; if one has more, the weight stays in 16 bits.
 QUIRE_INLINE int max_escapes(int columns) { return columns / 32 + 12; }
 
-// What is behind a panel's steps: the table, then max_escapes() escapes. Whatever the bytes, none is read beyond them.
+// The bytes behind a panel's steps: the table, then max_escapes() escapes. Whatever they hold, reads stay within them.
 QUIRE_INLINE size_t compact_tail_bytes(int columns) {
   return (size_t(kCompactTable) + size_t(max_escapes(columns)) * sizeof(Escape) + 63) / 64 * 64;
 }
 
-// What a step holds of a value by the panel's table: its bits, if it is no escape.
+// The bits of a value of a step by the panel's table; those of an escape are meaningless.
 QUIRE_INLINE uint16_t compact_bits(const char* step, const char* table, int column, int lane) {
   const int half = column / 4 % 2, element = lane * 2 + column % 2;
   const int place = element / 8 * 16 + column / 2 % 2 * 8 + element % 8;
@@ -44,7 +44,7 @@ QUIRE_INLINE uint16_t compact_bits(const char* step, const char* table, int colu
   return uint16_t(uint8_t(table[code]) << 8 | uint8_t(step[64 + 64 * half + place]));
 }
 
-// The i-th escape of a panel of so many columns; `tail` is what is behind its steps.
+// The i-th escape of a panel of so many columns; `tail` points behind its steps.
 QUIRE_INLINE Escape compact_escape(const char* tail, int columns, int i) {
   Escape escape{kNoEscape, 0};
   if (i < max_escapes(columns))
@@ -57,11 +57,12 @@ class CompactWriter {
  public:
   CompactWriter(int columns, char* panel) : columns_(columns), panel_(panel), to_(panel) {}
 
-  // First some of the values, eight at a time; then the table that suits them; then all steps, pairs as in bf16.
+  // In this order: sample some values, eight at a time; choose the table that suits them; write all steps, pairs as in
+  // bf16.
   void sample(const uint16_t* values);
   void choose_table();
   void step(const uint32_t (&pairs)[kCompactPairs][16]);
-  // False where there are more than `most` escapes, which is at most max_escapes().
+  // False if there are more than `most` escapes; `most` is at most max_escapes().
   bool finish(int most);
 
  private:
@@ -75,8 +76,8 @@ class CompactWriter {
   std::vector<Escape> escapes_;
 };
 
-// Calls put(column, bits) for lane `lane` of a panel of `columns` columns, a multiple of kCompactColumns; of an escape
-// twice, the second time with its bits.
+// Calls put(column, bits) for lane `lane` of a panel of `columns` columns, a multiple of kCompactColumns. Escapes are
+// put twice: the second time with their true bits.
 template <class Put>
 QUIRE_INLINE void compact_lane(const char* panel, int columns, int lane, Put&& put) {
   const char* tail = panel + size_t(columns / kCompactColumns) * kCompactBytes;

@@ -1,4 +1,4 @@
-// How a packed weight is held: its layout, the layout's parameters, and its shape. Knows bytes and sizes; knows no kernel.
+// The format of a packed weight: its layout, the layout's parameters, and its shape. Knows sizes; knows no kernel.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,10 @@ enum class Layout : int {
 #undef QUIRE_LAYOUT_NAME
 };
 
-// What the elements of a layout are.
+// The kind of elements that a layout holds.
 enum class Holds { floats, codes, blocks };
 
-// A layout and its parameters, and the type of the activations that it is multiplied with.
+// A layout, its parameters, and the type of the activations that it is multiplied with.
 struct Format {
   Layout layout = Layout::float32;
   int group = 0;           // int4: columns of a row that share a scale: 32, 64 or 128
@@ -39,7 +39,7 @@ struct Format {
   BlockParts blocks;       // blocks: their kinds
 };
 
-// How the columns of a panel lie: units of equal size one after the other, then a tail. The last unit may be cut short.
+// The place of a panel's columns: units of equal size one after the other, then a tail. The last unit may be shorter.
 struct Geometry {
   int padded_cols = 0;  // columns of a panel, zero padded
   int unit = 1;         // columns of a unit: a panel can be cut at multiples of it
@@ -48,8 +48,9 @@ struct Geometry {
   size_t tail_bytes = 0;     // behind them
 };
 
-// A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K. The layout says how the columns
-// of a panel lie. In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up projection, ...
+// A packed weight [O, K]: panels of 16 rows, each contiguous, zero padded in O and in K. The layout says how the
+// columns of a panel lie. In a gated weight the panels alternate: 16 rows of the gate, the same 16 rows of the up
+// projection, ...
 struct MatrixView {
   const char* data = nullptr;
   int rows = 0, cols = 0;  // O (of a gated weight: 2 I) and K
@@ -67,20 +68,20 @@ struct MatrixView {
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE const char* panel(int index) const { return data + panel_bytes() * size_t(index); }
   QUIRE_INLINE const char* tail(int index) const { return panel(index) + geometry.columns_bytes; }
-  // A copy rounded to int8 that follows the panels (screen.h).
+  // The screen: a copy rounded to int8 that follows the panels (screen.h).
   QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::int8; }
   MatrixView screen() const;
   // Includes the screen.
   size_t nbytes() const;
 };
 
-// Throws std::invalid_argument if a format has parameters that only other layouts take.
+// Throws std::invalid_argument if a format has parameters that its layout does not take.
 void check_plain(const Format& format, const char* name);
 
 // Throws std::invalid_argument if a weight cannot have this shape and format.
 MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated);
 
-// Groups of columns with a scale of their own; without groups the whole row is one.
+// Groups of columns that share a scale; without groups the whole row is one.
 QUIRE_INLINE int groups_of(const MatrixView& w) { return w.format.group > 0 ? w.padded_cols() / w.format.group : 1; }
 
 // The row of O on lane `lane` of panel `panel`, or -1 in the padding.

@@ -1,4 +1,4 @@
-// Which loop multiplies each layout, for the tables of kernels.h. Knows types only.
+// Chooses the loop that multiplies each layout, for the tables of kernels.h. Knows types only.
 #pragma once
 
 #include "linear/linear.h"

@@ -1,14 +1,14 @@
 // All layouts of packed weights, and the one place that chooses between them. A layout is a traits struct with
-//   kHolds                             its elements: floats (a screen may follow them), codes, or whole blocks
-//   check(format)                      throws std::invalid_argument if it has no such format
+//   kHolds                             the kind of its elements: floats (a screen may follow them), codes, or blocks
+//   check(format)                      throws std::invalid_argument if the layout has no such format
 //   geometry(format, cols)
 // and, if it does not hold blocks,
 //   pack_panel(rows, view, out)        packs floats; false if they do not fit (the weight becomes bfloat16)
-//   read_lane(view, panel, lane, put)  calls put(column, value) for each column; if twice, the last value counts
+//   read_lane(view, panel, lane, put)  calls put(column, value) for each column; a second call overrides the first
 // and, if it holds codes,
 //   quantize(view, values, codes)      rounds a row of floats
 //   put_lane(view, panel, lane, codes) places a row of codes in its panel
-// products.h says how it is multiplied.
+// products.h has its products.
 #pragma once
 
 #include "linear/format.h"

@@ -20,16 +20,15 @@ namespace quire::QUIRE_ISA {
 // Rows and columns (in panels) of a block, so that it stays in L2.
 constexpr int kBlockRows = 12 * kMaxRows;
 constexpr int kBlockPanels = 16;
-// Maxima are noted by whoever has just written the outputs: a task begins where a block of theirs does.
+// The task that writes outputs notes their maxima, so tasks begin at multiples of a block of maxima.
 constexpr int kMaximaPanels = kMaximaColumns / 16;
 static_assert(kBlockPanels % kMaximaPanels == 0);
-// With fewer tiles than this, widening bfloat16 weights on the fly costs less than widening them once.
 constexpr int kWidenTiles = 5;
-// Outputs of so many bytes are in cache already: the next product reads them.
+// Outputs of at most so many bytes stay in cache: the next product reads them there.
 constexpr size_t kNearOutput = size_t{1} << 20;
-// Fewer elements than this are packed by the caller alone: a fork and join costs more.
+// The caller packs fewer elements than this alone: a fork and join costs more.
 constexpr int kSerialPack = 16384;
-// What one task of a product with a single tile reads, about.
+// Bytes that one task of a product with a single tile reads, roughly.
 constexpr size_t kTaskBytes = size_t{512} << 10;
 
 inline size_t float_workspace(const MatrixView& weight, int max_rows) {
@@ -37,7 +36,7 @@ inline size_t float_workspace(const MatrixView& weight, int max_rows) {
   return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
 }
 
-// The same product of rows [begin, end) as they are after the norm: in `memory`, at most kMaxRows.
+// The same product for rows [begin, end) after the norm, which are in `memory`; at most kMaxRows.
 inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
   const int width = a.weight.cols;
   if (!a.norm.weight) return a;
@@ -47,7 +46,7 @@ inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
   return a;
 }
 
-// Packs a block of K of a tile: `cols` of its `padded` columns exist. x is at the block's first column.
+// Packs a block of K of a tile; `cols` of its `padded` columns exist. x points to the block's first column.
 inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, float* out) {
   transpose(x, x_stride, rows, cols, out, size_t(rows));
   for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
@@ -70,7 +69,7 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int 
 }
 #endif
 
-// Where a tile's block of K lies in the packed activations: blocks of K, in each the tiles one after the other.
+// The place of a tile's block of K in the packed activations: blocks of K, each with its tiles one after the other.
 template <class Dot>
 inline size_t packed_offset(const Tiles& tiles, int tile, int k, int columns) {
   const size_t elements = size_t(k) * size_t(tiles.rows) + size_t(tiles.begin(tile)) * size_t(columns);
@@ -93,7 +92,7 @@ inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typenam
 template <class Scaling, bool Plain>
 QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stride, int first_row, int rows, int first,
                         int panels) {
-  // Copies, which stores cannot change.
+  // Copies, so that the compiler knows that stores don't change them.
   const bool gated = !Plain && a.weight.gated;
   const float *const biases = Plain ? nullptr : a.bias, *const residual = a.residual;
   const size_t y_stride = a.y_stride, residual_stride = a.residual_stride;
@@ -123,7 +122,7 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
   }
 }
 
-// Out of line: every activation inlined into every loop was half of the code, and of the time it took to compile.
+// Out of line: with every activation inlined into every loop, it was half of the code and of the time to compile.
 template <class Scaling>
 __attribute__((noinline)) void full_epilogue(const LinearArgs& a, const float* c, size_t c_stride, int first_row,
                                              int rows, int first, int panels) {
@@ -179,13 +178,14 @@ inline void stream_panels(const LinearArgs& a, const typename Dot::A* tile, int 
   }
 }
 
-// Calls multiply(first, last, thread) for the panels of a weight that streams from memory once, `group` of them at a time.
+// Calls multiply(first, last, thread) for the panels of a weight that streams from memory once, `group` of them at a
+// time.
 template <class F>
 inline void for_panels(const LinearArgs& a, int group, ThreadPool& pool, F&& multiply) {
   const MatrixView& w = a.weight;
   if (a.maxima) group = kMaximaPanels;
   const int groups = (w.panels() + group - 1) / group;
-  // Small weights: one task a thread, for few would not be even.
+  // Small weights: one task per thread, because a few tasks would not be even.
   const int by_size = int(w.nbytes() / kTaskBytes);
   const int tasks = min_of(groups, by_size >= 4 * pool.threads() ? by_size : pool.threads());
   pool.parallel_shares(tasks, [&](int task, int thread) {
@@ -210,7 +210,7 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
   const int row0 = tiles.begin(tile0);
   constexpr int step_panels = BlockTile<Dot>::panels;
   const BlocksOfK blocks(w);
-  // Sums that are finished at once, and a gate's with its pair, need no place of their own: one for all stays in L1.
+  // Sums that are finished at once (and a gate's with its pair) share one place, which stays in L1.
   const bool at_once = blocks.size >= blocks.padded && step_panels > 1;
   const bool far = size_t(a.rows) * a.y_stride * 4 > kNearOutput;
   const size_t panel_bytes = w.panel_bytes();
@@ -275,14 +275,14 @@ inline void block_product(const LinearArgs& a, const typename Dot::A* packed, co
   }
 }
 
-// Calls multiply(first tile, last tile, first panel, last panel, thread) for blocks of a product with many tiles; they begin
-// at multiples of `step` panels.
+// Calls multiply(first tile, last tile, first panel, last panel, thread) for blocks of a product with many tiles; they
+// begin at multiples of `step` panels.
 template <class F>
 inline void for_blocks(const LinearArgs& a, const Tiles& tiles, int step, ThreadPool& pool, F&& multiply) {
   const MatrixView& w = a.weight;
   int row_blocks = (tiles.rows + kBlockRows - 1) / kBlockRows;
-  // Narrower blocks of columns where there are few, so that every thread has some tasks to even out; then lower ones,
-  // so that all have as many.
+  // If there are few blocks of columns, make them narrower, so that every thread has several tasks; then lower them, so
+  // that all threads have equally many.
   const int wanted = 4 * pool.threads();
   const int least = a.maxima ? kMaximaPanels : step;
   const int width = max_of(least, min_of(kBlockPanels, w.panels() * row_blocks / wanted / step * step));
@@ -297,8 +297,8 @@ inline void for_blocks(const LinearArgs& a, const Tiles& tiles, int step, Thread
     multiply(tile0, tile1, first, last, thread);
     if (a.maxima) note_maxima(a, tiles.begin(tile0), tiles.begin(tile1), first * 16, min_of(w.rows, last * 16));
   };
-  // Neighbouring tasks share a block of weights, which is then read from memory once. With one block of rows they have
-  // neighbouring weights: a thread fetches those of its next task.
+  // Neighbouring tasks share a block of weights, so it is read from memory once. With one block of rows they have
+  // neighbouring weights, and a thread prefetches those of its next task.
   if (row_blocks > 1) pool.parallel_for(row_blocks * column_blocks, run);
   else pool.parallel_shares(column_blocks, run);
 }
@@ -312,8 +312,8 @@ inline void linear_blocks(const LinearArgs& a, const typename Dot::A* packed, co
              });
 }
 
-// Calls pack(tile, thread) for each tile; within a job of the pool even where the caller does it alone, for another
-// caller's job would use the same scratch memory.
+// Calls pack(tile, thread) for each tile, within a job of the pool even if the caller does it alone: another caller's
+// job would use the same scratch memory.
 template <class F>
 inline void for_tiles(const LinearArgs& a, const Tiles& tiles, ThreadPool& pool, F&& pack) {
   const bool alone = int64_t(a.rows) * a.weight.padded_cols() < kSerialPack;
@@ -322,7 +322,7 @@ inline void for_tiles(const LinearArgs& a, const Tiles& tiles, ThreadPool& pool,
   });
 }
 
-// Packs x and runs the product; a single row of float32 activations that needs no more is used where it lies.
+// Packs x and runs the product; a single row of float32 activations without a norm is used in place.
 template <class Dot>
 void linear_as(const LinearArgs& args, ThreadPool& pool) {
   LinearArgs a = args;

@@ -1,5 +1,5 @@
-// Products with weights of blocks: a panel's columns are unpacked once for all rows of a task, then multiplied from cache,
-// with float activations or with activations rounded to int8. Knows the packing and the pool; knows no plan.
+// Products with weights of blocks: a task unpacks a panel's columns once for all rows, then multiplies them from cache,
+// by float activations or activations rounded to int8. Knows the packing and the pool; knows no plan.
 #pragma once
 
 #include "linear/block_micro.h"
@@ -9,7 +9,7 @@ namespace quire::QUIRE_ISA {
 
 // Float activations: panels become float32.
 struct ExactBlocks {
-  // Columns unpacked at a time for tiles of so many rows, and the bytes of one.
+  // The columns unpacked at a time for tiles of so many rows, and the bytes of a column.
   static int chunk(int) { return kChunkColumns; }
   static constexpr size_t kColumnBytes = 64;
 
@@ -40,18 +40,18 @@ struct ExactBlocks {
 
 // Activations rounded to int8 by blocks of columns.
 struct RoundedBlocks {
-  // For one row there is little to do with a chunk: fewer of them take less time to begin.
+  // One row needs little time per chunk, so larger chunks save on starting them.
   static int chunk(int rows) { return rows == 1 ? 4 * kChunkColumns : kChunkColumns; }
   static constexpr size_t kColumnBytes = kChunkBytes / kChunkColumns;
 
   uint32_t* words;         // [tile][K / 4][R]
-  uint32_t* spread_words;  // [tile][K / 4][2][R], for codes that need them
+  uint32_t* spread_words;  // [tile][K / 4][2][R], for codes multiplied in 16 bits
   float* scales;           // [tile][K / columns][R]
   int32_t* sums;           // [part][tile][K / group][R]
   int scaled;              // columns that share a scale
   bool spreads;
 
-  // Of a mixed weight the largest block: what all its parts are multiplied with.
+  // The largest block of a mixed weight: all its parts are multiplied with activations rounded in such blocks.
   static int scale_columns(const MatrixView& w) {
     int most = 0;
     for (int i = 0; i < w.format.blocks.count; ++i) most = max_of(most, shape_of(w.format.blocks.parts[i].kind).columns);
@@ -82,7 +82,7 @@ struct RoundedBlocks {
     sums = reinterpret_cast<int32_t*>(p);
   }
 
-  // Where the sums of a tile from column k on begin, for a part of a weight.
+  // The first sum of a tile from column k on, for a part of a weight.
   int32_t* sums_at(const MatrixView& w, int rows, int part, int begin, int count, int k) const {
     const int group = codes_of(w.format.blocks.parts[part].kind).group;
     const size_t of_part = round_up(size_t(rows) * size_t(w.padded_cols()) / 4, 64) / 4;
@@ -165,14 +165,14 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
   const int row0 = tiles.begin(tile0), rows = tiles.begin(tile1) - row0;
   const int tile_rows = tiles.begin(tile0 + 1) - row0, chunk = Product::chunk(tile_rows);
   const int most = Product::panels(tile_rows), group = max_of(most, w.gated ? 2 : 1);
-  const size_t c_stride = size_t(group + most - 1) * 16;  // a loop may write copies behind its last panel
+  const size_t c_stride = size_t(group + most - 1) * 16;  // room for copies that a loop writes behind its last panel
   char* unpacked = static_cast<char*>(scratch);
   const size_t unpacked_bytes = Product::kColumnBytes * size_t(chunk);  // of a panel
   float* c = reinterpret_cast<float*>(unpacked + unpacked_bytes * size_t(most));
   for (int panel = first; panel < last; panel += group) {
     const int count = min_of(group, last - panel);
     for (int done = 0, width; done < count; done += width) {
-      // As many as a loop takes, all of one part.
+      // As many panels as a loop takes, all of one part.
       BlockPanel panels[8];
       for (width = 0; width < min_of(most, count - done); ++width) {
         panels[width] = Blocks::panel(w, panel + done + width);

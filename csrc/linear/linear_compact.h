@@ -1,5 +1,5 @@
-// Weights of bfloat16 in 12 bits (compact.h), expanded to pairs of columns as they lie in 16 bits, so that products of
-// the two layouts have the same bits. Knows panels; knows no product.
+// Expands bfloat16 in 12 bits (compact.h) to the pairs of columns of the 16-bit layout, so that products of both
+// layouts have the same bits. Knows panels; knows no product.
 #pragma once
 
 #include "linear/compact.h"
@@ -23,7 +23,7 @@ inline void store(ExpandedStep& to, const StepPairs& step) {
   for (int i = 0; i < kCompactPairs; ++i) istore(to.pairs[i], step.pairs[i]);
 }
 
-// A panel's table as `expand` reads it.
+// A panel's table in the form that `expand` reads.
 #if defined(QUIRE_AVX512)
 using StepTable = __m512i;
 inline StepTable step_table(const char* table) {
@@ -80,7 +80,7 @@ QUIRE_INLINE StepPairs expand(const char* step, StepTable table) {
 class CompactPanel {
  public:
   CompactPanel() = default;
-  // `tail`: behind the steps of all `columns`; `step`: the first that is expanded.
+  // `tail` points behind the steps of all `columns`; `step` is the first to expand.
   CompactPanel(const char* tail, int columns, int step) : tail_(tail), columns_(columns) {
     while (patched_step() < uint32_t(step)) ++next_;
   }
@@ -88,10 +88,10 @@ class CompactPanel {
   const char* at() const { return tail_; }
   StepTable table() const { return step_table(tail_); }
 
-  // The first step that has escapes which were not put yet; huge where none has.
+  // The next step with escapes; huge if there is none.
   uint32_t patched_step() const { return compact_escape(tail_, columns_, next_).at / kCompactValues; }
 
-  // Puts what step `step` has of them.
+  // Puts the escapes of step `step` in memory.
   void patch(uint32_t step, ExpandedStep& out) {
     for (; patched_step() == step; ++next_) {
       const Escape e = compact_escape(tail_, columns_, next_);
@@ -99,7 +99,7 @@ class CompactPanel {
     }
   }
 
-  // The same of a step in registers.
+  // The same for a step in registers.
   StepPairs patched(uint32_t step, StepPairs pairs) {
 #if defined(QUIRE_AVX512)
     for (; patched_step() == step; ++next_) {

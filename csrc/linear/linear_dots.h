@@ -1,4 +1,4 @@
-// How one step of K multiplies: R rows times P panels, by type and packing of the weights. Knows registers; no loop.
+// The products of one step of K: R rows times P panels, by type and packing of the weights. Knows registers; no loop.
 #pragma once
 
 #include "linear/compact.h"
@@ -8,7 +8,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// acc[r][first + n] += a[r] * w[n]. (A multiply-add that broadcasts its own operand from memory has half the rate.)
+// acc[r][first + n] += a[r] * w[n]. (A multiply-add that broadcasts an operand from memory runs at half the rate.)
 template <int R, int N, int P>
 inline void add_products(const float* a, const V (&w)[N], V (&acc)[R][P], int first = 0) {
 #pragma GCC unroll 16
@@ -19,11 +19,12 @@ inline void add_products(const float* a, const V (&w)[N], V (&acc)[R][P], int fi
   }
 }
 
-// The loop over steps (linear_micro.h): as packed, by groups of columns that share a scale, or expanded first.
+// The loop over steps (linear_micro.h): on weights as packed, by groups of columns that share a scale, or expanded
+// first.
 enum class Loop { plain, groups, compact };
 
-// How one step of K multiplies. Steps: `kStepK` columns of K; a step of a panel is `kStepBytes`; a row has `kStepA`
-// elements of 4 bytes in a step of a tile.
+// The product of one step, `kStepK` columns of K: `kStepBytes` of a panel, and `kStepA` elements of 4 bytes per row of
+// a tile.
 struct FloatSums {
   using Sum = V;
   static constexpr Loop kLoop = Loop::plain;
@@ -77,7 +78,7 @@ struct DotWide : PairSteps<DotWide, float> {
 };
 
 #if defined(QUIRE_BF16_DOT)
-// bfloat16 weights times activations rounded to bfloat16, two columns of K an instruction.
+// bfloat16 weights times activations rounded to bfloat16, two columns of K per instruction.
 struct DotPairs : PairSteps<DotPairs, uint32_t> {
   static constexpr int kStepA = 1;
 
@@ -93,8 +94,7 @@ struct DotPairs : PairSteps<DotPairs, uint32_t> {
 };
 #endif
 
-// Weights of bfloat16 in 12 bits: `Dot`'s products of the pairs that they are expanded to, a step of eight columns at a
-// time.
+// bfloat16 in 12 bits: the products of `Dot` on the expanded pairs, a step of eight columns at a time.
 template <class Dot>
 struct Compact : Dot {
   using Pairs = Dot;
@@ -102,9 +102,9 @@ struct Compact : Dot {
   static constexpr Loop kLoop = Loop::compact;
 };
 
-// int8 weights times activations rounded to int8, four columns of K a step. The weights' bytes are 128 more than their
-// values, so a row's sums begin at -128 times the sum of its activations. Sums are integers, kept as such in
-// the float rows between blocks of K.
+// int8 weights times activations rounded to int8, four columns of K per step. The weights' bytes are their values plus
+// 128, so a row's sums begin at -128 times the sum of its activations. Sums are integers and stay so in the float rows
+// between blocks of K.
 struct DotI8 {
   using A = uint32_t;
   using Sum = I;
@@ -123,7 +123,7 @@ struct DotI8 {
   }
 };
 
-// int8 weights as float32 numbers, without their scale; activations stay float32.
+// int8 weights converted to float32, without their scale; activations stay float32.
 struct DotI8Wide : FloatSums {
   using A = float;
   static constexpr int kStepK = 4, kStepBytes = 64, kStepA = 4;
@@ -149,8 +149,8 @@ struct DotI8Wide : FloatSums {
   }
 };
 
-// int4 weights by groups of columns, times activations rounded to int8: eight columns of K a step, the bytes of four
-// and of four more. A group's sums are integers; scaled, they are added to the float sums in the order of the groups.
+// int4 weights by groups of columns, times activations rounded to int8: eight columns of K per step, as two times four
+// bytes. A group's sums are integers; they are scaled and added to the float sums in the order of the groups.
 struct DotI4 {
   using A = uint32_t;
   using Sum = SmallSum;
@@ -176,13 +176,13 @@ struct DotI4 {
   // After every kRun steps.
   static inline Sum settled(Sum acc) { return gather(acc); }
 
-  // A group's sums begin at -8 times the sum of its activations; with offsets at zero.
+  // A group's sums begin at -8 times the sum of its activations, or at zero with offsets.
   static inline Sum begin(int32_t sum) { return small_sum(sum); }
   static inline V scaled(Sum acc, V scale, V before) { return fma(scale, to_float(whole(acc)), before); }
   static inline V shift(V, V offset) { return set1(0) - offset; }  // times the float sum of the activations
 };
 
-// int4 weights as float32 numbers; activations stay float32. Without offsets a group's sums are scaled as one.
+// int4 weights converted to float32; activations stay float32. Without offsets a group's sums are scaled together.
 struct DotI4Wide {
   using A = float;
   using Sum = V;
@@ -202,7 +202,7 @@ struct DotI4Wide {
 
   static inline V settled(V acc) { return acc; }
 
-  // As DotI4's; weights are taken as q - 8 already, so 8 scales must come back where there are offsets.
+  // As in DotI4, but weights are already q - 8 here, so with offsets 8 scales are added back.
   static inline V begin(int32_t) { return set1(0); }
   static inline V scaled(V acc, V scale, V before) { return fma(scale, acc, before); }
   static inline V shift(V scale, V offset) { return fma(set1(8), scale, set1(0) - offset); }

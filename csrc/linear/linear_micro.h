@@ -27,8 +27,8 @@ constexpr int kMaxRows = 3;
 constexpr int max_panels(int) { return 1; }
 #endif
 
-// Panels that a tile takes at once while weights stream. One after the other is a single run through memory, which its
-// prefetchers like better (int4: 1.1 times as fast, in cache 0.85 to 0.95); more of them keep more sums going.
+// The panels that a tile takes at once while weights stream. One panel at a time reads memory in a single run, which
+// suits the prefetchers (int4: 1.1 times as fast from memory, 0.85 to 0.95 in cache); several keep more sums in flight.
 template <class Dot>
 constexpr int stream_width(int rows) {
 #if defined(QUIRE_VNNI)
@@ -44,7 +44,7 @@ struct BlockTile {
   static constexpr int rows = kMaxRows, panels = max_panels(kMaxRows);
 };
 #if defined(QUIRE_AVX512)
-// Leaves registers to widen or unpack weights in: 10 and 5% faster than 14 rows.
+// Leaves registers in which to widen or unpack weights: 10 and 5% faster than 14 rows.
 template <>
 struct BlockTile<DotWide> {
   static constexpr int rows = 13, panels = 2;
@@ -55,7 +55,7 @@ struct BlockTile<DotI4> : BlockTile<DotWide> {};
 template <class Pairs>
 struct BlockTile<Compact<Pairs>> : BlockTile<Pairs> {};
 #if defined(QUIRE_VNNI)
-// Takes fewer loads for a product (10 for 24, not 16 for 28): 5 to 10% faster. Where weights are widened it is slower:
+// Needs fewer loads per product (10 for 24, not 16 for 28): 5 to 10% faster. It is slower for widened weights, because
 // twice as many panels do not stay in L1.
 template <>
 struct BlockTile<DotI8> {
@@ -63,14 +63,14 @@ struct BlockTile<DotI8> {
 };
 #endif
 
-// With so many rows, at most, what weights in 12 bits are expanded to stays in registers.
+// The most rows for which expanded weights (of 12 bits) stay in registers.
 #if defined(QUIRE_AVX512)
 constexpr int kFewRows = 4;
 #else
 constexpr int kFewRows = 3;
 #endif
 
-// With more rows than this a loop always makes as many panels as there are registers for.
+// With more rows than this a loop always computes as many panels as there are registers for.
 constexpr int kExactRows = 6;
 
 inline constexpr int32_t kNoSums[kMaxRows] = {};
@@ -85,23 +85,23 @@ struct MicroArgs {
   size_t c_stride = 0;
   bool accumulate = false;   // continue the chains in c; else begin at zero
   ptrdiff_t next_block = 0;  // Prefetch::weights: bytes from the end of this block to the weights that are read next
-  // Prefetch::activations: a panel to fetch meanwhile, 64 bytes a step, and where the sums will go: of row r
-  // `out_lines` lines at out + r * out_stride.
+  // Prefetch::activations: a panel to fetch meanwhile, 64 bytes per step, and the destination of the sums: `out_lines`
+  // lines at out + r * out_stride for row r.
   const char* next = nullptr;
   const float* out = nullptr;
   size_t out_stride = 0;
   int out_lines = 0;
-  int group = 0;  // layouts with groups: columns of one; the rest as in Format
+  int group = 0;  // columns of a group, for layouts with groups; the rest as in Format
   bool offsets = false;
   bool narrow = false;
-  const int32_t* sums = kNoSums;  // [group][R], without groups [R]: of the activations, as Dot::begin takes them
-  // Weights in 12 bits: [P] tables and escapes, the block's first step, and where it is expanded to: [P][steps].
+  const int32_t* sums = kNoSums;  // [group][R], without groups [R]: sums of the activations, as Dot::begin takes them
+  // Weights in 12 bits: [P] tables and escapes, the block's first step, and the expanded block [P][steps].
   const CompactPanel* compact = nullptr;
   uint32_t first_step = 0;
   ExpandedStep* expanded = nullptr;
 };
 
-// What the loop fetches ahead: weights where they stream from memory once, activations where weights are in cache.
+// What the loop prefetches: weights if they stream from memory once, activations if weights are in cache.
 enum class Prefetch { weights, activations };
 constexpr int kWeightsAhead = 24;   // steps of 64 bytes of a panel
 constexpr int kGroupsAhead = 1536;  // bytes of a panel whose columns come in groups
@@ -112,13 +112,13 @@ QUIRE_INLINE void fetch_meanwhile(const char*& next) {
   next += 64;
 }
 
-// A row at a time: all at once would hold up the loop's own loads.
+// Fetches one row at a time, because all at once would delay the loop's own loads.
 QUIRE_INLINE void fetch_output(const MicroArgs& m, int row) {
   const float* at = m.out + size_t(row) * m.out_stride;
   for (int line = 0; line < m.out_lines; ++line) __builtin_prefetch(at + line * 16, 1, 3);
 }
 
-// A step of K, and on to the next one. Fetched meanwhile: `ahead` bytes on, or what `next` points to.
+// Computes a step of K and moves on to the next one. Prefetches `ahead` bytes on, or the target of `next`.
 template <class Dot, Prefetch Ahead, int R, int P>
 QUIRE_INLINE void multiply_step(const typename Dot::A*& a, const char*& b, size_t panel_bytes, ptrdiff_t ahead,
                                 const char*& next, typename Dot::Sum (&acc)[R][P]) {
@@ -134,21 +134,21 @@ QUIRE_INLINE void multiply_step(const typename Dot::A*& a, const char*& b, size_
   b += Dot::kStepBytes;
 }
 
-// Reads a header: floats [16], or of pairs of bfloat16 [16][2] those of the group that has this place.
+// Reads a header: floats [16], or this group's half of the pairs of bfloat16 [16][2].
 struct HeaderField {
-  int shifts[2];  // by place; looked up, for with a branch g++ keeps the group's sums in memory
+  int shifts[2];  // by place; a table, because with a branch g++ keeps the group's sums in memory
   I mask;
   explicit HeaderField(bool narrow) : shifts{narrow ? 16 : 0, 0}, mask(iset1(narrow ? int32_t(0xffff0000u) : -1)) {}
   V load(const char* field, int place) const { return float_of(shift_left(iload(field), shifts[place]) & mask); }
 };
 
-// As `micro_plain`, for weights in groups. The float sums are in memory, side by side: they are touched once a group.
+// Like `micro_plain`, for weights in groups. The float sums are adjacent in memory: they are touched once per group.
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro_groups(const MicroArgs& m) {
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
   const int groups = m.steps * Dot::kStepK / m.group, steps = m.group / Dot::kStepK;
   const size_t header = m.offsets ? 128 : 64, group_bytes = size_t(steps) * Dot::kStepBytes;
-  const size_t unit_bytes = header + (group_bytes << m.narrow);  // of the groups behind a header
+  const size_t unit_bytes = header + (group_bytes << m.narrow);  // a header and the groups behind it
   const int ahead = int((kGroupsAhead + unit_bytes - 1) / unit_bytes);
   const char* next = m.next;
   const size_t panel_bytes = m.panel_bytes;  // copies, which stores cannot change
@@ -161,8 +161,8 @@ void micro_groups(const MicroArgs& m) {
       store(total[r][p], m.accumulate ? load(m.c + size_t(r) * m.c_stride + p * 16) : set1(0));
   for (int g = 0; g < groups; ++g) {
     const int unit = g >> narrow, place = g & narrow;
-    // What is fetched while this group is worked on: one some groups ahead, or of the next block. (A header of two once
-    // for each: not to branch.)
+    // Prefetched while this group is computed: a later group, or one of the next block. (A header of two groups is
+    // fetched twice, which avoids a branch.)
     const ptrdiff_t offset =
         ptrdiff_t(size_t(ahead) * unit_bytes) + (g + (ahead << narrow) < groups ? 0 : m.next_block);
     const char *heads = m.b + size_t(unit) * unit_bytes, *b = heads + header + size_t(place) * group_bytes;
@@ -186,7 +186,7 @@ void micro_groups(const MicroArgs& m) {
       for (int p = 0; p < P; ++p) acc[r][p] = first;
     }
     int s = 0;
-    do {  // at least once: else sums would have to be in registers where no step follows
+    do {  // at least once, so that g++ need not keep sums in registers for the case without a step
 #pragma GCC unroll 1
       for (int run = 0; run < Dot::kRun; ++run) multiply_step<Dot, Ahead>(a, b, panel_bytes, offset, next, acc);
 #pragma GCC unroll 16
@@ -238,8 +238,8 @@ void micro_plain(const MicroArgs& m) {
   const typename Dot::A* a = static_cast<const typename Dot::A*>(m.a);
   const char *b = m.b, *next = m.next;
   const size_t panel_bytes = m.panel_bytes;
-  // In parts. Prefetch::weights: the steps whose prefetch stays inside the block, then those whose prefetch is in the
-  // next one. Prefetch::activations: a part for each row whose output is fetched.
+  // The steps come in parts. Prefetch::weights: steps that prefetch within the block, then steps that prefetch from the
+  // next one. Prefetch::activations: one part per row whose output is prefetched.
   const int size = Ahead == Prefetch::weights ? max_of(m.steps - kWeightsAhead, 0)
                                               : m.out_lines > 0 ? (m.steps + R - 1) / R : m.steps;
   ptrdiff_t offset = ptrdiff_t(kWeightsAhead) * Dot::kStepBytes;
@@ -253,8 +253,7 @@ void micro_plain(const MicroArgs& m) {
   store_sums<Dot>(m, acc);
 }
 
-// As `micro_plain`, for weights that are expanded a step at a time, one panel after the other, while they are in
-// registers.
+// Like `micro_plain`, for weights that are expanded in registers, a step at a time, one panel after the other.
 template <class Dot, int R, int P>
 void micro_compact_few(const MicroArgs& m) {
   using Pairs = typename Dot::Pairs;
@@ -294,8 +293,8 @@ void micro_compact_few(const MicroArgs& m) {
   store_sums<Dot>(m, acc);
 }
 
-// As `micro_plain`, for weights that are expanded to memory a step at a time: on the stack, or in
-// Prefetch::activations to `m.expanded`, where the tiles that follow find them.
+// Like `micro_plain`, for weights that are expanded to memory a step at a time: to the stack, or with
+// Prefetch::activations to `m.expanded`, for the tiles that follow.
 template <class Dot, Prefetch Ahead, int R, int P>
 void micro_compact(const MicroArgs& m) {
   using Pairs = typename Dot::Pairs;
@@ -331,7 +330,7 @@ void micro_compact(const MicroArgs& m) {
         patched = min_of(patched, panels[p].patched_step());
       }
     }
-    // Sums need the registers: pairs come from memory.
+    // Sums need all registers, so pairs come from memory.
     __asm__ volatile("" : : "r"(to) : "memory");
     for (int pair = 0; pair < kCompactPairs; ++pair) {
       const char* pairs[P];
@@ -372,15 +371,15 @@ constexpr int most_rows(Prefetch ahead) {
   return ahead == Prefetch::weights ? kMaxRows : BlockTile<Dot>::rows;
 }
 
-// Two or more equal tiles have at least half as many rows each as they may.
+// Each of two or more equal tiles has at least half of the rows that it may have.
 template <class Dot>
 constexpr int least_rows(Prefetch ahead) {
   return ahead == Prefetch::weights || BlockTile<Dot>::rows == 1 ? 1 : BlockTile<Dot>::rows / 2;
 }
 
 // The loop for `rows` (least_rows()..most_rows()) and `panels` (1, 2 or 4, at most as many as such a tile has). With
-// more than kExactRows rows it always makes all: a caller with one panel left gives panel_bytes 0 and drops the copy's
-// sums.
+// more than kExactRows rows it always computes all panels: a caller with one panel left passes panel_bytes 0 and drops
+// the sums of the copy.
 template <class Dot, Prefetch Ahead, int R = most_rows<Dot>(Ahead)>
 inline Micro micro_for(int rows, int panels) {
   if constexpr (R > least_rows<Dot>(Ahead))

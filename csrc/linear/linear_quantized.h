@@ -1,4 +1,4 @@
-// Activations rounded to int8 with a scale a row, for weights of int8 and int4. Knows rows and packings; no threads.
+// Rounds activations to int8 with one scale per row, for weights of int8 and int4. Knows rows and packings; no threads.
 #pragma once
 
 #include "linear/layouts.h"
@@ -6,12 +6,12 @@
 
 namespace quire::QUIRE_ISA {
 
-// Columns of float32 or bfloat16 in a block of K; of smaller types there are more.
+// Columns of float32 or bfloat16 in a block of K; blocks of smaller types have more.
 constexpr int kBlockK = 256;
 
 using Tiles = EqualTiles;
 
-// One tile as far as a single loop can take all rows.
+// One tile for all rows, if a single loop can take them.
 template <class Dot>
 inline Tiles tiles_for(int rows) {
   return {rows, rows <= kMaxRows ? kMaxRows : BlockTile<Dot>::rows};
@@ -26,17 +26,17 @@ struct BlocksOfK {
   int padded, size;
   explicit BlocksOfK(const MatrixView& w) : padded(w.padded_cols()), size(padded) {
     const int wanted = holds_floats(w) ? kBlockK : 4 * kBlockK, step = max_of(2, w.unit());
-    const int most = wanted + wanted / 4;  // rather than a short block
+    const int most = wanted + wanted / 4;  // a longer block is better than a short one behind it
     const int count = (padded + most - 1) / most;
     size = ((padded + count - 1) / count + step - 1) / step * step;
   }
   int columns(int begin) const { return min_of(size, padded - begin); }
 };
 
-// Where the rounded rows lie in the workspace of a product: the packed tiles, then the scales, then the sums.
+// The rounded rows in the workspace of a product: the packed tiles, then the scales, then the sums.
 struct QuantizedRows {
   float* scale;   // [rows]
-  int32_t* sums;  // tile after tile [groups][R], as Dot::begin takes them; with offsets as floats
+  int32_t* sums;  // [groups][R] per tile, as Dot::begin takes them; floats for layouts with offsets
 
   explicit QuantizedRows(const LinearArgs& a) {
     char* p = static_cast<char*>(a.workspace) + packed_bytes(a.weight, a.rows);
@@ -57,13 +57,13 @@ inline size_t quantized_bytes(const MatrixView& w, int rows) {
   return QuantizedRows::packed_bytes(w, rows) + size_t(rows) * 4 * size_t(1 + groups_of(w)) + 128;
 }
 
-// Where the sums of a tile's rows from column k on begin.
+// The first sum of a tile's rows from column k on.
 inline size_t group_sums_offset(const MatrixView& w, int first_row, int rows, int k) {
   return size_t(first_row) * size_t(groups_of(w)) + size_t(k / group_of(w)) * size_t(rows);
 }
 
-// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` is where a block goes. `rounded` is
-// scratch for a block, and one row more.
+// Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` gives a block's destination.
+// `rounded` is scratch memory for a block and one more row.
 template <class Dot, class Place>
 inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int begin, int end, uint32_t* rounded,
                           Place&& place) {
@@ -74,7 +74,7 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
   for (int r = 0; r < count; ++r) {
     const Int8Scale scale = int8_scale(a.x + size_t(begin + r) * a.x_stride, w.cols);
     rows.scale[begin + r] = scale.scale;
-    inverse[r] = scale.inverse;  // 0 if a value of the row is not finite: sums of NaN would overflow
+    inverse[r] = scale.inverse;  // 0 if a value of the row is not finite, because sums of NaN would overflow
   }
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k), present = min_of(columns, w.cols - k);
@@ -98,7 +98,7 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
   }
 }
 
-// Sums of the float activations of a tile by group, as DotI4Wide::group reads them.
+// Sums of a tile's float activations by group, as DotI4Wide::group reads them.
 inline void sum_groups(const LinearArgs& a, int begin, int end, int32_t* sums) {
   const MatrixView& w = a.weight;
   const int group = w.format.group;
@@ -114,7 +114,7 @@ inline void sum_groups(const LinearArgs& a, int begin, int end, int32_t* sums) {
   }
 }
 
-// Apply the scales that a panel's sums still lack. Products that need none share `Unscaled`, and so their epilogue.
+// Applies the scales that a panel's sums still lack. Products that need none share `Unscaled`, and so their epilogue.
 struct Unscaled {
   Unscaled(const LinearArgs&, int) {}
   V operator()(const float* sums, size_t) const { return load(sums); }

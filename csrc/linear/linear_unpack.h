@@ -10,25 +10,24 @@
 
 namespace quire::QUIRE_ISA {
 
-// The table and escapes of a panel in 12 bits, from column k on.
 inline CompactPanel compact_panel(const MatrixView& w, int panel, int k) {
   return {w.tail(panel), w.padded_cols(), k / kCompactColumns};
 }
 
-// Brings the tables and first escapes of panels in 12 bits into cache: no loop over columns does. (Inlined, or g++
+// Prefetches the tables and first escapes of panels in 12 bits, which no loop over columns does. (Inlined, because g++
 // takes it for a function without effect.)
 QUIRE_INLINE void fetch_escapes(const MatrixView& w, int panel, int count) {
   for (int p = panel; p < min_of(panel + count, w.panels()); ++p)
     for (int at = 0; at < 128; at += 64) __builtin_prefetch(w.tail(p) + at, 0, 2);
 }
 
-// What becomes of a block of K of some panels before many tiles of rows are multiplied with it: columns
-// [k, k + columns) of `count` panels from `panel` on, to `out`, `kColumnBytes` a column of a panel.
+// Unpacks a block of K of some panels before many tiles of rows are multiplied by it: columns [k, k + columns) of
+// `count` panels from `panel` on, to `out`, `kColumnBytes` per column of a panel.
 struct AsPacked {
   static constexpr int kColumnBytes = 0;
 };
 
-// bfloat16 in 12 bits expanded to 16, by the first tile's loop: the others find it in cache.
+// bfloat16 in 12 bits: the first tile's loop expands it to 16 bits; the others find it in cache.
 struct ExpandedByFirst {
   static constexpr int kColumnBytes = 32;
 };
@@ -66,8 +65,8 @@ struct ExpandedWide {
   }
 };
 
-// What a product of more than one tile of rows multiplies, of weights packed for `Dot`: with few tiles `Product` of
-// weights unpacked as `Few`, with kWidenTiles and more float32 of weights unpacked as `Many`, if that is anything.
+// The product of more than one tile of rows with weights packed for `Dot`: with few tiles, `Product` of weights
+// unpacked as `Few`; with kWidenTiles or more, float32 products of weights unpacked as `Many`, unless that is void.
 template <class Dot>
 struct ManyTiles {
   using Product = Dot;

@@ -15,7 +15,7 @@ namespace quire {
 namespace {
 
 constexpr int kLanes = PanelRows::kLanes;
-constexpr float kNoBound = 1e20f;  // the rounding of rows of padding in a screen: they say nothing
+constexpr float kNoBound = 1e20f;  // the rounding of padding rows in a screen, so that they bound nothing
 
 // Rows of all parts, which are two of equal shape if gated.
 template <class Part>
@@ -27,7 +27,7 @@ size_t stacked_rows(const std::vector<Part>& parts, bool gated) {
   return rows;
 }
 
-// A panel of the screen of a weight whose elements are of type `of`. False if a value is too large for it, or no number.
+// Makes a panel of the screen of a weight with elements of type `of`. False if a value is too large, or NaN.
 bool pack_screen_panel(const PanelRows& rows, const MatrixView& view, ElementType of, const Kernels& kernels,
                        char* out) {
   const int columns = (view.cols + kLanes - 1) / kLanes * kLanes;
@@ -113,7 +113,7 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool 
   if (view_.has_screen()) check_screen();
 }
 
-// A screen's bounds decide which rows a greedy step looks at.
+// A screen's bounds decide which rows a greedy step reads.
 void PackedMatrix::check_screen() const {
   const MatrixView screen = view_.screen();
   for (int panel = 0; panel < screen.panels(); ++panel) {

@@ -1,4 +1,5 @@
-// Packed weights: from rows of floats or codes to panels of 16, and back. Knows shapes and memory; the layouts know bytes.
+// Packed weights: from rows of floats or codes to panels of 16, and back. Knows shapes and memory; the layouts know
+// bytes.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +15,10 @@ namespace quire {
 
 class PackedMatrix {
  public:
-  // The shape without values, for planning: `view().data` is null and no memory is taken.
+  // A shape without values, for planning: `view().data` is null, and no memory is taken.
   PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated);
 
-  // Stacks the parts on O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
+  // Stacks the parts along O. With `gated` there are two parts of equal shape: gate, then up. Sources are read in place
   // (they may be memory-mapped files). Throws std::invalid_argument if shapes do not fit.
   PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, const Format& format, bool gated,
                const Kernels& kernels, ThreadPool& pool);
@@ -28,13 +29,13 @@ class PackedMatrix {
   // The same for whole blocks; the format's parts are those of the sources.
   PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
 
-  // Bytes that lie in memory already, packed by the same version; the caller keeps `data` alive. Throws
-  // std::invalid_argument if its size or alignment is not this shape's, or a screen has impossible bounds.
+  // Uses bytes in memory that the same version packed; the caller keeps `data` alive. Throws std::invalid_argument if
+  // its size or alignment is not this shape's, or a screen has impossible bounds.
   PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated, const char* data, size_t nbytes);
 
   const MatrixView& view() const { return view_; }
 
-  // Row-major float32 [O, K] in the order in which the parts came.
+  // Row-major float32 [O, K], parts in their original order.
   void unpack(float* out, const Kernels& kernels, ThreadPool& pool) const;
 
  private:

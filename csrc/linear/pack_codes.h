@@ -1,5 +1,5 @@
-// Packing of layouts that hold codes: rows of floats are rounded to codes, rows of codes are placed as they are.
-// Knows the traits' interface; knows no layout.
+// Packs layouts that hold codes: rounds rows of floats to codes, and places rows of codes unchanged. Knows the traits'
+// interface; knows no layout.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace quire {
 
-// Memory for the codes of one row.
+// Scratch memory for the codes of one row.
 class RowBuffer {
  public:
   explicit RowBuffer(const MatrixView& view)
@@ -21,7 +21,7 @@ class RowBuffer {
 
   RowCodes row() { return {codes_.data(), scales_.data(), offsets_.data()}; }
 
-  // Row r of a source; codes beyond its columns are zero and multiply with zeros.
+  // Row r of a source; codes beyond its columns are zero and are multiplied by zeros.
   RowCodes copy(const SourceCodes& source, size_t r, int cols) {
     const size_t groups = scales_.size();
     std::fill(codes_.begin() + cols, codes_.end(), uint8_t{0});

@@ -1,4 +1,4 @@
-// How each layout is multiplied: the products of float activations and of activations rounded to int8. Knows types only.
+// The products of each layout with float activations and with activations rounded to int8. Knows types only.
 #pragma once
 
 #include "linear/layouts.h"
@@ -12,7 +12,7 @@ using DotBf16 = DotPairs;
 using DotBf16 = DotWide;
 #endif
 
-// `Float` multiplies float activations (linear_as), `Int8` those rounded to int8 (linear_quantized); void: there is none.
+// `Float` multiplies float activations (linear_as), `Int8` activations rounded to int8 (linear_quantized); void: none.
 template <class L>
 struct ProductsOf;
 

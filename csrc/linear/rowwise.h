@@ -12,10 +12,10 @@
 
 namespace quire::QUIRE_ISA {
 
-// Fewer elements than this are not worth a fork and join.
+// With fewer elements than this, a fork and join costs more than it saves.
 constexpr int kElementsPerTask = 16384;
 
-// Calls f(first, last, thread) over even ranges of rows, if there are several then as many for every thread.
+// Calls f(first, last, thread) over even ranges of rows, the same number for every thread if there are several.
 template <class F>
 inline void for_row_ranges(ThreadPool& pool, int rows, int width, F&& f) {
   const int threads = pool.threads(), wanted = int(int64_t(rows) * width / kElementsPerTask);
@@ -92,7 +92,7 @@ inline void norm_heads(const float* from, float* to, int heads, int head_dim, co
     }
 }
 
-// `heads` heads normed and rotated, in the norm's order, into `to`.
+// Norms and rotates `heads` heads, in the norm's order, into `to`.
 inline void prepare_heads(const float* from, float* to, int heads, int head_dim, const HeadNorm& norm,
                           const float* angles, int rotary_dim) {
   const bool normed = norm.weight != nullptr;
@@ -102,7 +102,7 @@ inline void prepare_heads(const float* from, float* to, int heads, int head_dim,
   if (normed && norm.after_rope) norm_heads(to, to, heads, head_dim, norm);
 }
 
-// A head rounded to int8 into q [round_up(H, 4)], zero padded; its scale goes behind the tile's elements.
+// Rounds a head to int8 into q [round_up(H, 4)], zero padded; its scale goes behind the tile's elements.
 inline void round_head(const float* x, char* tile, const KVView& kv, int offset, int8_t* q) {
   const Int8Scale scale = int8_scale(x, kv.head_dim);
   round_to_int8(x, kv.head_dim, scale.inverse, q);
@@ -110,7 +110,7 @@ inline void round_head(const float* x, char* tile, const KVView& kv, int offset,
   std::memcpy(tile + kv.tile_elements() + size_t(offset) * 4, &scale.scale, 4);
 }
 
-// Keys in int8 (kv_cache.h); `words` has room for `count` keys.
+// Stores keys in int8 (kv_cache.h); `words` has room for `count` keys.
 inline void store_int8_keys(const float* k, size_t k_stride, int count, const KVView& kv, char* tile, int offset,
                             uint32_t* words) {
   const size_t steps = size_t(kv.head_dim + 3) / 4;
@@ -120,7 +120,7 @@ inline void store_int8_keys(const float* k, size_t k_stride, int count, const KV
   transpose(words, steps, count, int(steps), reinterpret_cast<uint32_t*>(tile) + offset, size_t(kv.block_size));
 }
 
-// A value in int8, beside those of the three other positions that share its words; `q` has room for it.
+// Stores a value in int8, beside the three other positions that share its words; `q` has room for it.
 inline void store_int8_value(const float* v, const KVView& kv, char* tile, int offset, int8_t* q) {
   const int H = kv.head_dim, place = offset % 4;
   round_head(v, tile, kv, offset, q);
@@ -130,8 +130,8 @@ inline void store_int8_value(const float* v, const KVView& kv, char* tile, int o
   for (; h < H; ++h, to += 4) to[place] = q[h];
 }
 
-// Keys of a head, of `count` tokens, `k_stride` elements apart, at `offset` in a block and after; a key's elements lie
-// `block_size` apart there. `scratch` has room for 16 keys.
+// Stores the keys of `count` tokens of a head, `k_stride` elements apart, in a block from `offset` on. Elements of a
+// stored key are `block_size` apart. `scratch` has room for 16 keys.
 inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int head, int block, int offset,
                        float* scratch) {
   char* tile = kv.key_tile(block, head);
@@ -170,7 +170,7 @@ inline void store_value(const float* v, const KVView& kv, int head, int block, i
   }
 }
 
-// Up to 16 tokens whose places follow each other in a block, from `t` on.
+// The number of tokens from `t` on, up to 16, that are adjacent in one block.
 inline void store_kv_run(const StoreKVArgs& a, int t, int count, float* scratch) {
   const KVView& kv = a.kv;
   const int H = kv.head_dim, G = kv.num_kv_heads, N = a.num_heads;
@@ -193,7 +193,7 @@ inline void store_kv_run(const StoreKVArgs& a, int t, int count, float* scratch)
     store_keys(scratch + g * H, key_stride, count, kv, g, a.block[t], a.offset[t], rounded);
 }
 
-// A task stores the runs that begin in its range, so that no two write to one run's keys.
+// A task stores the runs that begin in its range, so that no two tasks write the keys of one run.
 inline void store_kv(const StoreKVArgs& a, ThreadPool& pool) {
   const int width = (a.num_heads + 2 * a.kv.num_kv_heads) * a.kv.head_dim;
   auto begins = [&](int t) {

@@ -1,6 +1,6 @@
-// The largest output of each row of a product, without most of the product: its screen tells which panels may have it,
-// and these are multiplied as `linear` does, so that the output found is the same, bit for bit.
-// Knows products; knows no plan.
+// Finds the largest output of each row without computing most of the product: the screen tells which panels may have
+// it, and only those are multiplied, as `linear` does it, so the result is the same bit for bit. Knows products; knows
+// no plan.
 #pragma once
 
 #include "linear/linear.h"
@@ -9,23 +9,23 @@
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kWaitingRows = 3;  // so few wait for memory
-// Rows up to which products of int8 are quicker than those of floats.
+constexpr int kWaitingRows = 3;  // so few rows are bound by memory
+// The most rows for which products of int8 are quicker than products of floats.
 #if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 constexpr int kScreenedRows = 256;
 #else
 constexpr int kScreenedRows = 1;
 #endif
 
-// Of a row's panels one in so many is multiplied at most, on average: more take longer than all of them at once.
+// At most one in so many of a row's panels is multiplied, on average; with more, the whole product is quicker.
 constexpr int candidate_share(int rows) { return rows <= kWaitingRows ? 8 : 16; }
-// Parts of a row's candidates, for threads to share where there are fewer rows than threads.
+// A row's candidates are split into so many parts, for threads to share if there are fewer rows than threads.
 constexpr int kCandidateParts = 8;
-constexpr float kScreenMagnitude = 1e10f;  // of activations and weights: under it bounds and products stay finite
-// Columns under which sums of int8 products fit in 32 bits, and a row in a thread's scratch memory.
+constexpr float kScreenMagnitude = 1e10f;  // the largest activation or weight for which bounds and products stay finite
+// Up to so many columns, sums of int8 products fit in 32 bits and a row fits in a thread's scratch memory.
 constexpr int kScreenColumns = 65536;
 
-// The largest of some outputs, the first where there are several.
+// The largest of some outputs; the first one if there are several.
 struct Largest {
   float value;
   int32_t at;
@@ -36,8 +36,8 @@ struct Largest {
 };
 constexpr Largest kNone = {-__builtin_inff(), 0x7fffffff};
 
-// Where all this lies in the workspace of a product: what the product with the screen needs, then a row's state and
-// what its parts found.
+// The workspace of a screened product: the workspace of the product with the screen, then each row's state and the
+// results of its parts.
 struct ScreenMemory {
   ScreenRow* rows;
   Largest* largest;  // [rows][kCandidateParts]
@@ -55,14 +55,14 @@ struct ScreenMemory {
   }
 };
 
-// Enough for a product of float activations, and for `screened_best`.
+// Bytes for a product of float activations and for `screened_best`.
 inline size_t workspace_with_screen(const MatrixView& weight, int max_rows) {
   if (weight.format.layout == Layout::blocks) return ExactBlocks::workspace(weight, max_rows);
   const size_t product = float_workspace(weight, max_rows);
   return weight.has_screen() ? max_of(product, ScreenMemory::bytes(weight, min_of(max_rows, kScreenedRows))) : product;
 }
 
-// As a product takes an activation.
+// Converts an activation as the product does.
 template <class Dot>
 inline V multiplied(V v) {
 #if defined(QUIRE_BF16_DOT)
@@ -75,8 +75,7 @@ inline V multiplied(V v) {
   return v;
 }
 
-// Bounds of the length of n values, and of what rounding them to int8 changes; not a number where one of them is too
-// large, or no number.
+// Bounds of the length of n values and of the change by rounding them to int8; NaN if a value is too large or NaN.
 struct LengthBounds {
   float length, rounding;
 };
@@ -89,7 +88,7 @@ inline LengthBounds length_bounds(const float* x, int n, Int8Scale scale) {
     const V apart = fma(to_float(to_int(v * set1(scale.inverse))), set1(-scale.scale), w);
     length = fma(w, w, length), rounding = fma(apart, apart, rounding);
   }
-  constexpr float up = 1.001f;  // what these sums and roots may have lost, for up to kScreenColumns
+  constexpr float up = 1.001f;  // covers the rounding of these sums and roots, for up to kScreenColumns
   const float part = up * __builtin_sqrtf(reduce_add(rounding));
   return {up * __builtin_sqrtf(reduce_add(length)),
           scale.scale * 127.0f < kScreenMagnitude ? part : __builtin_nanf("")};
@@ -104,12 +103,12 @@ inline ScreenWeightRow screen_weight_row(const float* x, int n, char* bytes) {
   return {scale.scale, bounds.length + bounds.rounding, bounds.rounding};
 }
 
-// Bounds for a row of n activations, as products with a weight and with its screen see it.
+// Bounds for a row of n activations in products with a weight and with its screen.
 template <class Dot>
 inline ScreenRow screen_row(const float* x, int n) {
   const LengthBounds bounds = length_bounds<Dot>(x, n, int8_scale(x, n));
-  // A product of floats rounds twice a column at most, each time by 2^-24 of |x| |w| or less; the outputs of the
-  // screen and the bounds themselves are rounded a few times more.
+  // A product of floats rounds at most twice per column, each time by at most 2^-24 of |x| |w|; the outputs of the
+  // screen and the bounds themselves are rounded a few more times.
   const float floats = float(n) * 0x1p-22f + 0x1p-19f;
   const float rounding = bounds.rounding + floats * (bounds.length + bounds.rounding);
   return {bounds.length, rounding, -__builtin_inff(), 0};
@@ -123,7 +122,7 @@ inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, 
   LinearArgs one = a;
   one.x = a.x + size_t(row) * a.x_stride, one.rows = 1;
   pack_tile<Product>(one, Tiles(1, 1), 0, static_cast<typename Product::A*>(packed));
-  constexpr int most = max_panels(1) > 1 ? 2 : 1;  // two at once: sums of one wait for each other
+  constexpr int most = max_panels(1) > 1 ? 2 : 1;  // two at once, because the sums of one depend on each other
   alignas(64) float c[most * 16];
   const size_t panel_bytes = w.panel_bytes();
   Largest result = kNone;
@@ -148,8 +147,8 @@ inline Largest largest_of(const LinearArgs& a, int row, const Candidate* first, 
   return result;
 }
 
-// Notes candidates in y, whose rows have room for them; keeps those that may still be the largest when all outputs were
-// met. False where these are too many, or a row is not one for a screen.
+// Notes candidates in y, whose rows have room for them, and keeps those that may still be the largest once all outputs
+// are seen. False if too many remain, or a row cannot be screened.
 template <class Dot>
 inline bool find_candidates(const LinearArgs& a, Linear* screen_product, const ScreenMemory& memory,
                             const Screening& screening, ThreadPool& pool) {
@@ -192,7 +191,7 @@ inline bool screened_best_as(const LinearArgs& a, Linear* screen_product, int32_
   for (int r = 0; r < a.rows; ++r) {
     Largest largest = kNone;
     for (int part = 0; part < parts; ++part) largest.meet(memory.largest[r * parts + part]);
-    if (largest.at < 0 || largest.at >= a.weight.rows) return false;  // no candidate: weights that are no numbers
+    if (largest.at < 0 || largest.at >= a.weight.rows) return false;  // no candidate: the weights have NaN
     best[r] = largest.at;
     a.y[size_t(r) * a.y_stride + size_t(largest.at)] = largest.value;
   }

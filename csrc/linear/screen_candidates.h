@@ -1,9 +1,9 @@
-// Which outputs of a product may be the largest of their row, told from the product with the weight's screen. Knows
-// bounds of rounding; knows no exact product.
+// Tells from the product with a weight's screen which outputs may be the largest of their row. Knows bounds of
+// rounding; knows no exact product.
 //
-// A row x and a row w of a weight are rounded to x' and w' in int8. Their products differ by no more than
-// |x| |w - w'| + |x - x'| |w'| (Cauchy and Schwarz), and what floats round is counted as part of |x - x'|. The largest
-// output is at least the greatest of the lower bounds, so an output whose upper bound is less is not the largest.
+// A row x and a row w of a weight are rounded to x' and w' in int8. Their products differ by no more than |x| |w - w'|
+// + |x - x'| |w'| (Cauchy-Schwarz); the rounding of floats counts as part of |x - x'|. The largest output is at least
+// the greatest lower bound, so an output whose upper bound is less is not the largest.
 #pragma once
 
 #include "simd/kernels.h"
@@ -15,11 +15,11 @@ namespace quire {
 // A row of activations.
 struct ScreenRow {
   float length, rounding;  // bounds of |x| and |x - x'|
-  float least;             // no output is the largest that is less than this; rises while outputs are met
-  int32_t candidates;      // panels noted
+  float least;             // the greatest lower bound so far: smaller outputs are not the largest
+  int32_t candidates;      // the number of panels noted
 };
 
-// A panel that may have the largest output of a row: none of it is more than `most`.
+// A panel that may have the largest output of a row; none of its outputs exceeds `most`.
 struct Candidate {
   float most;
   int32_t panel;
@@ -27,7 +27,7 @@ struct Candidate {
 
 struct Screening {
   ScreenRow* rows;
-  Candidate* noted;  // of row r from r * stride on, in any order
+  Candidate* noted;  // those of row r from r * stride on, in any order
   size_t stride;
 };
 
@@ -35,10 +35,10 @@ struct Screening {
 
 namespace quire::QUIRE_ISA {
 
-// What is not relative to lengths: the denormal numbers that a CPU may take for 0, times magnitudes of up to 1e10.
+// The absolute part of the bound: denormal numbers that a CPU may take for 0, times magnitudes of up to 1e10.
 constexpr float kScreenSlack = 1e-20f;
 
-// Several threads may note panels of a row at a time.
+// Several threads may note panels of a row at once.
 inline float least_of(const ScreenRow& row) {
   float least;
   __atomic_load(&row.least, &least, __ATOMIC_RELAXED);

@@ -1,5 +1,5 @@
-// Rows of a weight as they come from a checkpoint: floats of three types, or codes with their scales. Knows bytes and
-// conversions; knows no layout.
+// Rows of a weight as a checkpoint has them: floats of three types, or codes with scales. Knows bytes and conversions;
+// knows no layout.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,11 @@ struct PanelRows {
   SourceRow lanes[kLanes];
 };
 
-// A row of codes and what turns them into values. The arrays have as many elements as the layout has columns and groups.
+// A row of codes with its scales and offsets. The arrays have as many elements as the layout has columns and groups.
 struct RowCodes {
   uint8_t* codes;
   float* scales;
-  float* offsets;  // of layouts with offsets
+  float* offsets;  // only for layouts with offsets
 };
 
 // Codes of several rows: arrays [rows, columns] and [rows, groups], each C-contiguous.
@@ -78,8 +78,8 @@ uint16_t float_to_bf16(float f);
 // The nearest integer, ties to even, of a magnitude below 2^22.
 int nearest(float f);
 
-constexpr int kPackColumns = 128;  // converted at a time: 16 rows of them stay in L1, and are runs to prefetch
-constexpr float kLeastScale = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may not be a number
+constexpr int kPackColumns = 128;  // columns converted at a time: 16 rows of them stay in L1, and runs are prefetched
+constexpr float kLeastScale = 1e-30f;  // smaller magnitudes are held as zero: their reciprocal may overflow
 
 // Columns [k, k + n) of a row, n at most kPackColumns.
 void read_bf16(const SourceRow& row, int k, int n, uint16_t* out);

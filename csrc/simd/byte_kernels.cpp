@@ -1,4 +1,4 @@
-// Kernels that multiply integers, of one instruction set (CMakeLists.txt defines QUIRE_ISA and the -m flags).
+// Kernels of one instruction set that multiply integers (CMakeLists.txt defines QUIRE_ISA and the -m flags).
 #include "attention/attention.h"
 #include "linear/kernel_tables.h"
 #include "simd/kernels.h"

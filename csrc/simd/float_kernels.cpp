@@ -1,5 +1,5 @@
-// Kernels that multiply floats, and those that multiply nothing, of one instruction set (CMakeLists.txt defines QUIRE_ISA
-// and the -m flags). bfloat16 is widened and multiplied by the same loops, so it is compiled along with them.
+// Kernels of one instruction set that multiply floats or nothing (CMakeLists.txt defines QUIRE_ISA and the -m flags).
+// The same loops widen and multiply bfloat16, so it is compiled along with them.
 #include "attention/attention.h"
 #include "linear/best.h"
 #include "linear/kernel_tables.h"

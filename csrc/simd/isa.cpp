@@ -1,4 +1,4 @@
-// Run-time detection of instruction sets and the choice of a kernel table. Knows no kernel's inside.
+// Detects instruction sets at run time and chooses a kernel table. Knows no kernel.
 #include "simd/isa.h"
 
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 namespace quire {
 
-// The groups that each set compiles (CMakeLists.txt).
+// The groups of kernels that each set compiles (CMakeLists.txt).
 #define QUIRE_DECLARE(isa)                     \
   namespace isa {                              \
   extern const FloatKernels float_kernels;     \
@@ -26,7 +26,7 @@ QUIRE_DECLARE(neon)
 namespace {
 
 #ifdef QUIRE_HAS_avx512_bf16
-// __builtin_cpu_supports also asks the operating system (xgetbv) whether it saves the wide registers.
+// __builtin_cpu_supports also checks (by xgetbv) that the operating system saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -34,8 +34,8 @@ bool has_avx512() {
 }
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-// AMD's cores multiply pairs of bfloat16 at twice the rate of floats; Intel's since Sapphire Rapids, which have other
-// units for them, at half of it (one product in two cycles where floats have two in one).
+// AMD's cores multiply pairs of bfloat16 at twice the rate of floats. Intel's since Sapphire Rapids, which have other
+// units for them, do so at half the rate (one product in two cycles, against two of floats per cycle).
 bool has_quick_bf16() {
   return has_avx512_bf16() && (!__builtin_cpu_is("intel") || __builtin_cpu_is("cooperlake"));
 }

@@ -1,4 +1,4 @@
-// Which kernel takes a call, by the layout of a weight or the type of a cache. Knows no instruction set.
+// Chooses the kernel of a call by the layout of a weight or the type of a cache. Knows no instruction set.
 #include "simd/kernels.h"
 
 #include <algorithm>

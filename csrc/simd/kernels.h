@@ -1,9 +1,9 @@
-// What a set of kernels offers the plan: plain argument structs and one table of functions per instruction set.
-// Knows pointers and sizes; knows no Python, no plan and no model.
+// The interface between kernels and plan: plain argument structs and one table of functions per instruction set. Knows
+// pointers and sizes; knows no Python, no plan and no model.
 //
-// Shape letters as in ops/protocol.py: T tokens, B sequences, D hidden, N query heads, G kv heads, H head_dim,
-// O and K rows and columns of a weight. Strides are in elements. Every function is exact in the sense of DESIGN
-// section 5: a row's bits do not depend on how many rows or threads there are.
+// Shape letters as in devices/protocol.py: T tokens, B sequences, D hidden, N query heads, G kv heads, H head_dim,
+// O and K rows and columns of a weight. Strides are in elements. Every function is exact
+// (docs/architecture.md): a row's bits do not depend on the number of rows or threads.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@
 
 namespace quire {
 
-// clamped_swiglu is a gate alone: it also clamps the up projection (activation.h).
+// clamped_swiglu is only a gate: it also clamps the up projection (activation.h).
 enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2, sigmoid, softplus };
 
-// RMSNorm, or LayerNorm; no weight: none.
+// RMSNorm or LayerNorm; without a weight, no norm.
 struct Norm {
   bool rms = true;
   const float* weight = nullptr;
@@ -28,7 +28,7 @@ struct Norm {
   float eps = 0;
 };
 
-// Outputs of a product whose greatest is noted together.
+// Outputs of a product that share one noted maximum.
 constexpr int kMaximaColumns = 256;
 QUIRE_INLINE size_t maxima_of(int width) { return size_t(width + kMaximaColumns - 1) / kMaximaColumns; }
 
@@ -38,27 +38,27 @@ struct LinearArgs {
   const float* x;
   size_t x_stride;
   int rows;
-  Norm norm;  // of x, done where it is packed
+  Norm norm;  // of x, applied while it is packed
   MatrixView weight;
   const float* bias;  // in packed order, 16 * panels() long, or null
   Activation activation;
   const float* residual;  // or null; may be y
   size_t residual_stride;
-  float* y;  // [rows, O], of a gated weight [rows, I]
+  float* y;  // [rows, O]; [rows, I] for a gated weight
   size_t y_stride;
   void* workspace;  // linear_workspace() bytes, 64-byte aligned
-  // [rows, maxima_of(O)], or null: the greatest of kMaximaColumns outputs each; not a number where one of them is not
-  // or is +inf. Not of a gated weight.
+  // [rows, maxima_of(O)], or null: the greatest of each kMaximaColumns outputs; NaN if one of them is NaN or +inf. Not
+  // for gated weights.
   float* maxima = nullptr;
-  // Set by `linear` where activations are rounded to int8: a scale a row, and sums by group (linear_quantized.h).
+  // Set by `linear` if activations are rounded to int8: one scale per row, and sums by group (linear_quantized.h).
   const float* x_scale = nullptr;
   const int32_t* x_sums = nullptr;
-  // Of a screen: notes which outputs may be the largest, and y is not written. Set by `screened_best`.
+  // For the product with a screen: notes which outputs may be the largest instead of writing y. Set by `screened_best`.
   const Screening* screening = nullptr;
 };
 
-// Of rows of logits with their maxima, as LinearArgs has them, the first of the largest: -1 where one is not a number
-// or is +inf.
+// The index of the first largest logit of each row, from the logits and their maxima as LinearArgs has them; -1 if one
+// is NaN or +inf.
 struct BestArgs {
   const float* x;
   size_t stride;
@@ -112,7 +112,7 @@ struct AddArgs {
   size_t rows, width;
 };
 
-// y = scale * x, then cap * tanh(y / cap) where cap > 0.
+// y = scale * x, then cap * tanh(y / cap) if cap > 0.
 struct ScaleArgs {
   const float* x;
   float scale, cap;
@@ -135,7 +135,7 @@ struct StoreKVArgs {
   size_t q_stride;
 };
 
-// Multi-head latent attention: one key of C latent and R rotated elements a token, whose first C are its value too.
+// Multi-head latent attention: one key per token, of C latent and R rotated elements; the first C are its value too.
 struct StoreLatentArgs {
   const float* kv;        // [T, C + R]: the latent, normed here, then the part to rotate
   const float* q_latent;  // [T, N C]
@@ -149,12 +149,11 @@ struct StoreLatentArgs {
   float* q;  // [T, N (C + R)]
 };
 
-// Attention of a ragged step over the paged cache. Sequence b owns rows cu_q[b]..cu_q[b+1]-1 of q and out, at
-// positions kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its
-// block table is row slots[b]. All ids are checked by the plan. A query at p sees the positions from p - window + 1 and
-// from the last multiple of chunk on (0: no such bound), up to p + ahead. A score is scale * q . k, then
-// cap * tanh(score / cap) where cap > 0, then slope * (position - p) is added; a sink is one more score that has no
-// value.
+// Attention of a ragged step over the paged cache. Sequence b owns rows cu_q[b]..cu_q[b+1]-1 of q and out, at positions
+// kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its block table
+// is row slots[b]. The plan has checked all ids. A query at p sees positions up to p + ahead, but none before p -
+// window + 1 or before the last multiple of chunk (0: no such bound). A score is scale * q . k, then cap * tanh(score /
+// cap) if cap > 0, plus slope * (position - p); a sink is one more score without a value.
 struct AttentionArgs {
   const float* q;
   size_t q_stride;
@@ -167,18 +166,18 @@ struct AttentionArgs {
   const int32_t* slots;   // [B]
   const int32_t* block_table;
   size_t block_table_stride;
-  const int32_t* order;   // [B] sequences, those that begin with the same blocks side by side (SharedPrefixes)
-  const int32_t* shared;  // [B] positions in blocks that each of them has in common with the one before
+  const int32_t* order;   // [B] sequences; those that begin with the same blocks are adjacent (SharedPrefixes)
+  const int32_t* shared;  // [B] positions in blocks that each of them shares with the one before
   float scale;
   int window, chunk;
-  int ahead;  // positions after its own that a query sees too: 0 where attention is causal
+  int ahead;  // positions after its own that a query sees too: 0 if attention is causal
   float cap;
   const float* slopes;  // [N], or null
   const float* sinks;   // [N], or null
   void* workspace;      // attention_workspace() bytes, 64-byte aligned
 };
 
-// A row of a weight rounded to int8: its scale, and bounds of lengths (screen.h).
+// A row of a weight rounded to int8: its scale and bounds of its lengths (screen.h).
 struct ScreenWeightRow {
   float scale, length, rounding;
 };
@@ -187,9 +186,9 @@ struct AttentionLimits {
   int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
 };
 
-// Kernels come in three groups, by what they multiply, so that instruction sets that differ in one of them alone share
-// the others: AVX-512 with and without VNNI multiply floats with the same code. CMakeLists.txt says which sets compile
-// a group, isa.cpp puts the groups of a set together.
+// Kernels come in three groups, by what they multiply, so that instruction sets that differ in one group share the
+// others: AVX-512 with and without VNNI multiply floats with the same code. CMakeLists.txt lists the sets that compile
+// a group; isa.cpp puts the groups of a set together.
 using Linear = void(const LinearArgs&, ThreadPool&);
 #define QUIRE_COUNT_LAYOUT(name, Traits) +1
 constexpr int kLayouts = 0 QUIRE_LAYOUTS(QUIRE_COUNT_LAYOUT);
@@ -197,7 +196,7 @@ constexpr int kLayouts = 0 QUIRE_LAYOUTS(QUIRE_COUNT_LAYOUT);
 using Attend = void(const AttentionArgs&, ThreadPool&);
 using Probe = double(int64_t steps);  // runs `steps` steps on one core, returns the operations of a step (0: cannot)
 
-// Floats by floats, and everything that multiplies no matrix (float_kernels.cpp).
+// Floats by floats, and everything that multiplies no matrices (float_kernels.cpp).
 struct FloatKernels {
   Linear* float_products[kLayouts];  // activations stay float
   Attend* attention_f32;
@@ -205,7 +204,7 @@ struct FloatKernels {
   void (*best)(const BestArgs&, ThreadPool&);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
-  void (*unpack_blocks)(const MatrixView&, int panel, float* const (&rows)[16]);  // its values, of rows not null
+  void (*unpack_blocks)(const MatrixView&, int panel, float* const (&rows)[16]);  // the values of rows that are not null
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*store_kv)(const StoreKVArgs&, ThreadPool&);
   void (*store_latent)(const StoreLatentArgs&, ThreadPool&);
@@ -216,7 +215,7 @@ struct FloatKernels {
   const SamplerKernels* sampler;
 };
 
-// Integers by integers: activations, queries and softmax weights are rounded (byte_kernels.cpp).
+// Integers by integers: activations, queries and softmax weights are rounded first (byte_kernels.cpp).
 struct ByteKernels {
   Linear* int8_products[kLayouts];
   size_t (*linear_workspace_i8)(const MatrixView& weight, int max_rows);
@@ -228,13 +227,12 @@ struct ByteKernels {
 // bfloat16, in pairs or widened, and the screens of weights in float types (pair_kernels.h).
 struct PairKernels {
   Linear* bf16_products[kLayouts];
-  size_t (*linear_workspace_float)(const MatrixView& weight, int max_rows);  // of weights with float activations
+  size_t (*linear_workspace_float)(const MatrixView& weight, int max_rows);  // for weights with float activations
   Attend* attention_bf16;
   size_t (*attention_workspace_bf16)(const AttentionLimits&);
   bool (*screened_best_by)(const LinearArgs&, Linear* screen_product, int32_t* best, ThreadPool&);
   int screened_rows;
-  // Rounds a row of n values, a multiple of 16, to bytes that are 128 more. `rounding` is not a number where a value is
-  // too large, or none.
+  // Rounds a row of n values, a multiple of 16, to bytes plus 128. `rounding` is NaN if a value is too large or NaN.
   ScreenWeightRow (*screen_weight_row)(const float* x, int n, char* bytes);
   Probe* probe_bf16;
 };
@@ -245,11 +243,11 @@ struct Kernels : FloatKernels, ByteKernels, PairKernels {
 
   void linear(const LinearArgs&, ThreadPool&) const;
   size_t linear_workspace(const MatrixView& weight, int max_rows) const;
-  // Finds, for at most `screened_rows` rows, what `best` finds in a product with a weight that has a screen, without
-  // the product: only that output of y is valid. False if it cannot tell, or not more quickly (screen.h).
+  // Finds the result of `best` for at most `screened_rows` rows by a weight's screen, without the whole product: only
+  // that output of y is valid. False if it cannot, or not more quickly (screen.h).
   bool screened_best(const LinearArgs&, int32_t* best, ThreadPool&) const;
 
-  // Shared memory between threads that attention needs (split KV), beside ThreadPool::scratch.
+  // Bytes of memory that threads share in attention (split KV), beside ThreadPool::scratch.
   void attention(const AttentionArgs&, ThreadPool&) const;
   size_t attention_workspace(const AttentionLimits&) const;
 };

@@ -19,7 +19,7 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Calls pass() until `budget` seconds are over, at least twice; the best work / time.
+// Calls pass() until `budget` seconds are over, at least twice; returns the best work / time.
 template <class F>
 double best_rate(double work, double budget, F&& pass) {
   double best = 0;
@@ -69,9 +69,9 @@ double measure_peak(const std::string& kind, int threads, const std::string& isa
 
 namespace {
 
-constexpr double kTurnSeconds = 0.02;  // shortest: longer than a scheduler's slice
+constexpr double kTurnSeconds = 0.02;  // the shortest turn: longer than a time slice of the operating system
 
-// Repeats f() for at least `least` seconds; seconds of a call, on average.
+// Repeats f() for at least `least` seconds; returns the mean seconds of a call.
 template <class F>
 double mean_seconds(double least, F&& f) {
   const double start = seconds();

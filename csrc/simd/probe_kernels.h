@@ -1,4 +1,4 @@
-// Loops that do nothing but read, or nothing but multiply and add, as fast as this instruction set can.
+// Loops that only read, or only multiply and add, as fast as this instruction set can.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// Four streams a quarter of the buffer apart, each fetched ahead: what a core can draw at best.
+// Four streams a quarter of the buffer apart, each prefetched: the most that a core can read.
 inline uint32_t probe_read(const char* data, size_t bytes) {
   constexpr int streams = 4;
   constexpr size_t ahead = 1536;
@@ -70,7 +70,7 @@ inline double probe_bf16(int64_t steps) {
 inline double probe_bf16(int64_t) { return 0; }
 #endif
 
-// What products of int8 are made of.
+// The instruction of products of int8.
 #if defined(QUIRE_WORD_DOTS)
 constexpr int kProbeDots = 64;
 inline I probe_dots(I sum, I x, I y) { return dot_words(sum, x, y); }
@@ -88,7 +88,7 @@ inline double probe_int8(int64_t steps) {
 #pragma GCC unroll 16
     for (int i = 0; i < kProbeChains; ++i) acc[i] = probe_dots(acc[i], x, y);
   }
-  I sum = acc[0];  // of all chains: the compiler drops one that nobody reads
+  I sum = acc[0];  // the sum of all chains, because the compiler drops an unused one
 #pragma GCC unroll 16
   for (int i = 1; i < kProbeChains; ++i) sum = sum + acc[i];
   volatile float sink = reduce_add(to_float(sum));

@@ -32,7 +32,7 @@ inline A max_of(A a, A b) {
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Rows split into tiles of at most `most`: as equal as can be, the first ones a row longer.
+// Splits rows into tiles of at most `most`, as equal as possible; the first ones are a row longer.
 struct EqualTiles {
   int rows, count, size, longer;
   EqualTiles(int rows_, int most)
@@ -55,7 +55,7 @@ inline uint16_t float_to_bf16(float f) {
   return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// First n of 16 lanes (0 <= n <= 16); the rest read as zero and are not written.
+// The first n of 16 lanes (0 <= n <= 16); the others read as zero and are not written.
 #if defined(QUIRE_AVX512)
 inline V load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n).m, p)}; }
 inline void store_first(float* p, V v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n).m, v.r); }
@@ -100,7 +100,7 @@ inline void transpose(const E* x, size_t x_stride, int rows, int columns, E* y, 
     for (int k = 0; k < columns; ++k) y[size_t(k) * y_stride + size_t(r)] = x[k];
 }
 
-// Fixed trees: lane i with i + 8, then + 4, + 2, + 1.
+// Fixed trees: lane i is added to lane i + 8, then i + 4, i + 2, i + 1.
 #if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 inline float reduce_add(V v) {
   const __m256 eight = add_halves(v);
@@ -130,7 +130,7 @@ inline uint32_t lane_bits(M m) {
 #endif
 }
 
-// In no order: where a lane is NaN, the result may be any.
+// In any order: the result is undefined if a lane is NaN.
 #if defined(QUIRE_AVX512)
 inline float reduce_max(V v) { return _mm512_reduce_max_ps(v.r); }
 #else
@@ -143,7 +143,7 @@ inline float reduce_max(V v) {
 }
 #endif
 
-// exp and exp_below: `Above` where x may be more than 0.
+// exp and exp_below: `Above` if x may be positive.
 template <bool Above>
 inline V exp_as(V x) {
   const V n = round_even(x * set1(1.44269504088896341f));
@@ -157,17 +157,17 @@ inline V exp_as(V x) {
   p = fma(p, r, set1(0.5f));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  // Out of range, scale() sees a clamped n and the selects give the limits.
+  // For x out of range n is clamped, and the selects return the limits.
   const V clamped = max(n, set1(-126.0f)), least = set1(-87.3f);
   if constexpr (!Above) return select(less(x, least), set1(0.0f), scale(p, clamped));
   const V y = scale(p, min(clamped, set1(127.0f)));
-  const V finite = select(less(set1(127.0f), n), y + y, y);  // from 88.4 on n is 128
+  const V finite = select(less(set1(127.0f), n), y + y, y);  // n is 128 for x of 88.4 and more
   return select(less(set1(88.7f), x), set1(__builtin_inff()), select(less(x, least), set1(0.0f), finite));
 }
 
 // e^x within 2 ulp; 0 below -87.3 (also for -inf), +inf above 88.7; NaN stays NaN.
 inline V exp(V x) { return exp_as<true>(x); }
-// The same for x of at most 0, or NaN.
+// The same for x <= 0 or NaN.
 inline V exp_below(V x) { return exp_as<false>(x); }
 
 }  // namespace quire::QUIRE_ISA

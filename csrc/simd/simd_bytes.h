@@ -1,4 +1,4 @@
-// I as fields of a block: shifts by constants, tables, float16. Knows no kind of block.
+// Reads the fields of blocks with I: shifts by constants, tables, float16. Knows no kind of block.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Index {
   static constexpr int value = N;
 };
 
-// Calls f(Index<0>), ..., f(Index<N - 1>): counters that are constants, as shifts need them.
+// Calls f(Index<0>), ..., f(Index<N - 1>): shifts need constant counters.
 template <int N, class F>
 QUIRE_INLINE void unrolled(F&& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) QUIRE_INLINE_LAMBDA {
@@ -147,13 +147,13 @@ inline I load_bytes(const void* p) {
 #endif
 
 inline V high_half(I a) { return low_half(shr<16>(a)); }
-// Byte `j` of each integer, as a number without a sign.
+// Byte `j` of each integer, unsigned.
 template <int j>
 inline V unsigned_byte(I a) {
   return to_float(shr<8 * j>(a) & iset1(255));
 }
 inline V negated(V v) { return float_of(iload(&v) ^ iset1(int32_t(0x80000000u))); }
-// 0 or 1 in each byte, from bits 0 to 3: bit j in byte j.
+// Bits 0 to 3 spread over the bytes: byte j is 0 or 1, as bit j is.
 inline I spread_bits(I four) { return (four * iset1(0x00204081)) & iset1(0x01010101); }
 
 }  // namespace quire::QUIRE_ISA

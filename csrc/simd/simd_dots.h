@@ -1,5 +1,5 @@
-// Products of bytes with exact sums, by what the instruction set has: four of them at a time, or two of 16 bits. All
-// give the same integers. Knows registers; knows no layout.
+// Products of bytes with exact sums, with the instructions that there are: four bytes at a time, or two words of 16
+// bits. All give the same integers. Knows registers; knows no layout.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 namespace quire::QUIRE_ISA {
 
 #if defined(QUIRE_VNNI)
-// sum + the four products of bytes of each lane: bytes of u without a sign, of s with.
+// sum + the four products of bytes of each lane: unsigned bytes of u times signed bytes of s.
 inline I dot_bytes(I sum, I u, I s) {
-  // Not the intrinsic: g++ 12 copies the sum before and after it, and spills.
+  // Assembly, because with the intrinsic g++ 12 copies the sum before and after, and spills.
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.r) : "v"(u.r), "v"(s.r));
   return sum;
 }
 #elif defined(QUIRE_AVX2) || defined(QUIRE_AVX512)
 #define QUIRE_WORD_DOTS
-// An I of words holds two integers of 16 bits in each lane.
+// An I of words holds two 16-bit integers in each lane.
 //
-// Where products are added it is not with intrinsics: integers may be added in any order, and g++ 12 makes all products
-// of a step first, for which there are no registers.
+// Products are added without intrinsics: since integers may be added in any order, g++ 12 would compute all products of
+// a step first, and run out of registers.
 inline I even_bytes(I a) { return a & iset1(0x00ff00ff); }  // bytes 0 and 2 as words; odd_bytes: 1 and 3
 #if defined(QUIRE_AVX512)
 inline I odd_bytes(I a) { return {_mm512_srli_epi16(a.r, 8)}; }
@@ -89,7 +89,7 @@ inline I dot_bytes(I sum, I u, I s) {
 }
 #endif
 
-// Activations for dot_words: of four bytes the first and the third as words, then the second and the fourth.
+// Activations for dot_words: the first and third of four bytes as words, then the second and fourth.
 inline void spread(const int8_t* q, int columns, uint32_t* to) {
   for (int k = 0; k < columns; k += 4) {
     const uint32_t first = uint16_t(q[k]), second = uint16_t(q[k + 1]);
@@ -99,7 +99,7 @@ inline void spread(const int8_t* q, int columns, uint32_t* to) {
 }
 
 #if defined(QUIRE_WORD_DOTS)
-constexpr int kDotElements = 2;  // of 4 bytes, that four columns of activations take
+constexpr int kDotElements = 2;  // elements of 4 bytes that four columns of activations take
 
 // acc[r][p] += the products of a [kDotElements][R] with the four bytes of each lane.
 template <int R, int P>
@@ -118,8 +118,8 @@ inline void add_dots(const uint32_t* a, const I (&w)[P], I (&acc)[R][P]) {
   }
 }
 
-// Sums of products of half bytes u with bytes s, at most kSmallDots times between calls of `gather`: two products are
-// at most 3,810, and eight times that fits into 16 bits.
+// Sums of products of half bytes u with bytes s, at most kSmallDots of them between calls of `gather`: two products are
+// at most 3,810, and eight times that fits in 16 bits.
 struct SmallSum {
   I sum, words;
 };

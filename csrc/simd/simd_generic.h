@@ -60,8 +60,8 @@ inline V fma(V a, V b, V c) {  // a * b + c, rounded once
   return v;
 }
 #else
-// Rounded twice: without the instruction a fused multiply-add is a slow library call. Always so, hence still exact
-// in the sense of DESIGN section 5.
+// Rounded twice, because without the instruction a fused multiply-add is a slow library call. It is always so, so
+// results are still exact (docs/architecture.md, "Exactness").
 inline V fma(V a, V b, V c) { return {a.r * b.r + c.r}; }
 #endif
 inline V select(M m, V yes, V no) { return {m.m ? yes.r : no.r}; }
@@ -74,7 +74,7 @@ inline V sqrt(V a) {
   for (int i = 0; i < 16; ++i) v.r[i] = __builtin_sqrtf(a.r[i]);
   return v;
 }
-// Adding and taking away 1.5 * 2^23 rounds to a whole number; larger magnitudes are whole already.
+// Adding and subtracting 1.5 * 2^23 rounds to an integer; larger magnitudes are integers already.
 inline V round_even(V a) {
   const V magic = set1(12582912.0f);
   const V rounded = (a + magic) - magic;

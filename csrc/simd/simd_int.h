@@ -1,4 +1,4 @@
-// I: 16 integers of 32 bits beside V's 16 floats. Knows no layout.
+// I: 16 integers of 32 bits, as V is 16 floats. Knows no layout.
 //
 // Every instruction set gives the same integers.
 #pragma once
@@ -37,7 +37,7 @@ inline V nibble_less_8(I a) {
   const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
   return {_mm512_permutexvar_ps(a.r, values)};
 }
-// 16 bytes: the i-th becomes byte `place` of the i-th integer at `to`, whose other bytes stay.
+// Stores byte i of 16 as byte `place` of the i-th integer at `to`; the other bytes stay.
 inline void store_every_fourth(void* to, int place, const int8_t* bytes) {
   const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
   _mm512_mask_storeu_epi8(to, 0x1111111111111111ull << place, _mm512_sll_epi32(wide, _mm_cvtsi32_si128(8 * place)));
@@ -147,7 +147,7 @@ inline V signed_byte(I x) {
 inline I to_int(V v) {
   alignas(64) float lanes[kLanes];
   store(lanes, round_even(v));
-  // As x86 does it: a value that no integer holds, NaN among them, becomes the least integer.
+  // As on x86: NaN and values out of range become the least integer.
   return each([&](int i) {
     return lanes[i] >= -0x1p31f && lanes[i] < 0x1p31f ? int32_t(lanes[i]) : std::numeric_limits<int32_t>::min();
   });
@@ -167,7 +167,7 @@ inline V dot_pairs(V sum, I x, I y) {
   return {_mm512_dpbf16_ps(sum.r, (__m512bh)x.r, (__m512bh)y.r)};
 #endif
 }
-// 16 floats, rounded as by store_bf16, for dot_pairs: denormal ones may become 0, which is what it takes them for.
+// 16 floats rounded as by store_bf16, for dot_pairs. Denormal ones may become 0: dot_pairs takes them for 0 anyway.
 inline void store_halves(uint16_t* p, V v) {
 #if defined(QUIRE_BF16_DOT_EMULATED)
   store_bf16(p, v);
@@ -177,7 +177,7 @@ inline void store_halves(uint16_t* p, V v) {
 }
 alignas(64) constexpr uint16_t kPairOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-// Pairs of the 16 bfloat16 at `first` and those at `second`: 0 where bit 2 i, or 2 i + 1, of `halves` is not set.
+// Pairs of the 16 bfloat16 at `first` and at `second`; element i is 0 if bit 2 i, or 2 i + 1, of `halves` is clear.
 inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halves) {
   const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
   const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
@@ -217,9 +217,9 @@ inline int32_t reduce_max(I a) {
 }
 #endif
 
-constexpr float kLeastMagnitude = 1e-30f;  // of a smaller one the reciprocal may not be a number
+constexpr float kLeastMagnitude = 1e-30f;  // the reciprocal of a smaller one may overflow
 
-// The greatest of magnitude_bits as a float: not a number where it is not finite.
+// The greatest of magnitude_bits as a float; NaN if it is not finite.
 inline float finite_magnitude(I bits) {
   const int32_t top = reduce_max(bits);
   float most;
@@ -227,9 +227,9 @@ inline float finite_magnitude(I bits) {
   return top < 0x7f800000 ? most : __builtin_nanf("");
 }
 
-// The greatest magnitude of n values; not a number where any is not finite.
+// The greatest magnitude of n values; NaN if one is not finite.
 inline float greatest_magnitude(const float* x, int n) {
-  // Bits of magnitudes have the order of the numbers, and those that are not finite are above all that are.
+  // The bits of magnitudes compare as the numbers do, and those that are not finite are the greatest.
   I top = iset1(0);
   int k = 0;
   for (; k + kLanes <= n; k += kLanes) top = max(top, magnitude_bits(load(x + k)));
@@ -242,13 +242,13 @@ struct Int8Scale {
   float scale, inverse;
 };
 
-// Of n values: max|x| / 127. Not a number where any value is not finite.
+// max|x| / 127 of n values; NaN if one is not finite.
 inline Int8Scale int8_scale(const float* x, int n) {
   const float most = greatest_magnitude(x, n);
   return {most / 127.0f, most >= kLeastMagnitude ? 127.0f / most : 0.0f};
 }
 
-// Of the first n integers the low bytes.
+// Stores the low bytes of the first n integers.
 inline void store_int8_first(int8_t* p, I a, int n) {
   if (n == kLanes) return store_int8(p, a);
   int8_t bytes[kLanes];
@@ -257,7 +257,7 @@ inline void store_int8_first(int8_t* p, I a, int n) {
 }
 
 // Rounds n values to q; returns the sum of q. An inverse of 0 makes all of them 0: the values are too small, or one of
-// the row is no number (then the row's scale is none either).
+// the row is NaN (then its scale is NaN too).
 inline int32_t round_to_int8(const float* x, int n, float inverse, int8_t* q) {
   if (inverse == 0.0f) {
     std::memset(q, 0, size_t(n));

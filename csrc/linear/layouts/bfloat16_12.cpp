@@ -6,14 +6,14 @@ namespace quire {
 
 namespace {
 
-constexpr int kSampledSteps = 16;  // of a panel: their values choose its table
+constexpr int kSampledSteps = 16;  // steps of a panel whose values choose its table
 
 }  // namespace
 
 bool Bfloat16In12::pack_panel(const PanelRows& rows, const MatrixView& view, char* out) {
   Bf16Block block;
   const int padded = view.padded_cols();
-  // The table of a sample is good enough for most panels; one with many escapes gets the table of all its values.
+  // A sample gives a good enough table for most panels; a panel with many escapes gets the table of all its values.
   auto write = [&](int apart, int most_escapes) {
     CompactWriter writer(padded, out);
     for (int k = 0; k < view.cols; k += apart) {

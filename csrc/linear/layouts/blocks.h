@@ -1,6 +1,6 @@
 // blocks: rows of blocks (block_kinds.h). A panel begins with the words of its rows: [words][16] of four bytes. A unit of it
-// is a block of each row, or two of small ones: heads [16] of the blocks, then their words [words][16]. Parts of a weight
-// may be of different kinds; a panel has one.
+// is one block of each row, or two if they are small: heads [16] of the blocks, then their words [words][16]. Parts of a
+// weight may be of different kinds; a panel has one.
 #pragma once
 
 #include "linear/format.h"
@@ -18,9 +18,9 @@ struct Blocks {
   static constexpr Holds kHolds = Holds::blocks;
 
   static void check(const Format& format);
-  // Throws std::invalid_argument if the parts of a weight do not make its rows, or its columns not whole blocks.
+  // Throws std::invalid_argument if the parts do not add up to the weight's rows, or the columns are not whole blocks.
   static void check_parts(const MatrixView& view);
-  // That of the first part: all have as many columns.
+  // The geometry of the first part: all have as many columns.
   static Geometry geometry(const Format& format, int cols) { return geometry(format.blocks.parts[0].kind, cols); }
   static Geometry geometry(BlockKind kind, int cols) {
     const BlockShape& shape = shape_of(kind);
@@ -34,7 +34,7 @@ struct Blocks {
     return g.columns_bytes + g.tail_bytes;
   }
   static size_t nbytes(const MatrixView& view);
-  // Places rows of blocks, null for padding, in a panel. Bytes keep their values.
+  // Places rows of blocks (null: padding) in a panel, byte for byte.
   static void pack_panel(const char* const (&rows)[16], const MatrixView& view, BlockKind kind, char* out);
 
   QUIRE_INLINE static BlockPanel panel(const MatrixView& w, int index) {

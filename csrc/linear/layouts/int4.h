@@ -19,8 +19,8 @@ struct Int4 {
             size_t(headers) * header_bytes(f) + size_t(groups) * group_bytes(f), 0};
   }
   static bool pack_panel(const PanelRows& rows, const MatrixView& view, char* out);
-  // Without offsets the largest magnitude becomes -8, so that all sixteen values are used; with them the range from least
-  // to largest becomes 0 to 15.
+  // Without offsets the largest magnitude becomes -8, so that all sixteen codes are used; with offsets the range from
+  // least to largest becomes 0 to 15.
   static void quantize(const MatrixView& view, const float* values, const RowCodes& codes);
   static void put_lane(const MatrixView& view, char* panel, int lane, const RowCodes& codes);
 

@@ -8,7 +8,7 @@ namespace quire {
 
 void Int8::quantize(const MatrixView& view, const float* values, const RowCodes& codes) {
   const int padded = view.padded_cols();
-  int top = 0;  // bits of magnitudes have the order of the numbers
+  int top = 0;  // the bits of magnitudes compare as the numbers do
   for (int k = 0; k < padded; ++k) top = std::max(top, int(to_bits(values[k]) & 0x7fffffffu));
   const float most = from_bits(uint32_t(top)), inverse = most >= kLeastScale ? 127.0f / most : 0.0f;
   for (int k = 0; k < padded; ++k) codes.codes[k] = uint8_t(nearest(values[k] * inverse) + 128);

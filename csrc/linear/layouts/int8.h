@@ -1,6 +1,6 @@
-// int8: { [ceil(K / 4)][16][4] bytes, each 128 more than its value; scale [16] float32 }. One scale per row.
-// A screen is the same, and behind the scales of each panel length [16] and rounding [16] float32: bounds of the lengths
-// of a row, as it is and rounded, and of what rounding it changed (screen.h).
+// int8: { [ceil(K / 4)][16][4] bytes, each its value plus 128; scale [16] float32 }. One scale per row.
+// A screen has two more fields behind the scales of each panel, length [16] and rounding [16] float32: bounds of the
+// length of a row, exact and rounded, and of the change by rounding (screen.h).
 #pragma once
 
 #include "linear/format.h"
