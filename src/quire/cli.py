@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import logging
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from quire import __version__
 from quire.config import SECTIONS, EngineConfig
+from quire.engine.log import json_line, logs_are_json
 from quire.errors import QuireError
 from quire.flags.arguments import add_foreign, add_options, rewritten
 from quire.flags.foreign import take_foreign
@@ -69,24 +71,64 @@ def main(argv: Sequence[str] | None = None) -> None:
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        for words in (2, 1):
-            if entry := COMMANDS.get(" ".join(args[:words])):
-                _run(" ".join(args[:words]), entry, args[words:])
-                return
-        _overview(args)
+        _dispatch(args)
+    except UsageError as error:
+        _report(f"{error.prog}: error: {error}", str(error), args)
+        raise SystemExit(2) from None
     except QuireError as error:
-        print(f"quire: error: {error}", file=sys.stderr)
+        _report(f"quire: error: {error}", str(error), args)
+        raise SystemExit(1) from None
+    except (OSError, MemoryError) as error:
+        message = _system_message(error)
+        if message is None:
+            raise
+        _report(f"quire: error: {message}", message, args)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _dispatch(args: list[str]) -> None:
+    for words in (2, 1):
+        if entry := COMMANDS.get(" ".join(args[:words])):
+            _run(" ".join(args[:words]), entry, args[words:])
+            return
+    _overview(args)
+
+
+def _system_message(error: OSError | MemoryError) -> str | None:
+    """What to change about the system if one of its limits was met; None for other errors."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error or 'an allocation failed'}; see `quire plan`, and `ulimit -v`"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error}: raise the limit on open files (ulimit -n)"
+    if error.errno == errno.ENOMEM:
+        return f"{error}: see `quire plan`, and `ulimit -v`"
+    if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+        return f"{error}: choose a place that can be written"
+    return None
+
+
+def _report(line: str, message: str, args: list[str]) -> None:
+    """Print the error that ends the process: as JSON if the log is, or would have been."""
+    words = " ".join(rewritten(args)).replace("=", " ")
+    as_json = logs_are_json() or "--log-format json" in words
+    print(json_line(message) if as_json else line, file=sys.stderr)
+
+
+class UsageError(Exception):
+    """Arguments that the parser of `prog` does not take."""
+
+    def __init__(self, prog: str, message: str) -> None:
+        super().__init__(message)
+        self.prog = prog
 
 
 class Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, with the nearest option that exists."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        raise UsageError(self.prog, message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)

@@ -13,7 +13,7 @@ from quire.types import Delta, EngineStats, FinishReason, Request, Usage
 def samples(metrics: Metrics) -> dict[str, float]:
     """Sums over labels, by sample name."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics.text().decode()):
+    for family in text_string_to_metric_families(metrics.text()[0].decode()):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
@@ -68,7 +68,7 @@ def test_labels_are_the_model_and_the_engine() -> None:
     metrics = Metrics("")
     metrics.stats = EngineStats(num_blocks=10)
     metrics.name_model("some/model", CacheConfig(block_size=32), max_model_len=64)
-    text = metrics.text().decode()
+    text = metrics.text()[0].decode()
     assert 'quire:num_requests_running{engine="0",model_name="some/model"} 0.0' in text
     assert 'finished_reason="length"' in text
     assert 'kv_cache_size_tokens="320"' in text
@@ -82,6 +82,8 @@ def test_parallel_samples_count_once_as_a_request_and_each_in_gaps() -> None:
     assert found["quire:inter_token_latency_seconds_count"] == 2 * 3 * 4
     assert found["quire:time_to_first_token_seconds_count"] == 2
     assert found["quire:request_params_n_sum"] == 6
+    assert found["quire:request_generation_tokens_sum"] == 2 * 3 * 5
+    assert found["quire:request_max_num_generation_tokens_sum"] == 2 * 5
     assert found["quire:request_num_preemptions_sum"] == 0
 
 

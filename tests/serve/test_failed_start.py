@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +15,16 @@ import pytest
 
 from quire.build import build_engine
 from quire.config import EngineConfig
+from quire.engine import ipc
+from quire.errors import ConfigError
 from quire.model.engine_dir import EngineLimits
 
 
-def serve(*args: str) -> tuple[int, list[str]]:
-    """Exit status and the lines of the standard error of `quire serve`, without its log."""
+def serve(*args: str, limit: str = "") -> tuple[int, list[str]]:
+    """Exit status and the lines of the standard error of `quire serve`, without its log. `limit` is for ulimit."""
     command = [sys.executable, "-W", "error", "-m", "quire.cli", "serve", *args]
+    if limit:
+        command = ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *command]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return result.returncode, [line for line in result.stderr.splitlines() if " INFO " not in line]
 
@@ -146,3 +151,38 @@ def test_an_instruction_set_of_another_machine(tiny_model: Callable[..., str]) -
 
 def test_a_tokenizer_of_another_place(tiny_model: Callable[..., str]) -> None:
     refused("/no/tokenizer", tiny_model(), "--port", "0", "--tokenizer", "/no/tokenizer")
+
+
+@pytest.mark.parametrize(("limit", "words"), [("-n 10", "(ulimit -n)"), ("-v 200000", "(ulimit -v)")])
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce these limits")
+def test_limits_that_are_too_low(tiny_model: Callable[..., str], limit: str, words: str) -> None:
+    status, lines = serve(tiny_model(), "--port", "0", limit=limit)
+    assert (status, len(lines)) == (1, 1), lines
+    assert lines[0].startswith("quire: error: the limit on ")
+    assert words in lines[0]
+
+
+def test_no_directory_for_the_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/directory")
+    monkeypatch.setattr(ipc, "SHARED_MEMORY", str(tmp_path))
+    with ipc.Endpoint() as endpoint:
+        assert str(tmp_path) in endpoint.address
+    monkeypatch.setattr(ipc, "SHARED_MEMORY", "/nor/this")
+    with pytest.raises(ConfigError, match="set TMPDIR"):
+        ipc.Endpoint()
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (("/no/such/path", "--log-format", "json"), 1, "neither an existing directory"),
+        (("--log_format=json", "--blah"), 2, "there is no option --blah"),
+        (("--log-format", "json", "--ssl-ciphers", "X"), 1, "need --ssl-certfile"),
+    ],
+)
+def test_errors_are_json_if_the_log_is(args: tuple[str, ...], status: int, words: str) -> None:
+    found, (line,) = serve(*args)
+    entry = json.loads(line)
+    assert found == status
+    assert entry["level"] == "error"
+    assert words in entry["message"]

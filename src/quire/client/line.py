@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 
@@ -44,4 +45,6 @@ def status_of(process: Process) -> str:
     code = process.returncode
     if code is None:
         return "still running"
+    if code == -signal.SIGKILL:
+        return "killed by signal 9, as Linux does if memory runs out"
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

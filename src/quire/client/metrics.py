@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import choose_encoder
 
 from quire.config import CacheConfig
 from quire.types import Delta, EngineStats, FinishReason, Request
@@ -41,6 +42,7 @@ STEP_BUCKETS = (
 )  # fmt: skip
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 # Counters of EngineStats that must not fall when the engine restarts.
 COUNTED = (
@@ -99,7 +101,7 @@ class RequestTimes:
     """Times of one request in seconds on the monotonic clock; 0 if not yet.
 
     `prefill_wait` is how much longer its tokens took because steps computed prompts of others too. `last_by_sample` has
-    the time of each sample's last token and the value of `Metrics.prefill_clock` then.
+    the time of each sample's last token, the value of `Metrics.prefill_clock` then, and its tokens so far.
     """
 
     request: Request
@@ -111,7 +113,7 @@ class RequestTimes:
     num_output: int = 0
     num_scheduled: int = 0
     prefill_wait: float = 0.0
-    last_by_sample: dict[int, tuple[float, float]] = field(default_factory=dict)
+    last_by_sample: dict[int, tuple[float, float, int]] = field(default_factory=dict)
 
     @property
     def num_preemptions(self) -> int:
@@ -155,6 +157,7 @@ class Metrics:
                 ("request_decode_time_seconds", "First token to end.", LATENCY_BUCKETS),
                 ("request_prompt_tokens", "Prompt tokens of a request.", tokens),
                 ("request_generation_tokens", "Output tokens of a request.", tokens),
+                ("request_max_num_generation_tokens", "Output tokens of a request's longest sample.", tokens),
                 ("request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", tokens),
                 ("request_params_n", "Samples requested.", SMALL_BUCKETS),
                 ("request_params_max_tokens", "Output token limit of a request.", tokens),
@@ -218,7 +221,8 @@ class Metrics:
                 gaps.observe(now - last[0])
                 waits.observe(clock - last[1])
                 times.prefill_wait += clock - last[1]
-            times.last_by_sample[delta.index] = now, clock
+                count += last[2]
+            times.last_by_sample[delta.index] = now, clock, count
             times.last_token = now
         if num_tokens or num_prompt:
             self.generation_tokens += num_tokens
@@ -242,6 +246,8 @@ class Metrics:
         self.observe("request_params_max_tokens", times.request.max_tokens)
         self.observe("request_prompt_tokens", num_prompt)
         self.observe("request_generation_tokens", times.num_output)
+        longest = max((count for _, _, count in times.last_by_sample.values()), default=0)
+        self.observe("request_max_num_generation_tokens", longest)
         self.observe("request_num_preemptions", times.num_preemptions)
         if not times.first_token:
             return
@@ -283,9 +289,12 @@ class Metrics:
             family.add_metric((self.model_name, "0"), histogram.rows(), histogram.total)
             yield family
 
-    def text(self) -> bytes:
-        """The scrape in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """The scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
+        encode, kind = choose_encoder(
+            OPEN_METRICS if "application/openmetrics-text" in accept.lower() else ""
+        )
+        return encode(self.registry), kind
 
     def _name(self, name: str) -> str:
         return f"{self.prefix}:{name}"

@@ -43,6 +43,9 @@ def page() -> str:
     lines = {name: ("option", helps.get(name, "")) for name in SHARED}
     older: dict[str, tuple[str, str]] = {}
     for flag in FOREIGN.values():
+        if flag.name in helps:  # an option of the server; only LLM(...) does nothing with it
+            lines[flag.name] = ("option", helps[flag.name])
+            continue
         nearest = f"; nearest is {flag.nearest}" if flag.nearest else ""
         (older if flag.older else lines)[flag.name] = (flag.fate, flag.why + nearest + ".")
     rows = [_row(name, *lines[name]) for name in sorted(lines)]

@@ -16,7 +16,11 @@ import zmq
 
 from quire.config import EngineConfig
 from quire.engine.log import LogFormat, LogLevel
+from quire.errors import ConfigError
 from quire.types import Delta, EngineStats, ModelCard, Request
+
+# Where sockets go if no temporary directory can be written, as in a container with a read-only root.
+SHARED_MEMORY = "/dev/shm"
 
 Verb = Literal["ping", "stats", "reset", "sleep", "wake_up", "start_profile", "stop_profile"]
 
@@ -148,9 +152,7 @@ def decode_launch(frame: bytes) -> Launch:
 class Endpoint:
     """A private directory (mode 0700) for the socket of one engine process; removed by `close`."""
 
-    folder: tempfile.TemporaryDirectory[str] = field(
-        default_factory=lambda: tempfile.TemporaryDirectory(prefix="quire-")
-    )
+    folder: tempfile.TemporaryDirectory[str] = field(default_factory=lambda: _private_folder())
 
     @property
     def address(self) -> str:
@@ -166,6 +168,19 @@ class Endpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new directory among the temporary files, or in shared memory. Raises ConfigError if neither can be written."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="quire-")
+    except OSError:
+        try:
+            return tempfile.TemporaryDirectory(prefix="quire-", dir=SHARED_MEMORY)
+        except OSError as error:
+            raise ConfigError(
+                f"no temporary directory can be written, for the socket to the engine: set TMPDIR ({error.strerror})"
+            ) from error
 
 
 def open_socket(context: zmq.Context[Any], address: str, *, bind: bool) -> zmq.Socket[bytes]:

@@ -21,6 +21,12 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return fields if isinstance(fields, dict) else {}
 
 
+def _parts(record: logging.LogRecord) -> dict[str, object]:
+    """The caller's `extra={"parts": {...}}`: what the message says, for programs."""
+    parts = getattr(record, "parts", None)
+    return parts if isinstance(parts, dict) else {}
+
+
 class TextFormatter(logging.Formatter):
     """`12:00:01.234 INFO quire.serve: message key=value ...`"""
 
@@ -34,7 +40,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, the fields, the traceback as one string."""
+    """One JSON object per line: time (UTC), level, logger, message, its parts, fields, the traceback as one string."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -44,10 +50,20 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry.update(_fields(record))
+        entry.update(_parts(record) | _fields(record))
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return _json.encode(entry).decode()
+
+
+def logs_are_json() -> bool:
+    """Whether this process was set up to log JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def json_line(message: str) -> str:
+    """A line for an error that ends the process."""
+    return JsonFormatter().format(logging.LogRecord("quire", logging.ERROR, "", 0, message, None, None))
 
 
 def set_up_logging(format: LogFormat, level: LogLevel) -> None:

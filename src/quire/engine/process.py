@@ -233,6 +233,13 @@ def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
     loop.run()
 
 
+def _failure(error: Exception) -> Failed:
+    """The error as the client reports it."""
+    if isinstance(error, MemoryError):
+        return Failed("EngineError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`")
+    return Failed(type(error).__name__, str(error) or type(error).__name__)
+
+
 def main() -> int:
     """Returns the exit status: 0 after a Stop, 1 if the engine failed (a Failed frame gives the reason)."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -246,10 +253,10 @@ def main() -> int:
     try:
         _serve(launch, socket)
     except Exception as error:
-        if not isinstance(error, QuireError):
+        if not isinstance(error, QuireError | MemoryError):
             log.exception("the engine failed")
         socket.linger = 2000
-        socket.send(encode(Failed(type(error).__name__, str(error) or type(error).__name__)))
+        socket.send(encode(_failure(error)))
         socket.close()
         context.term()
         return 1

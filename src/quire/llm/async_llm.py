@@ -244,7 +244,7 @@ class AsyncLLM:
     async def metrics_text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         await self._bridged(self._engine.stats())
-        return self._engine.metrics.text()
+        return self._engine.metrics.text()[0]
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

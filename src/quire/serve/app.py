@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Scope
 
 from quire import __version__
 from quire.errors import QuireError
@@ -19,7 +21,7 @@ from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
-from quire.serve.gate import Gate, HeadLimits, Keys
+from quire.serve.gate import Gate, HeadLimits, Keys, route_path
 from quire.serve.native import classify, pooling, rerank, score, tokenize
 from quire.serve.native.operations import add_operations
 from quire.serve.native.protocol import (
@@ -38,6 +40,8 @@ from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, R
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
 from quire.serve.service import Service
 from quire.serve.stream import Answer, Disconnected, reply
+
+log = logging.getLogger("quire.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +193,12 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-def _error_response(path: str, error: HttpError) -> Response:
-    """The error in the shape of the API that `path` belongs to."""
+def _error_response(scope: Scope, error: HttpError) -> Response:
+    """The error in the shape of the API that the path belongs to. Its reason is logged at debug level."""
+    path, info = route_path(scope), error.info
+    fields = {"request_id": scope.get("state", {}).get("request_id"), "status": error.status, "path": path}
+    named = {name: value for name, value in (("param", info.param), ("code", info.code)) if value is not None}
+    log.debug("refused: %s", info.message, extra={"fields": {**fields, **named}})
     body = error_body(error) if path.startswith("/v1/messages") else error.body()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
@@ -201,7 +209,7 @@ async def _handle(http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # the router's own: 404, 405
         info = ErrorInfo(str(error.detail), "invalid_request_error", None, None)
         error = HttpError(error.status_code, info, dict(error.headers or {}))
-    return _error_response(http.scope["path"], as_http(error))
+    return _error_response(http.scope, as_http(error))
 
 
 def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) -> None:

@@ -61,6 +61,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, room: Room, head_seconds: float = HEAD_SECONDS, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.access_log = False  # AccessLog writes these lines, with ids
         self._room = room
         self._head_seconds = head_seconds
         self._unread = (

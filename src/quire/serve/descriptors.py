@@ -1,8 +1,29 @@
-"""The limit on open files: each connection is one."""
+"""The system's limits on this process: open files, of which each connection is one, and memory."""
 
 from __future__ import annotations
 
 import resource
+
+from quire.errors import ConfigError
+
+# Files, sockets and pipes of a server without clients, and the address space that it maps beside the engine's.
+LEAST_DESCRIPTORS = 64
+LEAST_MEMORY = 1 << 29
+
+
+def check_limits() -> None:
+    """Raises ConfigError if the process may not have what a server needs to start."""
+    limit = raise_descriptor_limit()
+    if 0 <= limit < LEAST_DESCRIPTORS:
+        raise ConfigError(
+            f"the limit on open files is {limit}, and a server needs {LEAST_DESCRIPTORS}: raise it (ulimit -n)"
+        )
+    memory = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if memory != resource.RLIM_INFINITY and memory < LEAST_MEMORY:
+        raise ConfigError(
+            f"the limit on memory is {memory >> 20} MiB, and a server needs {LEAST_MEMORY >> 20} MiB: "
+            "raise it (ulimit -v)"
+        )
 
 
 def raise_descriptor_limit() -> int:

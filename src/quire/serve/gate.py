@@ -1,4 +1,4 @@
-"""The first middleware of every HTTP request: sets its id, checks its API key, counts its answer."""
+"""The first middleware of every HTTP request: sets its id, checks its API key, counts its answer; HEAD like GET."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _path(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """The path as the routes see it: without the prefix that a proxy may have left in place."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
@@ -62,6 +62,21 @@ def _listed(names: Iterable[str]) -> bytes:
     """The first names as the value of a header; other characters than those of names become `?`."""
     shown = [_UNSAFE.sub("?", name)[: 2 * MAX_SHOWN] for name in islice(names, MAX_SHOWN)]
     return ", ".join(shown).encode()
+
+
+def _without_body(send: Send) -> Send:
+    """Sends the head of an answer, and ends it where its body would begin."""
+    ended = False
+
+    async def answer(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.body":
+            if ended:
+                return
+            ended, message = True, {"type": "http.response.body", "body": b"", "more_body": False}
+        await send(message)
+
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +105,7 @@ class Gate:
         self,
         app: ASGIApp,
         keys: Keys,
-        error_response: Callable[[str, HttpError], Response],
+        error_response: Callable[[Scope, HttpError], Response],
         count: CountAnswer,
         show_id: bool,
         limits: HeadLimits,
@@ -111,11 +126,13 @@ class Gate:
         request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
         owner = self._keys.owner(headers)
         scope.setdefault("state", {}).update(request_id=request_id, owner=owner or "")
-        path = _path(scope)
+        path, method = route_path(scope), scope["method"]
+        if method == "HEAD":  # the same answer as to GET, without its body
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(scope["method"], path, message["status"])
+                self._count(method, path, message["status"])
                 if self._show_id:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if ignored := scope["state"].get("ignored"):
@@ -124,8 +141,8 @@ class Gate:
 
         too_large = self._limits.check(headers)
         if too_large is not None:
-            await self._error_response(path, too_large)(scope, receive, answer)
-        elif path in OPEN_PATHS or scope["method"] == "OPTIONS" or owner is not None:
+            await self._error_response(scope, too_large)(scope, receive, answer)
+        elif path in OPEN_PATHS or method == "OPTIONS" or owner is not None:
             await self._app(scope, receive, answer)
         else:
-            await self._error_response(path, unauthorized())(scope, receive, answer)
+            await self._error_response(scope, unauthorized())(scope, receive, answer)

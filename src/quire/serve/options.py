@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -27,6 +28,7 @@ ContentFormat = Literal["auto", "string", "openai"]
 TARGET_STEP_TIME = 100.0
 """Milliseconds that a step of a server may take if nothing else is asked for."""
 
+KEY_VARIABLES = ("QUIRE_API_KEY", "VLLM_API_KEY")
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -63,6 +65,7 @@ class ServerConfig:
     allow_credentials: bool = option(False, "Whether browsers may send cookies (CORS).")
     uvicorn_log_level: UvicornLogLevel = option("info", "Level of the web server's own log.")
     disable_uvicorn_access_log: bool = option(False, "Do not log a line for each HTTP request.")
+    disable_log_stats: bool = option(False, "Do not log throughput every ten seconds.")
     enable_log_requests: bool = option(False, "Log each finished request with its counts and times.")
     enable_log_outputs: bool = option(False, "With --enable-log-requests: log prompts and outputs too.")
     enable_log_deltas: bool = option(True, "With --enable-log-outputs: log the outputs of streams too.")
@@ -175,9 +178,12 @@ class ServerConfig:
         return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
 
     def api_keys(self) -> tuple[str, ...]:
-        """All keys, including those of the file. Raises ConfigError if the file is unreadable or has no key."""
+        """All keys, including those of the file; without any, those of the environment, as they are secrets.
+
+        Raises ConfigError if the file is unreadable or has no key.
+        """
         if self.api_key_file is None:
-            return self.api_key
+            return self.api_key or tuple(os.environ[name] for name in KEY_VARIABLES if os.environ.get(name))
         try:
             lines = Path(self.api_key_file).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:

@@ -27,8 +27,9 @@ from quire.config import EngineConfig
 from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError
 from quire.serve import banner
+from quire.serve.access import AccessLog
 from quire.serve.connection import Connection, Room
-from quire.serve.descriptors import raise_descriptor_limit
+from quire.serve.descriptors import check_limits, raise_descriptor_limit
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
@@ -59,6 +60,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     ones have `shutdown_timeout` seconds to finish; a second signal aborts them. Raises ConfigError and ModelError if
     the server cannot start.
     """
+    check_limits()
     engine_config = for_serving(engine_config)
     if config.check:
         print(check(engine_config, config, maker))
@@ -198,7 +200,7 @@ class _Server(uvicorn.Server):
         config = service.config
         super().__init__(
             uvicorn.Config(
-                Direct(app),
+                AccessLog(Direct(app), not config.disable_uvicorn_access_log),
                 http=functools.partial(Connection, room=Room(raise_descriptor_limit())),  # type: ignore[arg-type]
                 proxy_headers=False,
                 ws="none",

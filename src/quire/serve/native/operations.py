@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import ProcessCollector
 from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire import __version__
@@ -16,6 +18,7 @@ from quire.serve.errors import unavailable
 from quire.serve.native.control import add_control, add_post
 from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
+from quire.serve.throughput import Throughput
 
 STATS_TIMEOUT = 0.5  # seconds to wait for fresh numbers from a busy engine
 
@@ -26,6 +29,13 @@ def add_operations(app: FastAPI, service: Service) -> None:
         service.metrics, service.engine, lambda: _state(service), lambda: about_model(service)
     )
     service.background.append(source.run)
+    if not service.config.disable_log_stats:
+        service.background.append(Throughput(service.metrics).run)
+    registry = service.metrics.registry
+    ProcessCollector(registry=registry)
+    ProcessCollector(
+        f"{service.metrics.prefix}_engine", lambda: service.engine.pid or "none", registry=registry
+    )
 
     async def health() -> Response:
         if service.healthy:
@@ -40,9 +50,10 @@ def add_operations(app: FastAPI, service: Service) -> None:
     async def load() -> Response:
         return json_response({"server_load": service.engine.num_live})
 
-    async def metrics() -> Response:
+    async def metrics(request: HttpRequest) -> Response:
         await service.engine.stats(STATS_TIMEOUT)
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        text, kind = service.metrics.text(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": kind})
 
     async def reset() -> Response:
         await service.engine.reset_prefix_cache()
