@@ -22,7 +22,7 @@ from quire.weights.readers import KEYS, find_quantization
 _DECODERS = {
     "llama": "LlamaForCausalLM:llama SmolLM3ForCausalLM:smollm3 StableLmForCausalLM:stablelm CwmForCausalLM:cwm "
     "SeedOssForCausalLM:seed_oss HeliumForCausalLM:helium InternLM3ForCausalLM:internlm3 "
-    "IQuestCoderForCausalLM:iquestcoder",
+    "IQuestCoderForCausalLM:iquestcoder ExaoneForCausalLM:exaone",
     "llama4": "Llama4ForCausalLM:llama4_text",
     "mistral": "MistralForCausalLM:mistral MinistralForCausalLM:ministral Ministral3ForCausalLM:ministral3 "
     "MixtralForCausalLM:mixtral",
@@ -45,21 +45,30 @@ _DECODERS = {
     "Dots1ForCausalLM:dots1 ExaoneMoeForCausalLM:exaone_moe MellumForCausalLM:mellum "
     "Kolibri1ForCausalLM:kolibri1 FlintForCausalLM:flint AfmoeForCausalLM:afmoe PhimoeForCausalLM:phimoe "
     "AriaTextForCausalLM:aria_text",
+    "bailing": "BailingMoeForCausalLM:bailing_moe BailingMoeV2ForCausalLM:bailing_moe_v2 "
+    "SarvamMoEForCausalLM:sarvam_moe",
     "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2 Cohere2MoeForCausalLM:cohere2_moe",
     "glm": "GlmForCausalLM:glm Glm4ForCausalLM:glm4",
     "gpt": "GPT2LMHeadModel:gpt2 GPTJForCausalLM:gptj GPTNeoXForCausalLM:gpt_neox OPTForCausalLM:opt",
     "falcon": "FalconForCausalLM:falcon BloomForCausalLM:bloom",
     "gpt_oss": "GptOssForCausalLM:gpt_oss",
     "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3 "
-    "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3",
+    "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3 "
+    "SarvamMLAForCausalLM:sarvam_mla",
     "unlike": "Gemma4ForCausalLM:gemma4_text MiMoV2FlashForCausalLM:mimo_v2_flash LagunaForCausalLM:laguna "
     "DeciLMForCausalLM:nemotron-nas",
     "older": "GPTBigCodeForCausalLM:gpt_bigcode CodeGenForCausalLM:codegen GPTNeoForCausalLM:gpt_neo "
     "OpenAIGPTLMHeadModel:openai-gpt CTRLLMHeadModel:ctrl XGLMForCausalLM:xglm BioGptForCausalLM:biogpt "
     "MptForCausalLM:mpt PersimmonForCausalLM:persimmon",
 }
-# Class names of published checkpoints whose code is the class of another name.
-_ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+# Class names that stand for another: alone, or with the model_type that transformers writes beside the class whose
+# code it shares.
+_ALIASES = {
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+    "LlamaForCausalLM exaone": "ExaoneForCausalLM",
+    "Glm4MoeForCausalLM sarvam_moe": "SarvamMoEForCausalLM",
+    "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",
+}
 _ENCODERS = "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert"
 
 
@@ -141,9 +150,10 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
         raise ModelError(f"{where}: architectures must be a list of one architecture, got {names!r:.80}")
     if not isinstance(names[0], str):
         raise ModelError(f"{where}: architectures must hold a name, got {names[0]!r:.80}")
-    names = [_ALIASES.get(name, name) if isinstance(name, str) else name for name in names]
-    if names[0] not in SUPPORTED:
+    name = _ALIASES.get(names[0], names[0])
+    name = _ALIASES.get(f"{name} {kind}", name)
+    if name not in SUPPORTED:
         raise UnknownArchitectureError(
-            f"{where}: architecture {names[0]} is not supported: Quire has no family for it (docs/models.md lists all)"
+            f"{where}: architecture {name} is not supported: Quire has no family for it (docs/models.md lists all)"
         )
-    return str(names[0])
+    return name

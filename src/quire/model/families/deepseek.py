@@ -193,6 +193,26 @@ FAMILIES = {
         {**V3, "first_k_dense_replace": 3},
         {**MTP, **ROUTED},
     ),
+    "SarvamMLAForCausalLM": Family(
+        "sarvam_mla",
+        "Sarvam 105B",
+        read_deepseek_v3,
+        deepseek_names,
+        {
+            **V3,
+            "q_lora_rank": None,
+            "n_routed_experts": 128,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        {
+            **MTP,
+            "n_routed_experts": "n_routed_experts num_experts num_local_experts",
+            "n_shared_experts": "n_shared_experts num_shared_experts",
+            "qk_head_dim": "qk_head_dim q_head_dim",
+        },
+    ),
     "Glm4MoeLiteForCausalLM": Family(
         "glm4_moe_lite",
         "GLM-4.7-Flash",

@@ -85,9 +85,12 @@ def read_glm4_moe(config: ConfigReader) -> ArchSpec:
 
 
 def mtp_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    return TensorNames(shared=SHARED.shared, ignored=mtp_ignored(spec))
+
+
+def mtp_ignored(spec: ArchSpec) -> tuple[str, ...]:
     """The layer after the last predicts one token more; the next token does not depend on it."""
-    extra = rf"model\.layers\.{spec.num_layers}\..*"
-    return TensorNames(shared=SHARED.shared, ignored=(*SHARED.ignored, extra))
+    return (*SHARED.ignored, rf"model\.layers\.{spec.num_layers}\..*")
 
 
 def minimax_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:

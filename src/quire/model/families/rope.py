@@ -12,7 +12,7 @@ from quire.model.families.config import ConfigReader
 from quire.model.spec import RopeKind, RopeSpec
 
 KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
-ALIASES = {"su": "longrope", "mrope": "default"}
+ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 MAX_FACTOR = 1e6
 PARTIAL = "partial_rotary_factor"
 

@@ -1,0 +1,129 @@
+"""Ling and Ring of Bailing, and Sarvam's mixture: fused attention projections, experts chosen as DeepSeek-V3 does."""
+
+from __future__ import annotations
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import Family, head_size, read_decoder, read_moe, sparse_after
+from quire.model.families.mixtures import LIKE_V3, mtp_ignored
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import rotary_dim
+from quire.model.spec import ArchSpec
+
+
+def bailing_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    return TensorNames(
+        embedding="model.word_embeddings",
+        qkv="attention.query_key_value",
+        q_norm="attention.query_layernorm",
+        k_norm="attention.key_layernorm",
+        out="attention.dense",
+        correction="mlp.gate.expert_bias",
+        shared="mlp.shared_experts.",
+        ignored=mtp_ignored(spec),
+    )
+
+
+def read_bailing(config: ConfigReader) -> ArchSpec:
+    """Ling 2.0, arXiv:2510.22115. The first generation chooses by softmax and norms no queries."""
+    config.expect("use_rmsnorm", True)
+    config.expect("norm_head", False)
+    config.expect("norm_softmax", False)
+    config.expect("using_split_qkv_in_self_attention", False)
+    config.expect("use_sliding_window", False)
+    config.expect("multi_gate", False)
+    config.skip("sliding_window max_window_layers output_dropout router_dtype")
+    config.skip("num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor")
+    size, inner = head_size(config), config.integer("moe_intermediate_size")
+    score = config.get("score_function")
+    if score not in ("softmax", "sigmoid"):
+        raise config.wrong("score_function", score, "softmax or sigmoid")
+    sigmoid = score == "sigmoid"
+    config.expect("moe_router_enable_expert_bias", sigmoid, None)
+    if not sigmoid:
+        config.expect("n_group", 1, None)
+        config.expect("topk_group", 1, None)
+    shared = config.optional_integer("moe_shared_expert_intermediate_size")
+    moe = read_moe(
+        config,
+        layers=sparse_after(config),
+        shared=config.count("num_shared_experts") * (shared or inner),
+        renormalize=config.boolean("norm_topk_prob"),
+        scale=config.number("routed_scaling_factor"),
+        **(LIKE_V3 if sigmoid else {"num_groups": 1}),
+    )
+    return read_decoder(
+        config,
+        rotated=rotary_dim(config, size),
+        qkv_bias=config.boolean("use_qkv_bias", False),
+        o_bias=config.boolean("use_bias", False),
+        qk_norm="head" if config.boolean("use_qk_norm") else None,
+        moe=moe,
+    )
+
+
+BAILING = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 600000.0,
+    "norm_topk_prob": True,
+    "num_shared_experts": 0,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
+    "score_function": "softmax",
+    "use_qk_norm": False,
+}
+V2 = {
+    **BAILING,
+    "score_function": "sigmoid",
+    "use_qk_norm": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+}
+FAMILIES = {
+    "BailingMoeForCausalLM": Family(
+        "bailing_moe", "Ling and Ring 1, 1.5 (lite, plus)", read_bailing, bailing_names, BAILING
+    ),
+    "BailingMoeV2ForCausalLM": Family(
+        "bailing_moe_v2",
+        "Ling and Ring 2.0 (mini, flash, 1T)",
+        read_bailing,
+        bailing_names,
+        {
+            **BAILING,
+            "score_function": "sigmoid",
+            "use_qk_norm": True,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+        },
+    ),
+    "SarvamMoEForCausalLM": Family(
+        "sarvam_moe",
+        "Sarvam 30B",
+        read_bailing,
+        bailing_names,
+        {
+            **BAILING,
+            "max_position_embeddings": 131072,
+            "rope_theta": 8e6,
+            "head_dim": 64,
+            "moe_intermediate_size": 1024,
+            "num_experts": 128,
+            "num_experts_per_tok": 6,
+            "num_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "score_function": "sigmoid",
+            "use_qk_norm": True,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        {
+            "num_experts": "n_routed_experts num_experts num_local_experts",
+            "num_shared_experts": "n_shared_experts num_shared_experts",
+            "use_qkv_bias": "attention_bias use_qkv_bias",
+        },
+    ),
+}

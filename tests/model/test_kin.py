@@ -1,0 +1,122 @@
+"""Families that transformers lacks, against a model of its that computes the same under other names."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from quire.devices.reference.backend import ReferenceBackend
+from quire.model.load import load_model
+from tests.model.tiny_models import Session, make_model, torch_logits
+
+PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]
+BAILING = (
+    (r"model\.embed_tokens", "model.word_embeddings"),
+    (r"self_attn\.o_proj", "attention.dense"),
+    (r"self_attn\.q_norm", "attention.query_layernorm"),
+    (r"self_attn\.k_norm", "attention.key_layernorm"),
+    (r"gate\.e_score_correction_bias", "gate.expert_bias"),
+)
+
+
+def renamed(state: dict[str, Any], rules: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    found = {}
+    for name, tensor in state.items():
+        for pattern, new in rules:
+            name = re.sub(pattern, new, name)
+        found[name] = tensor.contiguous()
+    return found
+
+
+def fused_attention(state: dict[str, Any], layers: int) -> None:
+    for i in range(layers):
+        parts = [state.pop(f"model.layers.{i}.self_attn.{part}_proj.weight") for part in "qkv"]
+        state[f"model.layers.{i}.attention.query_key_value.weight"] = torch.cat(parts)
+
+
+def split_experts(state: dict[str, Any], columns: bool = False) -> None:
+    """Tensors of all experts become those of each; `columns`: outputs are their columns."""
+    for name in [n for n in state if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        prefix, _, kind = name.rpartition(".")
+        for e, stored in enumerate(state.pop(name)):
+            whole = stored.T if columns else stored
+            halves = whole.chunk(2) if kind == "gate_up_proj" else (whole,)
+            parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            state.update({f"{prefix}.{e}.{p}.weight": h.clone() for p, h in zip(parts, halves, strict=True)})
+
+
+def check(directory: Path, config: dict[str, Any], state: dict[str, Any], expected: Any) -> None:
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(state, directory / "model.safetensors")
+    backend = ReferenceBackend()
+    loaded = load_model(directory, backend)
+    assert expected.std() > 0.5
+    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+
+
+def test_ling_2_is_glm4_moe_with_fused_projections(tmp_path: Path) -> None:
+    turned = {"rope_type": "default", "rope_theta": 600.0, "partial_rotary_factor": 0.5}
+    model = make_model("glm4_moe", use_qk_norm=True, norm_topk_prob=True, rope_parameters=turned)
+    state = dict(model.state_dict())
+    fused_attention(state, 3)
+    split_experts(state)
+    theirs = model.config.to_dict()
+    kept = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps hidden_act first_k_dense_replace moe_intermediate_size n_group "
+        "topk_group num_experts_per_tok routed_scaling_factor norm_topk_prob tie_word_embeddings"
+    )
+    config = {key: theirs[key] for key in kept.split()} | {
+        "architectures": ["BailingMoeV2ForCausalLM"],
+        "model_type": "bailing_moe_v2",
+        "num_experts": theirs["n_routed_experts"],
+        "num_shared_experts": theirs["n_shared_experts"],
+        "rope_theta": 600.0,
+        "partial_rotary_factor": 0.5,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "use_qk_norm": True,
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "use_rmsnorm": True,
+        "num_nextn_predict_layers": 0,
+        "rope_scaling": None,
+    }
+    check(tmp_path, config, renamed(state, BAILING), torch_logits(model, PROMPT))
+
+
+def test_ling_1_is_aria_with_fused_projections(tmp_path: Path) -> None:
+    model = make_model("aria_text", moe_num_shared_experts=2)
+    state = dict(model.state_dict())
+    fused_attention(state, 3)
+    split_experts(state, columns=True)
+    theirs = model.config
+    config = {
+        "architectures": ["BailingMoeForCausalLM"],
+        "model_type": "bailing_moe",
+        "vocab_size": theirs.vocab_size,
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": 80,
+        "moe_intermediate_size": theirs.intermediate_size,
+        "num_hidden_layers": theirs.num_hidden_layers,
+        "num_attention_heads": theirs.num_attention_heads,
+        "num_key_value_heads": theirs.num_key_value_heads,
+        "max_position_embeddings": theirs.max_position_embeddings,
+        "rms_norm_eps": theirs.rms_norm_eps,
+        "rope_theta": theirs.rope_parameters["rope_theta"],
+        "num_experts": theirs.moe_num_experts,
+        "num_experts_per_tok": theirs.moe_topk,
+        "num_shared_experts": 2,
+        "norm_topk_prob": True,
+        "norm_head": False,
+        "norm_softmax": False,
+        "first_k_dense_replace": 0,
+    }
+    rules = (*BAILING, (r"mlp\.router\.weight", "mlp.gate.weight"))
+    check(tmp_path, config, renamed(state, rules), torch_logits(model, PROMPT))
