@@ -200,9 +200,11 @@ class ModelConfig:
         keys = json_object("--pooler-config", self.pooler_config)
         kind = keys.pop("pooling_type", None) or keys.pop("seq_pooling_type", None)
         unknown = [key for key, value in keys.items() if value is not None]
-        if unknown or str(kind).lower() not in ("none", "auto", "mean", "last", "cls"):
+        if unknown or str(kind).lower() not in ("none", "auto", "mean", "last", "cls", "all"):
             what = unknown[0] if unknown else f"pooling_type {kind!r}"
-            raise ConfigError(f"--pooler-config: {what} is not supported: pooling_type is MEAN, LAST or CLS")
+            raise ConfigError(
+                f"--pooler-config: {what} is not supported: pooling_type is MEAN, LAST, CLS or ALL"
+            )
         return cast("Pooling | None", None if kind is None or kind == "auto" else str(kind).lower())
 
 

@@ -399,7 +399,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
     """How a vector is made. Names and order are vLLM's.
 
     `use_activation` false leaves out the last step: scaling of an embedding to length 1, or a classifier's softmax or
-    sigmoid. `dimensions` keeps the first ones. `pooling` (mean, last, cls) replaces the model's own way.
+    sigmoid. `dimensions` keeps the first ones. `pooling` (mean, last, cls, all) replaces the model's own way.
     """
 
     use_activation: bool | None = None
@@ -418,8 +418,8 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
         for name in ("step_tag_id", "returned_token_ids", "late_interaction_params"):
             if getattr(self, name) is not None:
                 raise RequestError(f"{name} is not supported: no model here has such a head", name)
-        if self.pooling not in (None, "mean", "last", "cls"):
-            raise _refuse("pooling", self.pooling, "mean, last or cls")
+        if self.pooling not in (None, "mean", "last", "cls", "all"):
+            raise _refuse("pooling", self.pooling, "mean, last, cls or all")
         if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
             raise _refuse("dimensions", self.dimensions, "an integer >= 1")
 

@@ -12,7 +12,7 @@ from quire.params import SamplingParams
 
 SEED_MASK = (1 << 64) - 1
 
-Pooling = Literal["mean", "last", "cls"]
+Pooling = Literal["mean", "last", "cls", "all"]
 
 UNSEEN = -1
 """Stands for a token that an earlier, unfinished step samples for the same slot (ScheduledSeq.tokens)."""
@@ -36,10 +36,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     The caller resolves `seed` (64 bits), `max_tokens` (against the model's length) and `grammar`: the constraint of
     `sampling.structured_outputs` in llguidance's notation. `eos_token_ids` is empty if the request ignores them. `salt`
     separates prefix caches. With `choices` (token ids) the output is the likeliest of them. With `pooling` the request
-    makes no token but one vector: the mean, last or first final hidden state, after the model's own head, and
-    without `activate` not scaled to length 1. Prompt log-probabilities are due for the tokens after position
-    `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API keys, or calls) take
-    turns.
+    makes no token but one vector: the mean, last or first final hidden state ("all": each token's, one after another),
+    after the model's own head, and without `activate` not scaled to length 1. Prompt log-probabilities are due for the
+    tokens after position `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API
+    keys, or calls) take turns.
     """
 
     id: str

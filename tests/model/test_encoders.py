@@ -32,11 +32,15 @@ SIZES: dict[str, Any] = {
     "num_labels": 3,
 }
 MODERN = {"local_attention": 8, "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}
+EURO = {"rms_norm_eps": 1e-3, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "mask_token_id": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"layer_norm_eps": 1e-3}),
     "distilbert": ("DistilBert", {"hidden_dim": 48, "dim": 32, "n_layers": 4, "n_heads": 4}),
     "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-3}),
     "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "jina": ("JinaEmbeddingsV3", {"layer_norm_eps": 1e-3}),
+    "eurobert": ("EuroBert", EURO),
+    "eurobert-mean": ("EuroBert", {**EURO, "classifier_pooling": "mean"}),
     "modernbert": ("ModernBert", {**MODERN, "norm_eps": 1e-3}),
     "modernbert-mean": ("ModernBert", {**MODERN, "classifier_pooling": "mean"}),
 }

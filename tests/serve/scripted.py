@@ -218,6 +218,8 @@ class ScriptedCore:
 
 
 def embed(tokens: list[int], pooling: str) -> list[float]:
+    if pooling == "all":
+        return [x for token in tokens for x in embed([token], "last")]
     raw = [1.0 + sum(tokens) % 7, float(len(tokens)), float(tokens[-1]), 2.0 if pooling == "mean" else 3.0]
     norm = math.sqrt(sum(x * x for x in raw))
     return [x / norm for x in raw]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def test_pooling_gives_the_vector(server: Server) -> None:
     ]
     assert answer["usage"]["prompt_tokens"] == 6
     assert isinstance(post(server, "/pooling", input="one", encoding_format="base64")["data"][0]["data"], str)
+
+
+def test_pooling_gives_the_vectors_of_tokens(server: Server) -> None:
+    answer = post(server, "/pooling", input=["one", "a"], pooling="all")
+    for item, text in zip(answer["data"], ("one", "a"), strict=True):
+        np.testing.assert_allclose(item["data"], [vector(letter) for letter in text])
+    packed = server.post("/pooling", {"input": "one", "pooling": "all", "encoding_format": "bytes"})
+    shape = json.loads(packed.headers["metadata"])["data"][0]["shape"]
+    rows = np.frombuffer(packed.content, np.float32).reshape(shape)
+    np.testing.assert_allclose(rows, [vector(letter) for letter in "one"], rtol=1e-6)
+    assert refusal(server, "/pooling", input="one", pooling="all", dimensions=2)["param"] == "dimensions"
+    assert "use /pooling" in refusal(server, "/v1/embeddings", input="one", pooling="all")["message"]
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

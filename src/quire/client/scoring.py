@@ -1,7 +1,7 @@
 """Scores of pairs of texts: the requests to run, and the scores from their vectors. Knows no HTTP.
 
-A classifier with one output reads both texts together; for any other model, the score is the cosine similarity of the
-embeddings of the two texts.
+A classifier with one output reads both texts together. For a model that makes a vector of each token, the score is
+their late interaction; for any other, the cosine similarity of the embeddings of the two texts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.client.front import Front
-from quire.client.vectors import cosine, probabilities
+from quire.client.vectors import by_token, cosine, late_interaction, probabilities
 from quire.errors import RequestError
 from quire.types import Request
 
@@ -32,7 +32,10 @@ class ScoringRules:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Run `requests`; the score of pair i comes from the vectors of requests `pairs[i]`: one, or two to compare."""
+    """Run `requests`; the score of pair i comes from the vectors of requests `pairs[i]`: one, or two to compare.
+
+    `kind` is a classifier's function of its outputs; None for embeddings.
+    """
 
     requests: list[Request]
     pairs: list[tuple[int, ...]]
@@ -45,6 +48,9 @@ class Scoring:
             return [vectors[pair[0]][0] for pair in self.pairs]
         if self.kind is not None:
             return [probabilities(vectors[pair[0]], self.kind)[0] for pair in self.pairs]
+        if self.requests[0].pooling == "all":
+            found = [by_token(v, len(r.tokens)) for v, r in zip(vectors, self.requests, strict=True)]
+            return [late_interaction(found[first], found[second]) for first, second in self.pairs]
         return [cosine(vectors[first], vectors[second]) for first, second in self.pairs]
 
     def tokens(self, index: int) -> list[int]:

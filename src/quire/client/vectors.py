@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 T = TypeVar("T")
 
 
 class PoolingOutput(msgspec.Struct, frozen=True):
-    """The unprocessed vector of the model."""
+    """The unprocessed vector of the model, or one of each token."""
 
-    data: list[float]
+    data: list[float] | list[list[float]]
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):
@@ -45,6 +46,20 @@ class VectorRequestOutput(msgspec.Struct, Generic[T], frozen=True):
     num_cached_tokens: int = 0
     finished: bool = True
     error: str | None = None
+
+
+def by_token(vectors: list[float], tokens: int) -> list[list[float]]:
+    """The vectors of a text's tokens, which come one after another."""
+    width = len(vectors) // tokens
+    return [vectors[start : start + width] for start in range(0, len(vectors), width)]
+
+
+def late_interaction(query: Sequence[Sequence[float]], text: Sequence[Sequence[float]]) -> float:
+    """The sum over the query's tokens of the best product with a token of the text.
+
+    ColBERT (Khattab and Zaharia 2020, arXiv:2004.12832).
+    """
+    return float((np.array(query) @ np.array(text).T).max(1).sum())
 
 
 def shortened(vector: list[float], dimensions: int | None) -> list[float]:

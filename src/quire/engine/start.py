@@ -380,7 +380,7 @@ def _card(plan: EnginePlan) -> ModelCard:
         eos_token_ids=plan.model.eos_token_ids,
         max_logprobs=most if most >= 0 else spec.vocab_size,
         defaults=_default_params(config.model, plan.model),
-        generates=not spec.bidirectional,
+        generates=spec.has_head and not spec.bidirectional,
         pooling=config.model.pooling or (None if head is None else head.rows),
         scores=None if head is None else head.scores,
         labels=() if head is None else head.labels,

@@ -22,7 +22,7 @@ from quire.client.vectors import PoolingOutput, VectorRequestOutput
 from quire.config import EngineConfig
 from quire.errors import EngineError, QuireError
 from quire.llm.engine_args import EngineArgs
-from quire.llm.pooling import pooled_request
+from quire.llm.pooling import pooled_request, pooling_output
 from quire.llm.prompts import Prompt, no_adapter, salt_of, tokens_of
 from quire.params import OutputKind, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -133,7 +133,7 @@ class AsyncLLM:
                 if delta.finish_reason is FinishReason.ERROR:
                     raise EngineError(f"request {request_id} failed: {delta.error}")
                 if delta.embedding is not None:
-                    output = PoolingOutput(delta.embedding)
+                    output = pooling_output(request, delta.embedding)
                     yield VectorRequestOutput(request_id, output, tokens, delta.usage.num_cached)
 
     async def abort(self, request_id: str | Sequence[str], internal: bool = False) -> None:

@@ -13,6 +13,7 @@ from quire.client.vectors import (
     PoolingOutput,
     ScoringOutput,
     VectorRequestOutput,
+    by_token,
     probabilities,
     shortened,
 )
@@ -24,6 +25,7 @@ from quire.types import Pooling, Request
 
 Kwargs = Mapping[str, Any]
 Params = PoolingParams | Sequence[PoolingParams]
+BY_TOKEN = ("token_embed", "token_classify")
 TASKS = ("embed", "classify", "score", "token_embed", "token_classify", "encode", "reward", "plugin")
 
 
@@ -41,12 +43,16 @@ class PoolingMethods(RunningEngine):
         *,
         pooling: Pooling | None = None,
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        """The model's raw vector for each text: an embedding, or a classifier's outputs before its softmax."""
-        if pooling_task not in (None, "embed", "classify", "encode", "score"):
+        """The model's raw vector for each text: an embedding, or a classifier's outputs before its softmax.
+
+        With `pooling` "all", or a `pooling_task` that begins with token_, a vector for each token.
+        """
+        if pooling_task not in (None, "embed", "classify", "encode", "score", *BY_TOKEN):
             raise RequestError(
-                f"pooling_task {pooling_task!r} is not supported: take embed, classify or none",
+                f"pooling_task {pooling_task!r} is not supported: take embed, classify, token_embed, token_classify",
                 "pooling_task",
             )
+        pooling = "all" if pooling_task in BY_TOKEN else pooling
         no_adapter(lora_request)
         texts = self._texts(prompts, tokenization_kwargs, None)
         return self._vectors(texts, _each(pooling_params, len(texts), pooling))
@@ -70,12 +76,15 @@ class PoolingMethods(RunningEngine):
         texts = self._texts(prompts, tokenization_kwargs, truncate_prompt_tokens)
         each = _each(pooling_params, len(texts), pooling)
         found = []
-        for row, params in zip(self._vectors(texts, each), each, strict=True):
+        requests = self._pooled(texts, each)
+        if any(request.pooling == "all" for request in requests):
+            raise RequestError("vectors of tokens are not one embedding: use encode", "pooling")
+        for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
             wanted = params.dimensions if dimensions is None else dimensions
-            if wanted is not None and not 1 <= wanted <= len(row.outputs.data):
-                raise RequestError(f"dimensions must be from 1 to {len(row.outputs.data)}", "dimensions")
-            vector = EmbeddingOutput(shortened(row.outputs.data, wanted))
-            found.append(VectorRequestOutput(row.request_id, vector, row.prompt_token_ids))
+            if wanted is not None and not 1 <= wanted <= len(vector):
+                raise RequestError(f"dimensions must be from 1 to {len(vector)}", "dimensions")
+            output = EmbeddingOutput(shortened(vector, wanted))
+            found.append(VectorRequestOutput(request.id, output, request.tokens))
         return found
 
     def classify(
@@ -96,12 +105,13 @@ class PoolingMethods(RunningEngine):
         texts = self._texts(prompts, tokenization_kwargs, truncate_prompt_tokens)
         each = _each(pooling_params, len(texts), None)
         found = []
-        for row, params in zip(self._vectors(texts, each), each, strict=True):
-            probs = probabilities(row.outputs.data, None if params.use_activation is False else info.scores)
-            label = info.labels[probs.index(max(probs))]
-            found.append(
-                VectorRequestOutput(row.request_id, ClassificationOutput(probs, label), row.prompt_token_ids)
-            )
+        requests = self._pooled(texts, each)
+        if any(request.pooling == "all" for request in requests):
+            raise RequestError(f"{self.name} classifies tokens, not texts: use encode", "pooling")
+        for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
+            probs = probabilities(vector, None if params.use_activation is False else info.scores)
+            output = ClassificationOutput(probs, info.labels[probs.index(max(probs))])
+            found.append(VectorRequestOutput(request.id, output, request.tokens))
         return found
 
     def score(
@@ -149,22 +159,30 @@ class PoolingMethods(RunningEngine):
     def _vectors(
         self, texts: Sequence[list[int]], each: Sequence[PoolingParams]
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        requests = [
+        requests = self._pooled(texts, each)
+        vectors = self._compute(requests)
+        return [
+            VectorRequestOutput(request.id, pooling_output(request, vector), request.tokens)
+            for request, vector in zip(requests, vectors, strict=True)
+        ]
+
+    def _pooled(self, texts: Sequence[list[int]], each: Sequence[PoolingParams]) -> list[Request]:
+        return [
             pooled_request(self._front, self._new_id(), tokens, params)
             for tokens, params in zip(texts, each, strict=True)
         ]
-        vectors = self._compute(requests)
-        return [
-            VectorRequestOutput(request.id, PoolingOutput(vector), request.tokens)
-            for request, vector in zip(requests, vectors, strict=True)
-        ]
+
+
+def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:
+    """The vector of a text, or those of its tokens."""
+    return PoolingOutput(by_token(vector, len(request.tokens)) if request.pooling == "all" else vector)
 
 
 def pooled_request(front: Front, request_id: str, tokens: list[int], params: PoolingParams) -> Request:
     """The request for one vector."""
-    if params.task not in (None, *TASKS) or params.task in ("token_embed", "token_classify", "plugin"):
+    if params.task not in (None, *TASKS) or params.task == "plugin":
         raise RequestError(f"task {params.task!r} is not supported: take embed, classify or score", "task")
-    kind = cast("Pooling | None", params.pooling)
+    kind = cast("Pooling | None", "all" if params.task in BY_TOKEN else params.pooling)
     return front.pooled(request_id, tokens, kind, activate=params.use_activation is not False)
 
 

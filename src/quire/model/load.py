@@ -292,7 +292,7 @@ def _open(
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)
     config = text_config(source.config, source.where) or source.config
     eos = _eos(source.generation, config, source.where)
-    head = read_pooling(path, source.config, spec.architecture, checkpoint)
+    head = read_pooling(path, source.config, spec.architecture, checkpoint, names)
     limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
     info = _info(path, spec, names, kept, quantized, eos, source.generation)
     info = replace(info, pooling=head, limits=limits)

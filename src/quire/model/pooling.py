@@ -20,11 +20,21 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.families import ENCODERS
 from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
+from quire.model.families.names import TensorNames
+from quire.text.tokenizer import Tokenizer
 from quire.types import Pooling
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
 Vector = NDArray[np.float64]
 Scores = Literal["softmax", "sigmoid", "identity"]
+# By the end of a class's name, the hidden states that its head reads.
+SCORED: Mapping[str, Pooling] = {
+    "ForSequenceClassification": "last",
+    "ForTokenClassification": "all",
+    "ForProcessRewardModel": "all",
+    "ForRewardModel": "last",
+}
+CLASSIFIER_POOLING: Mapping[str, Pooling] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 ROWS: Mapping[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 ACTIVATIONS: Mapping[str, Activation | Literal["tanh"] | None] = {
     "Identity": None,
@@ -52,7 +62,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolingHead:
-    """`rows` selects hidden states; `steps` are applied to their mean, in order.
+    """`rows` selects hidden states; `steps` are applied to their mean, in order, or with `late` to each of them before.
 
     `scores` turns a classifier's outputs into probabilities; None if the vector is an embedding. `labels` names a
     classifier's outputs.
@@ -63,28 +73,41 @@ class PoolingHead:
     normalize: bool = False
     scores: Scores | None = None
     labels: tuple[str, ...] = ()
+    late: bool = False
+
+    def each(self, hidden_D: Vector) -> Vector:
+        """What is averaged of a token: its hidden state, or its outputs."""
+        return self._stepped(hidden_D) if self.late else hidden_D
 
     def __call__(self, pooled_D: Vector, activate: bool = True) -> list[float]:
         """The vector of a text: an embedding, or the classifier's outputs before any softmax.
 
         Without `activate`, an embedding keeps its length.
         """
-        x = pooled_D
-        for step in self.steps:
-            x = normalize(x, step) if isinstance(step, Norm) else step(x)
+        x = pooled_D if self.late else self._stepped(pooled_D)
         if self.normalize and activate:
             x = x / max(float(np.sqrt((x * x).sum())), 1e-12)
         vector: list[float] = x.tolist()
         return vector
 
+    def _stepped(self, x: Vector) -> Vector:
+        for step in self.steps:
+            x = normalize(x, step) if isinstance(step, Norm) else step(x)
+        return x
+
 
 def read_pooling(
-    directory: Path, config: Mapping[str, Any], architecture: str, checkpoint: Checkpoint
+    directory: Path, config: Mapping[str, Any], architecture: str, checkpoint: Checkpoint, names: TensorNames
 ) -> PoolingHead | None:
     """The pooling that the model's files define; None if they define none and the model is no encoder. ModelError."""
-    names = CLASSIFIERS.get(architecture)
-    if names is not None:
-        return _classifier(config, names, checkpoint)
+    classifier = CLASSIFIERS.get(architecture)
+    if classifier is not None:
+        return _classifier(config, classifier, checkpoint)
+    task = next((task for task in SCORED if architecture.endswith(task)), None)
+    if task is not None:
+        return _scored(directory, config, checkpoint, names, task)
+    if config.get("architectures") == ["HF_ColBERT"]:
+        return PoolingHead("all", (_dense(checkpoint, "linear", None),), normalize=True)
     if (directory / "modules.json").is_file():
         return _sentence_transformer(directory)
     encoder = architecture in ENCODERS
@@ -100,6 +123,47 @@ def max_length(directory: Path) -> int | None:
     return length
 
 
+def _scored(
+    directory: Path, config: Mapping[str, Any], checkpoint: Checkpoint, names: TensorNames, task: str
+) -> PoolingHead:
+    """One matrix from hidden states to scores, or a reward model's two with a ReLU between them."""
+    present = set(checkpoint.names())
+    if "score.0.weight" in present:
+        steps = [_dense(checkpoint, "score.0", "relu"), _dense(checkpoint, "score.2", None)]
+    elif "classifier.weight" in present:
+        steps = [_dense(checkpoint, "classifier", None)]
+    elif "score.weight" not in present and config.get("classifier_from_token"):
+        steps = [_from_tokens(directory, config["classifier_from_token"], checkpoint, names)]
+    else:
+        steps = [_dense(checkpoint, "score", None)]
+    outputs = len(steps[-1].weight)
+    scores: Scores = "identity" if "Reward" in task else _scores(config, outputs)
+    return PoolingHead(SCORED[task], tuple(steps), scores=scores, labels=_labels(config, outputs))
+
+
+def _from_tokens(directory: Path, tokens: Any, checkpoint: Checkpoint, names: TensorNames) -> Dense:
+    """The head's rows of the tokens, as scores; of two tokens one score, that of the second over the first.
+
+    So a decoder that answers no or yes is a reranker (Qwen3-Reranker, arXiv:2506.05176).
+    """
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise ModelError(f"classifier_from_token must be a list of tokens, got {tokens!r:.80}")
+    tokenizer = Tokenizer.load(directory)
+    ids = [-1 if (found := tokenizer.token_to_id(token)) is None else found for token in tokens]
+    if -1 in ids:
+        raise ModelError(f"classifier_from_token: {tokens[ids.index(-1)]!r} is no token of {directory}")
+    head = f"{names.head}.weight"
+    whole = checkpoint.get(head if head in set(checkpoint.names()) else f"{names.embedding}.weight")
+    rows: Vector = whole[ids].astype(np.float64)
+    return Dense(rows[1:] - rows[:1] if len(ids) == 2 else rows, None, None)
+
+
+def _labels(config: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
+    labels = config.get("id2label")
+    labels = labels if isinstance(labels, dict) else {}
+    return tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(outputs))
+
+
 def _classifier(config: Mapping[str, Any], names: ClassifierNames, checkpoint: Checkpoint) -> PoolingHead:
     present = set(checkpoint.names())
     dense = names.dense if f"{names.dense}.weight" in present else names.dense.partition(".")[2]
@@ -109,16 +173,15 @@ def _classifier(config: Mapping[str, Any], names: ClassifierNames, checkpoint: C
         steps.append(Norm("layer", weight, None, float(config.get("norm_eps", 1e-5))))
     steps.append(_dense(checkpoint, names.out, None))
     outputs = len(_tensor(checkpoint, f"{names.out}.weight"))
-    labels = config.get("id2label")
-    labels = labels if isinstance(labels, dict) else {}
-    rows = config.get("classifier_pooling") if names.norm is not None else "cls"
-    if rows not in ("cls", "mean"):
-        raise ModelError(f"classifier_pooling must be cls or mean, got {rows!r}")
+    rows = config.get("classifier_pooling", names.pooling)
+    if rows not in CLASSIFIER_POOLING:
+        raise ModelError(f"classifier_pooling must be one of {', '.join(CLASSIFIER_POOLING)}, got {rows!r}")
     return PoolingHead(
-        rows="mean" if rows == "mean" else "cls",
+        rows=CLASSIFIER_POOLING[rows],
         steps=tuple(steps),
         scores=_scores(config, outputs),
-        labels=tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(outputs)),
+        labels=_labels(config, outputs),
+        late=rows == "late",
     )
 
 
@@ -133,7 +196,10 @@ def _scores(config: Mapping[str, Any], outputs: int) -> Scores:
         if kind is None:
             raise ModelError(f"config.json: activation {named!r} of the classifier is not understood")
         return kind
-    several = config.get("problem_type") == "multi_label_classification"
+    kind_of_problem = config.get("problem_type")
+    if kind_of_problem == "regression":
+        return "identity"
+    several = kind_of_problem == "multi_label_classification"
     return "sigmoid" if outputs == 1 or several else "softmax"
 
 

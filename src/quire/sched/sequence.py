@@ -82,7 +82,7 @@ class Sequence:
         """How many tokens may be reused: neither the last one nor positions whose results are still due."""
         limit = len(self.tokens) - 1
         sampling = self.request.sampling
-        if self.request.pooling in ("mean", "cls") or sampling.skip_reading_prefix_cache:
+        if self.request.pooling in ("mean", "cls", "all") or sampling.skip_reading_prefix_cache:
             return 0
         if self.index == 0 and sampling.scores_prompt:
             due = self.num_prompt_logprobs

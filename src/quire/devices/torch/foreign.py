@@ -84,6 +84,7 @@ class TransformersModel:
     generation: dict[str, Any]
     bidirectional: bool = False
     segments: int = 0
+    has_head: bool = True
 
     @property
     def weight_bytes(self) -> int:

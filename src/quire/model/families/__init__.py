@@ -65,11 +65,18 @@ _DECODERS = {
 # code it shares.
 _ALIASES = {
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
+    "HF_ColBERT": "BertModel",
+    "Gemma3TextModel": "Gemma3Model",
+    "Gemma3TextForSequenceClassification": "Gemma3ForSequenceClassification",
     "LlamaForCausalLM exaone": "ExaoneForCausalLM",
     "Glm4MoeForCausalLM sarvam_moe": "SarvamMoEForCausalLM",
     "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",
 }
-_ENCODERS = "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert"
+_ENCODERS = (
+    "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert EuroBert:eurobert "
+    "JinaEmbeddingsV3:jina_embeddings_v3"
+)
+ENCODER_TASKS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model")
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
@@ -80,22 +87,48 @@ DECODERS: Mapping[str, str] = {
     name: module for module, text in _DECODERS.items() for name, _ in _entries(text)
 }
 ENCODERS: Mapping[str, str] = {
-    f"{name}{task}": "encoders"
-    for name, _ in _entries(_ENCODERS)
-    for task in ("ForMaskedLM", "ForSequenceClassification", "Model")
+    f"{name}{task}": "encoders" for name, _ in _entries(_ENCODERS) for task in ENCODER_TASKS
 }
-SUPPORTED: Mapping[str, str] = {**DECODERS, **ENCODERS}
+# Classes of a decoder without its head: the base model, or one that ends in scores; and the class that has the head.
+TASKS = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForRewardModel",
+    "ForProcessRewardModel",
+)
+HEADLESS: Mapping[str, str] = {
+    f"{name.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{task}": name
+    for name in DECODERS
+    for task in TASKS
+}
+SUPPORTED: Mapping[str, str] = {
+    **DECODERS,
+    **ENCODERS,
+    **{name: DECODERS[decoder] for name, decoder in HEADLESS.items()},
+}
 MODEL_TYPES: Mapping[str, str] = {
     **{kind: name for text in _DECODERS.values() for name, kind in _entries(text)},
     **{kind: f"{name}Model" for name, kind in _entries(_ENCODERS)},
 }
 
 
+# What a decoder without a head is, and the tensors that its spec does not ask for: pooling.py reads them.
+BARE: Mapping[str, Any] = {
+    "has_head": False,
+    "head_bias": False,
+    "tie_embeddings": False,
+    "logit_scale": 1.0,
+    "logit_cap": None,
+}
+HEADS = (r"(score|classifier)\..*", r"lm_head\..*")
+
+
 def load_family(architecture: str) -> Family:
     """The family of a class in SUPPORTED."""
     module = importlib.import_module(f"{__name__}.{SUPPORTED[architecture]}")
     families: Mapping[str, Family] = module.FAMILIES
-    return families[architecture]
+    return families[HEADLESS.get(architecture, architecture)]
 
 
 def read_config(
@@ -109,7 +142,8 @@ def read_config(
     values = values if text is None else text
     architecture = _architecture(values, where) if architecture is None else _named(architecture)
     family = load_family(architecture)
-    named = {**values, "architectures": [architecture]}
+    decoder = HEADLESS.get(architecture, architecture)
+    named = {**values, "architectures": [decoder]}
     config = ConfigReader(named, where, family.defaults, family.spellings)
     quantization = find_quantization(values, where, None)
     if quantization is not None:
@@ -119,6 +153,10 @@ def read_config(
     spec = family.read(config)
     names = family.names(spec, config) if callable(family.names) else family.names
     names = names if text is None else text_names(names)
+    if decoder != architecture:
+        spec = replace(spec, architecture=architecture, **BARE)
+        names = replace(names, ignored=(*names.ignored, *HEADS))
+        config.skip("classifier_from_token is_original_qwen3_reranker method token_classification_bias")
     config.finish()
     spec.check(where)
     return spec, replace(names, **(family.quantized.get(quantization.method, {}) if quantization else {}))

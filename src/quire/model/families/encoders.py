@@ -1,4 +1,4 @@
-"""Encoders: BERT, RoBERTa and XLM-R, ModernBERT. Attention sees the whole text; the result is its hidden states."""
+"""Encoders: BERT and its kin, ModernBERT, EuroBERT. Attention sees the whole text; the result is its hidden states."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from quire.model.families.family import (
     read_decoder,
 )
 from quire.model.families.gpt import PLAIN
+from quire.model.families.llama import read_llama
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_layer_ropes
 from quire.model.spec import ArchSpec
@@ -53,7 +54,7 @@ def _bert_names(base: str, *ignored: str) -> TensorNames:
     )
 
 
-BERT_NAMES = _bert_names("bert.", r"cls\..*", r"classifier\..*")
+BERT_NAMES = _bert_names("bert.", r"cls\..*", r"classifier\..*", r"linear\..*")
 ROBERTA_NAMES = _bert_names("roberta.", r"lm_head\..*", r"classifier\..*")
 DISTILBERT_NAMES = TensorNames(
     base="distilbert.",
@@ -71,6 +72,21 @@ DISTILBERT_NAMES = TensorNames(
     mlp_post_norm="output_layer_norm",
     ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"(pre_)?classifier\..*"),
 )
+JINA_NAMES = TensorNames(
+    base="roberta.",
+    embedding="roberta.embeddings.word_embeddings",
+    segments="roberta.embeddings.token_type_embeddings",
+    embedding_norm="roberta.emb_ln",
+    layer="roberta.encoder.layers.{i}.",
+    qkv="mixer.Wqkv",
+    out="mixer.out_proj",
+    attention_post_norm="norm1",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    mlp_post_norm="norm2",
+    ignored=(r"roberta\.pooler\.dense\..*", r"lm_head\..*", r"classifier\..*"),
+)
+EUROBERT_NAMES = TensorNames(ignored=(r"(lm_head|dense|classifier)\..*",))
 MODERNBERT_NAMES = TensorNames(
     base="model.",
     embedding="model.embeddings.tok_embeddings",
@@ -90,19 +106,23 @@ MODERNBERT_NAMES = TensorNames(
 class ClassifierNames:
     """Where a classifier over one pooled vector lies: dense (activated), a norm or none, then the labels' weights.
 
-    `base` may be left out of `dense` where it begins with it, as in TensorNames.
+    `base` may be left out of `dense` where it begins with it, as in TensorNames. `pooling` is the config's way to
+    pool if it names none.
     """
 
     dense: str
     out: str
     activation: Literal["tanh", "gelu", "relu"] = "tanh"
     norm: str | None = None
+    pooling: str = "cls"
 
 
 CLASSIFIERS: Mapping[str, ClassifierNames] = {
     "BertForSequenceClassification": ClassifierNames("bert.pooler.dense", "classifier"),
     "RobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
     "XLMRobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
+    "JinaEmbeddingsV3ForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
+    "EuroBertForSequenceClassification": ClassifierNames("dense", "classifier", "gelu", pooling="late"),
     "DistilBertForSequenceClassification": ClassifierNames("pre_classifier", "classifier", "relu"),
     "ModernBertForSequenceClassification": ClassifierNames("head.dense", "classifier", "gelu", "head.norm"),
 }
@@ -136,13 +156,15 @@ def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
     return replace(spec, max_position=spec.max_position - offset, vocab_size=spec.vocab_size * pairs)
 
 
-def _post_norm(config: ConfigReader, offset: int, segments: Mapping[str, int]) -> ArchSpec:
+def _post_norm(
+    config: ConfigReader, offset: int | None, segments: Mapping[str, int], rotated: int | None = 0
+) -> ArchSpec:
     """What BERT and its kin share."""
     config.skip("tie_word_embeddings")
     return read_decoder(
         config,
         **PLAIN,
-        rotated=0,
+        rotated=rotated,
         position_offset=offset,
         placement="sum",
         tie_embeddings=False,
@@ -152,6 +174,21 @@ def _post_norm(config: ConfigReader, offset: int, segments: Mapping[str, int]) -
         has_head=False,
         **segments,
     )
+
+
+def read_jina(config: ConfigReader) -> ArchSpec:
+    """Sturua et al. 2024, arXiv:2409.10173: XLM-R with rotary positions."""
+    rows = config.integer("type_vocab_size")
+    pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
+    config.skip(_TRAINING)
+    spec = _post_norm(config, None, {"segments": pairs, "segment_rows": rows}, rotated=None)
+    return replace(spec, vocab_size=spec.vocab_size * pairs)
+
+
+def read_eurobert(config: ConfigReader) -> ArchSpec:
+    """Boizard et al. 2025, arXiv:2503.05500: Llama's decoder that sees both sides."""
+    config.skip("mask_token_id classifier_pooling classifier_dropout clf_pooling tie_word_embeddings")
+    return replace(read_llama(config), bidirectional=True, has_head=False, tie_embeddings=False)
 
 
 def read_modernbert(config: ConfigReader) -> ArchSpec:
@@ -203,6 +240,27 @@ _FAMILIES = {
     "XLMRoberta": Family(
         "xlm-roberta", "XLM-R, multilingual E5, BGE-M3", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS
     ),
+    "JinaEmbeddingsV3": Family(
+        "jina_embeddings_v3",
+        "Jina embeddings v3 (hf)",
+        read_jina,
+        JINA_NAMES,
+        {
+            **BERT,
+            "max_position_embeddings": 8194,
+            "rms_norm_eps": 1e-5,
+            "type_vocab_size": 1,
+            "rope_theta": 2e4,
+        },
+        BERT_KEYS,
+    ),
+    "EuroBert": Family(
+        "eurobert",
+        "EuroBERT 210M to 2.1B",
+        read_eurobert,
+        EUROBERT_NAMES,
+        {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5},
+    ),
     "ModernBert": Family(
         "modernbert",
         "ModernBERT, GTE",
@@ -227,5 +285,5 @@ _FAMILIES = {
 FAMILIES = {
     f"{name}{task}": family
     for name, family in _FAMILIES.items()
-    for task in ("ForMaskedLM", "ForSequenceClassification", "Model")
+    for task in ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model")
 }

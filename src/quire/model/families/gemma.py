@@ -71,20 +71,25 @@ def read_gemma3(config: ConfigReader) -> ArchSpec:
         [*kinds, FULL],
         {FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
     )
+    windows, both = windows_of(config, kinds), config.boolean("use_bidirectional_attention", False)
+    if both:  # EmbeddingGemma's window counts both sides
+        windows = tuple(None if window is None else window // 2 + 1 for window in windows)
     return _gemma(
         config,
         placement="sandwich",
         qk_norm="head",
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows_of(config, kinds),
+        windows=windows,
+        bidirectional=both,
         attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
         logit_cap=cap(config, "final_logit_softcapping"),
     )
 
 
 def _gemma(config: ConfigReader, **fields: Any) -> ArchSpec:
-    config.expect("use_bidirectional_attention", False, None)
+    if "bidirectional" not in fields:
+        config.expect("use_bidirectional_attention", False, None)
     scale = config.integer("hidden_size") ** 0.5
     return read_decoder(config, **biases(config), embedding_scale=scale, **fields)
 
@@ -128,7 +133,7 @@ FAMILIES = {
     ),
     "Gemma3ForCausalLM": Family(
         "gemma3_text",
-        "Gemma 3 (text: 270M, 1B)",
+        "Gemma 3 (text: 270M, 1B), EmbeddingGemma",
         read_gemma3,
         SANDWICH_NAMES,
         {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.protocol import FloatArray
 from quire.model.pooling import PoolingHead
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
@@ -16,17 +15,20 @@ from quire.types import NewSeq, Pooling, StepOutput
 
 @dataclass(slots=True)
 class Pool:
-    """Sum of the hidden states [D] so far, added row by row in float64, so that chunks do not change it."""
+    """Sum of the hidden states [D] so far, added row by row in float64, so that chunks do not change it.
+
+    Of kind "all": the vectors of the tokens so far, one after another.
+    """
 
     kind: Pooling
     activate: bool = True
     count: int = 0
     total_D: NDArray[np.float64] | float = 0.0
+    vectors: list[float] = field(default_factory=list)
 
-    def add(self, hidden_RD: FloatArray) -> None:
-        for row_D in hidden_RD.astype(np.float64):
-            self.total_D = self.total_D + row_D
-            self.count += 1
+    def add(self, row_D: NDArray[np.float64]) -> None:
+        self.total_D = self.total_D + row_D
+        self.count += 1
 
     def mean(self) -> NDArray[np.float64]:
         return np.asarray(self.total_D) / self.count
@@ -48,7 +50,8 @@ class PooledRows:
 
 
 class PoolingPart:
-    """Makes one vector of each request with `pooling`: the mean, last or first hidden state, then the model's head.
+    """Makes one vector of each request with `pooling`: the mean, last or first hidden state, then the model's head;
+    or one of each token.
 
     Without a head the vector is scaled to length 1.
     """
@@ -92,16 +95,24 @@ class PoolingPart:
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
         for part in self._parts:
             pool = self._pools[part.slot]
-            pool.add(rows.hidden(first, first + part.count))
+            for row_D in rows.hidden(first, first + part.count).astype(np.float64):
+                self._add(pool, row_D)
             first += part.count
             if part.ends:
-                output.embeddings[part.slot] = self._vector(pool)
+                every = pool.kind == "all"
+                output.embeddings[part.slot] = pool.vectors if every else self._vector(pool, pool.mean())
 
-    def _vector(self, pool: Pool) -> list[float]:
-        mean_D = pool.mean()
+    def _add(self, pool: Pool, row_D: NDArray[np.float64]) -> None:
+        own = row_D if self._head is None else self._head.each(row_D)
+        if pool.kind == "all":
+            pool.vectors += self._vector(pool, own)
+        else:
+            pool.add(own)
+
+    def _vector(self, pool: Pool, x_D: NDArray[np.float64]) -> list[float]:
         if self._head is not None:
-            return self._head(mean_D, pool.activate)
+            return self._head(x_D, pool.activate)
         if pool.activate:
-            return unit_vector(mean_D)
-        vector: list[float] = mean_D.tolist()
+            return unit_vector(x_D)
+        vector: list[float] = x_D.tolist()
         return vector

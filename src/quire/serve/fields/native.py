@@ -42,7 +42,7 @@ _VECTORS = {
     "encoding_format": "float, base64, bytes (the numbers alone) or bytes_only",
     "embed_dtype": "float32, float16 or bfloat16, for base64 and bytes",
     "endianness": "little, big or native (little), for base64 and bytes",
-    "pooling": "mean, last or cls; the model's own way by default",
+    "pooling": "mean, last, cls, or all (a vector of each token); the model's own way by default",
     "dimensions": "keep the first dimensions, normalized (Matryoshka)",
 }
 _IGNORED = {**LABELS, **OTHERS_IGNORED}
@@ -68,7 +68,10 @@ POOLING = Fields(
     body=PoolingRequest,
     taken={**_TEXTS, **_VECTORS},
     ignored=_IGNORED,
-    refused={**_REFUSED, "task": Refused("one vector is made of each text", ("embed", "classify", "encode"))},
+    refused={
+        **_REFUSED,
+        "task": Refused("use pooling: all makes a vector of each token", ("embed", "classify", "encode")),
+    },
     inner={"messages": MESSAGES},
 )
 CLASSIFY = Fields(

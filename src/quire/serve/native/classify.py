@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from quire.client.vectors import probabilities
 from quire.serve.errors import invalid
 from quire.serve.fields.native import CLASSIFY
-from quire.serve.openai.texts import TextUsage, pooled_requests, run_vectors, usage_of
+from quire.serve.openai.texts import TextUsage, one_each, pooled_requests, run_vectors, usage_of
 from quire.serve.service import Service
 
 
@@ -42,6 +42,7 @@ async def classify(service: Service, http: HttpRequest) -> bytes:
     if info.scores is None:
         raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
     requests = await pooled_requests(service, http, body, None, call_id)
+    one_each(requests, "model")
     data = []
     for i, vector in enumerate(await run_vectors(service, http, requests)):
         probs = vector if body.use_activation is False else probabilities(vector, info.scores)

@@ -1,4 +1,4 @@
-"""/pooling: the model's vector of each text, unprocessed: an embedding, or the outputs of a classifier."""
+"""/pooling: the model's vector of each text, or of each token: an embedding, or the outputs of a classifier."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from quire.serve.openai.texts import (
     TextUsage,
     as_bytes,
     coded,
+    one_each,
     pooled_requests,
     run_vectors,
     usage_of,
@@ -23,7 +24,7 @@ from quire.serve.service import Service
 
 class Pooled(msgspec.Struct):
     index: int
-    data: list[float] | str
+    data: list[float | list[float]] | str
     object: Literal["pooling"] = "pooling"
 
 
@@ -45,11 +46,18 @@ async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     body = await service.read(http, POOLING)
     model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
     requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
-    vectors = vectors_of(await run_vectors(service, http, requests), body.dimensions)
+    vectors = await run_vectors(service, http, requests)
+    tokens = [len(request.tokens) if request.pooling == "all" else None for request in requests]
+    if body.dimensions is not None:
+        one_each(requests, "dimensions")
+        vectors = vectors_of(vectors, body.dimensions)
     usage = usage_of(requests)
     if body.encoding_format.startswith("bytes"):
         return as_bytes(
-            vectors, body, {"id": call_id, "created": service.created, "model": model, "usage": usage}
+            vectors, body, {"id": call_id, "created": service.created, "model": model, "usage": usage}, tokens
         )
-    data = [Pooled(i, coded(vector, body)) for i, vector in enumerate(vectors)]
+    data = [
+        Pooled(i, coded(vector, body, count))
+        for i, (vector, count) in enumerate(zip(vectors, tokens, strict=True))
+    ]
     return _encode(PoolingAnswer(call_id, service.created, model, data, usage))

@@ -14,6 +14,7 @@ from quire.serve.openai.texts import (
     TextUsage,
     as_bytes,
     coded,
+    one_each,
     pooled_requests,
     run_vectors,
     usage_of,
@@ -24,7 +25,7 @@ from quire.serve.service import Service
 
 class Embedding(msgspec.Struct):
     index: int
-    embedding: list[float] | str
+    embedding: list[float | list[float]] | str
     object: Literal["embedding"] = "embedding"
 
 
@@ -52,6 +53,7 @@ async def embed(service: Service, http: HttpRequest) -> bytes | Response:
         )
     call_id = service.new_id("embd-", http, body.request_id)
     requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
+    one_each(requests, "pooling")
     vectors = await run_vectors(service, http, requests)
     vectors, usage = vectors_of(vectors, body.dimensions), usage_of(requests)
     if body.encoding_format.startswith("bytes"):

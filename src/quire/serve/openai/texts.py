@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.client.generation import Generation
-from quire.client.vectors import shortened
+from quire.client.vectors import by_token, shortened
 from quire.errors import EngineError
 from quire.serve.errors import invalid
 from quire.serve.native.protocol import PoolingRequest, TextsRequest
@@ -118,9 +118,21 @@ def vectors_of(vectors: list[list[float]], dimensions: int | None) -> list[list[
     return [shortened(vector, dimensions) for vector in vectors]
 
 
-def coded(vector: list[float], body: PoolingRequest) -> list[float] | str:
-    """The vector as JSON numbers, or as base64 of its bytes."""
-    return vector if body.encoding_format == "float" else base64.b64encode(packed(vector, body)).decode()
+def one_each(requests: Sequence[Request], param: str) -> None:
+    """400 if the vectors are those of tokens."""
+    if any(request.pooling == "all" for request in requests):
+        raise invalid(
+            "there is a vector of each token, not one of the text: use /pooling", param, "invalid_value"
+        )
+
+
+def coded(
+    vector: list[float], body: PoolingRequest, tokens: int | None = None
+) -> list[float | list[float]] | str:
+    """The vector as JSON numbers, or as base64 of its bytes. With `tokens`, the vectors of so many tokens."""
+    if body.encoding_format != "float":
+        return base64.b64encode(packed(vector, body)).decode()
+    return list(vector) if tokens is None else list(by_token(vector, tokens))
 
 
 def packed(vector: list[float], body: PoolingRequest) -> bytes:
@@ -131,8 +143,16 @@ def packed(vector: list[float], body: PoolingRequest) -> bytes:
     return numbers.tobytes() if big == native_big else numbers.byteswap().tobytes()
 
 
-def as_bytes(vectors: list[list[float]], body: PoolingRequest, head: dict[str, Any]) -> Response:
-    """All vectors as bytes, one after another. The header `metadata` describes them, except for bytes_only."""
+def as_bytes(
+    vectors: list[list[float]],
+    body: PoolingRequest,
+    head: dict[str, Any],
+    tokens: Sequence[int | None] | None = None,
+) -> Response:
+    """All vectors as bytes, one after another. The header `metadata` describes them, except for bytes_only.
+
+    `tokens` counts the tokens of each text that has a vector of each.
+    """
     parts = [packed(vector, body) for vector in vectors]
     headers = {}
     if body.encoding_format == "bytes":
@@ -140,7 +160,9 @@ def as_bytes(vectors: list[list[float]], body: PoolingRequest, head: dict[str, A
         for i, (vector, part) in enumerate(zip(vectors, parts, strict=True)):
             end = at + len(part)
             kind = {"embed_dtype": body.embed_dtype, "endianness": body.endianness}
-            places.append({"index": i, **kind, "start": at, "end": end, "shape": [len(vector)]})
+            rows = None if tokens is None else tokens[i]
+            shape = [len(vector)] if rows is None else [rows, len(vector) // rows]
+            places.append({"index": i, **kind, "start": at, "end": end, "shape": shape})
             at = end
         headers["metadata"] = msgspec.json.encode({**head, "data": places}).decode()
     return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
