@@ -62,7 +62,8 @@ class MLPAssembly(PartAssembly):
             experts: list[Expert | None] = [self._stacked_expert(layer, moe, e) for e in range(count)]
         else:
             modules = names.expert_gate, names.expert_up, names.expert_down
-            experts = [self._expert(layer + names.experts.format(e=e), inner, modules) for e in range(count)]
+            prefixes = [layer + names.experts.format(e=e) for e in range(count)]
+            experts = [self._expert(prefix, inner, modules, moe.bias) for prefix in prefixes]
         experts += [None] * moe.zero_experts
         if moe.routing.shared:
             experts.append(self._shared_expert(layer + names.shared, moe.shared_intermediate_size))
@@ -104,12 +105,18 @@ class MLPAssembly(PartAssembly):
         down = self.source.matrix([part(f"{prefix}{names.shared_down}.weight", (d, inner))])
         return Expert(up, None, down, None)
 
-    def _expert(self, prefix: str, inner: int, modules: tuple[str, str, str]) -> Expert:
+    def _expert(self, prefix: str, inner: int, modules: tuple[str, str, str], bias: bool = False) -> Expert:
         d, (gate_name, up_name, down_name) = self.spec.hidden_size, modules
         gate = part(f"{prefix}{gate_name}.weight", (inner, d))
         up = part(f"{prefix}{up_name}.weight", (inner, d))
         down = part(f"{prefix}{down_name}.weight", (d, inner))
-        return Expert(self.source.gated(gate, up), None, self.source.matrix([down]), None)
+        both = (prefix + gate_name, inner, None), (prefix + up_name, inner, None)
+        return Expert(
+            self.source.gated(gate, up),
+            self._bias(bias, *both),
+            self.source.matrix([down]),
+            self._bias(bias, (prefix + down_name, d, None)),
+        )
 
     def _stacked_expert(self, layer: str, moe: MoESpec, e: int) -> Expert:
         """Expert e, from tensors that hold all experts."""

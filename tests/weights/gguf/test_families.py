@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from quire.model.load import inspect_model
+from quire.devices.cpu.backend import NativeBackend
+from quire.errors import ModelError
+from quire.model.load import inspect_model, load_model
 from quire.model.spec import ArchSpec
 from quire.weights.gguf.architectures import ARCHITECTURES
+from quire.weights.schemes import Kept
 from quire.weights.source import open_source
-from tests.gguf_files import finish, turned
-from tests.model.tiny_models import VARIANTS, make_model
+from tests.model.tiny_models import VARIANTS, YARN, Session, make_model
+from tests.weights.gguf.converter import SHIFTED, each_expert, write
 
 # GGUF's name for a variant of tiny_models.
 CASES = {
@@ -48,6 +51,47 @@ CASES = {
     "stablelm-parallel": "stablelm",
     "olmo2": "olmo2",
     "cohere": "command-r",
+    "cohere-qk-norm": "command-r",
+    "cohere2": "cohere2",
+    "olmo": "olmo",
+    "olmo-clip": "olmo",
+    "olmo3-one-theta": "olmo2",
+    "olmoe": "olmoe",
+    "exaone4": "exaone4",
+    "exaone4-full": "exaone4",
+    "exaone_moe": "exaone-moe",
+    "arcee": "arcee",
+    "jais2": "jais2",
+    "nemotron": "nemotron",
+    "seed-oss-bias": "seed_oss",
+    "ministral3": "mistral3",
+    "glm-own-size": "chatglm",
+    "glm4": "glm4",
+    "glm4-moe-norms": "glm4moe",
+    "dots1-full": "dots1",
+    "ernie-bias": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "minimax-rotary": "minimax-m2",
+    "afmoe-pattern": "afmoe",
+    "phimoe-head-bias": "phimoe",
+    "gpt-oss-published": "gpt-oss",
+    "llama4-published": "llama4",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "deepseek-v2": "deepseek2",
+    "deepseek-v2-lite": "deepseek2",
+    "deepseek-v3": "deepseek2",
+    "deepseek-v3-one-group": "deepseek2",
+    "youtu": "deepseek2",
+    "minicpm3-published": "minicpm3",
+    "bloom": "bloom",
+    "falcon-7b": "falcon",
+    "falcon-40b": "falcon",
+    "falcon-11b": "falcon",
+    "gpt_bigcode": "starcoder",
+    "mpt-clipped": "mpt",
 }
 # What GGUF cannot say is at the value that is taken for granted.
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,8 +102,37 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3-own-scale": ("gemma3", {"query_pre_attn_scalar": 16, "num_hidden_layers": 7}),
     "starcoder2-no-window": ("starcoder2", {}),
+    "olmo3-one-theta": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": {**YARN, "rope_theta": 100.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            }
+        },
+    ),
+    "glm-own-size": ("glm", {"head_dim": 12}),
+    "dots1-full": ("dots1", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "afmoe-pattern": ("afmoe", {"mup_enabled": True}),
+    "gpt-oss-published": (
+        "gpt_oss",
+        {"rope_parameters": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}},
+    ),
+    "llama4-published": (
+        "llama4",
+        {
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
+    "minicpm3-published": (
+        "minicpm3",
+        {"v_head_dim": 12, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    ),
+    "mpt-clipped": ("mpt", {"attn_config": {"clip_qkv": 0.8}}),
 }
-TURNED = ("llama", "granite", "smollm3")
 
 
 def test_every_architecture_has_a_case() -> None:
@@ -78,103 +151,90 @@ def test_spec_and_tensors_come_back(variant: str, tmp_path: Path, monkeypatch: p
     file = write(tmp_path / "m.gguf", CASES[variant], expected.spec, original, model.config)
     assert inspect_model(file).spec == expected.spec
     tensors = open_source(file).tensors()
+    unstacked = dict(each_expert(original))
     names = {n for n in tensors.names() if n not in ("lm_head.weight", "embed_out.weight")}
-    assert names == original.keys() - {"lm_head.weight", "embed_out.weight"}
+    assert names == unstacked.keys() - {"lm_head.weight", "embed_out.weight"}
     for name in names:
-        found, wanted = tensors.get(name), original[name]
-        if CASES[variant].startswith("gemma") and name.endswith("norm.weight"):
+        found, wanted = tensors.get(name), unstacked[name]
+        if CASES[variant] in SHIFTED and name.endswith("norm.weight"):
             found, wanted = found + np.float32(1), wanted + np.float32(1)  # as they are used
         assert np.array_equal(found, wanted), name
 
 
-def write(path: Path, called: str, spec: ArchSpec, tensors: dict[str, Any], config: Any) -> Path:
-    """What llama.cpp's converter writes of such a model."""
-    writer = gguf.GGUFWriter(path, called)
-    _add_sizes(writer, spec)
-    _add_rope(writer, spec, config)
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
-    table = gguf.get_tensor_name_map(arch, spec.num_layers)
-    stacks: dict[str, list[Any]] = {}
-    for name, data in sorted(tensors.items(), key=lambda item: [_number(p) for p in item[0].split(".")]):
-        if called in TURNED and ("q_proj" in name or "k_proj" in name):
-            data = turned(data, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
-        if called == "gptneox" and "query_key_value" in name:
-            data = data.reshape(spec.num_heads, 3, spec.head_dim, *data.shape[1:]).swapaxes(0, 1)
-            data = data.reshape(-1, *data.shape[3:])
-        if called.startswith("gemma") and name.endswith("norm.weight"):
-            data = data + np.float32(1)
-        if called == "gpt2" and data.ndim == 2 and ".h." in name:
-            data = data.T
-        if "shared_expert_gate" in name:
-            data = data[0]
-        for part in ("experts.", "norms."):
-            head, found, tail = name.partition(part)
-            if found:
-                name = head + (part + tail.partition(".")[2] if part == "experts." else "weight")
-                break
-        to = table.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert to is not None, name
-        stacks.setdefault(to, []).append(np.ascontiguousarray(data))
-    for name, parts in stacks.items():
-        stacked = "_exps" in name or ("stablelm" in called and "_norm.weight" in name and len(parts) > 1)
-        writer.add_tensor(name, np.stack(parts) if stacked else parts[0])
-    finish(writer)
-    return path
+WIDE: dict[str, dict[str, Any]] = {
+    "gpt-oss-published": {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32},
+    "deepseek-v3": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    },
+}
 
 
-def _number(part: str) -> Any:
-    return (0, int(part), "") if part.isdecimal() else (1, 0, part)
+@pytest.mark.parametrize("variant", WIDE)
+def test_quantized_experts_and_latent_attention(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts with biases, and keys apart from values: the blocks times floats are the products of their values."""
+    monkeypatch.setitem(VARIANTS, variant, VARIANTS.get(variant) or OWN[variant])
+    model = make_model(variant, **WIDE[variant])
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(tmp_path / "model")
+    spec = inspect_model(tmp_path / "model").spec
+    assert isinstance(spec, ArchSpec)
+    original = load_file(tmp_path / "model" / "model.safetensors")
+    file = write(tmp_path / "m.gguf", CASES[variant], spec, original, model.config, kind="Q8_0")
+    backend, tokens = NativeBackend(1), [7 * i % 90 + 3 for i in range(30)]
+    wanted = Session(load_model(file, backend, dtype="float32"), backend).feed(tokens)
+    exact = load_model(file, backend, quantized=Kept("float"))
+    assert isinstance(exact.info.quantized, Kept)
+    assert exact.info.quantized.kinds == ("Q8_0",)
+    assert np.abs(Session(exact, backend).feed(tokens) - wanted).max() < 1e-4
+    rounded = Session(load_model(file, backend), backend).feed(tokens)
+    assert 0 < np.abs(rounded - wanted).mean() < 0.3
 
 
-def _add_sizes(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
-    writer.add_block_count(spec.num_layers)
-    writer.add_context_length(spec.max_position)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    if spec.head_dim * spec.num_heads != spec.hidden_size:
-        writer.add_key_length(spec.head_dim)
-        writer.add_value_length(spec.head_dim)
-    (writer.add_layer_norm_rms_eps if spec.norm == "rms" else writer.add_layer_norm_eps)(spec.norm_eps)
-    window = next((window for window in spec.windows if window), None)
-    if window:
-        writer.add_sliding_window(window)
-    if spec.attention_cap:
-        writer.add_attn_logit_softcapping(spec.attention_cap)
-    if spec.logit_cap:
-        writer.add_final_logit_softcapping(spec.logit_cap)
-    if spec.moe is not None:
-        writer.add_expert_count(spec.moe.routing.num_experts)
-        writer.add_expert_used_count(spec.moe.routing.top_k)
-        writer.add_expert_feed_forward_length(spec.moe.intermediate_size)
-        if spec.moe.shared_intermediate_size:
-            writer.add_expert_shared_feed_forward_length(spec.moe.shared_intermediate_size)
-    if spec.architecture == "GraniteForCausalLM":
-        writer.add_attention_scale(spec.attention_scale)
-        writer.add_embedding_scale(spec.embedding_scale)
-        writer.add_residual_scale(spec.residual_multiplier)
-        writer.add_logit_scale(1 / spec.logit_scale)
-    if spec.architecture == "CohereForCausalLM":
-        writer.add_logit_scale(spec.logit_scale)
-    if spec.architecture in ("StableLmForCausalLM", "GPTNeoXForCausalLM"):
-        writer.add_parallel_residual(spec.parallel)
+def test_fused_tensors_are_read_like_separate_ones(tmp_path: Path) -> None:
+    """Newer files may hold queries, keys and values in one tensor, and each expert's gate beside its up."""
+    model = make_model("qwen3-moe")
+    model.config.architectures = ["Qwen3MoeForCausalLM"]
+    model.save_pretrained(tmp_path / "model")
+    spec = inspect_model(tmp_path / "model").spec
+    assert isinstance(spec, ArchSpec)
+    original = load_file(tmp_path / "model" / "model.safetensors")
+    apart = write(tmp_path / "apart.gguf", "qwen3moe", spec, original, model.config)
+    fused = write(tmp_path / "fused.gguf", "qwen3moe", spec, original, model.config, fuse=True)
+    assert len(gguf.GGUFReader(fused).tensors) < len(gguf.GGUFReader(apart).tensors)
+    assert inspect_model(fused).spec == inspect_model(apart).spec == spec
+    tensors = open_source(fused).tensors()
+    assert set(tensors.names()) == set(open_source(apart).tensors().names())
+    for name in original:
+        assert np.array_equal(tensors.get(name), original[name]), name
 
 
-def _add_rope(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
-    if spec.rope is None:
-        return
-    rope = spec.rope
-    writer.add_rope_dimension_count(rope.rotary_dim)
-    writer.add_rope_freq_base(rope.theta)
-    if rope.kind in ("linear", "yarn"):
-        kind = gguf.RopeScalingType.LINEAR if rope.kind == "linear" else gguf.RopeScalingType.YARN
-        writer.add_rope_scaling_type(kind)
-        writer.add_rope_scaling_factor(rope.factor)
-    if rope.kind == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope.original_max_position)
-    if rope.kind == "longrope":
-        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
-        for name in ("long", "short"):
-            factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
-            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    model = make_model("glm4_moe")
+    model.config.architectures = ["Glm4MoeForCausalLM"]
+    model.save_pretrained(tmp_path / "model")
+    spec = inspect_model(tmp_path / "model").spec
+    assert isinstance(spec, ArchSpec)
+    original = load_file(tmp_path / "model" / "model.safetensors")
+    more = {"blk.3.nextn.eh_proj.weight": np.zeros((48, 96), np.float32)}
+    file = write(tmp_path / "m.gguf", "glm4moe", spec, original, model.config, more=more)
+    assert inspect_model(file).spec == spec
+
+
+def test_a_file_of_another_kind_of_expert_is_refused(tmp_path: Path) -> None:
+    model = make_model("glm4_moe")
+    model.config.architectures = ["Glm4MoeForCausalLM"]
+    model.save_pretrained(tmp_path / "model")
+    spec = inspect_model(tmp_path / "model").spec
+    assert isinstance(spec, ArchSpec)
+    original = load_file(tmp_path / "model" / "model.safetensors")
+    model.config.scoring_func = "softmax"
+    file = write(tmp_path / "m.gguf", "glm4moe", spec, original, model.config)
+    with pytest.raises(ModelError, match="expert_gating_func must be sigmoid"):
+        inspect_model(file)

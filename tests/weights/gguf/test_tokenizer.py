@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from quire.errors import ModelError
 from quire.weights.gguf.container import GGUFFile
@@ -42,6 +43,24 @@ def test_every_splitting_keeps_the_text(name: str, tmp_path: Path) -> None:
     tokenizer = read_tokenizer(write(tmp_path, {"pre": name}))
     text = "It's naïve: 12345 café!!\n\n  Ünder_score ÀB  the\tend. 你好 "
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("kimi-k2", ["It's", " ", "123", "45", " ", "你好", "abc"]),
+        ("seed-coder", ["It", "'s", " ", "1", "2", "3", "4", "5", " 你好abc"]),
+        ("exaone-moe", ["It", "'s", " ", "1", "2", "3", "4", "5", " 你好abc"]),
+        ("jais-2", ["It", "'s", " ", "123", "45", " 你好abc"]),
+        ("bloom", ["It's", " 12345", " 你好abc"]),
+    ],
+)
+def test_words_of_newer_models(name: str, words: list[str]) -> None:
+    """Expected by hand, from the patterns in the models' own tokenizer.json."""
+    patterns = SPLITTINGS[name].patterns
+    assert patterns is not None
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(p), "isolated") for p in patterns])
+    assert [word for word, _ in cut.pre_tokenize_str("It's 12345 你好abc")] == words
 
 
 def write(tmp_path: Path, changes: dict[str, Any]) -> GGUFFile:

@@ -98,12 +98,28 @@ class TensorNames(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def fitted(self, present: Iterable[str]) -> TensorNames:
-        """These names with the prefix that the tensors have in place of `base`, or with none."""
+        """These names with the prefix that the tensors have in place of `base`, or with none.
+
+        Experts that the family stacks may be tensors of their own, as in GGUF files.
+        """
         present = list(present)
+        names = self
+        if self.expert_stack and any(f"{self.experts}0." in name for name in present):
+            own = TensorNames()
+            names = replace(
+                self,
+                experts=f"{self.experts}{{e}}.",
+                expert_gate=own.expert_gate,
+                expert_up=own.expert_up,
+                expert_down=own.expert_down,
+                expert_stack="",
+                expert_halves=False,
+                shared_gate_up=None,
+            )
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):
-                return self._rebased(prefix)
-        return self._rebased("")
+                return names._rebased(prefix)
+        return names._rebased("")
 
     def _rebased(self, prefix: str) -> TensorNames:
         if prefix == self.base:

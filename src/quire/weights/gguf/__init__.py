@@ -30,8 +30,8 @@ def is_gguf(path: Path) -> bool:
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any], GGUFCheckpoint]:
     """What config.json and generation_config.json would say, and the tensors. Raises ModelError."""
     parts = GGUFParts(path)
-    config, naming = read_architecture(parts)
+    config, naming, unused = read_architecture(parts)
     generation = {name: parts.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
     generation["eos_token_id"] = list(read_ends(parts.first)) or None
     generation = {name: value for name, value in generation.items() if value is not None}
-    return config, generation, GGUFCheckpoint(parts, places(parts.tensors, naming, config))
+    return config, generation, GGUFCheckpoint(parts, places(parts.tensors, naming, config, unused))

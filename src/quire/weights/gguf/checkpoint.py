@@ -39,7 +39,7 @@ class GGUFCheckpoint:
     def dtype(self, name: str) -> np.dtype[Any]:
         place = self.tensors[name]
         kind = self.parts.tensors[place.tensor].kind.name
-        if not place.exact:
+        if not place.exact or (place.second and self.parts.tensors[place.second].kind.name != kind):
             return FLOAT32
         return BFLOAT16 if kind == "MXFP4" else PLAIN.get(kind, FLOAT32)
 
@@ -53,7 +53,7 @@ class GGUFCheckpoint:
 
     def layout(self, name: str) -> AnyLayout | None:
         place = self.tensors[name]
-        if not place.exact or len(place.shape) != 2 or self._file_rows(place) is None:
+        if not place.exact or place.second or len(place.shape) != 2 or self._file_rows(place) is None:
             return None
         kind = self.parts.tensors[place.tensor].kind.name
         return None if kind in PLAIN else Blocks(kind.lower())
@@ -83,14 +83,18 @@ class GGUFCheckpoint:
 
     def get(self, name: str) -> Array:
         place = self.tensors[name]
-        entry = self.parts.tensors[place.tensor]
         raw, shape = self._raw(place)
-        plain = PLAIN.get(entry.kind.name)
-        values = decode(entry.kind.name.lower(), raw) if plain is None else raw.view(plain)
-        array: Array = values.reshape(shape)
-        if place.take is not None:
-            array = place.take(array)
+        arrays = [self._values(place.tensor, raw).reshape(shape)]
+        if place.second is not None:
+            whole = self._values(place.second, self.parts.raw(place.second))
+            arrays.append(whole.reshape(self.parts.tensors[place.second].shape))
+        array = arrays[0] if place.take is None else place.take(*arrays)
         return np.require(array.astype(self.dtype(name), copy=False), requirements=["C", "A"])
+
+    def _values(self, tensor: str, raw: Array) -> Array:
+        kind = self.parts.tensors[tensor].kind.name
+        plain = PLAIN.get(kind)
+        return decode(kind.lower(), raw) if plain is None else raw.view(plain)
 
 
 def _picked(array: Array, rows: Rows) -> Array:

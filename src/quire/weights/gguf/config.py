@@ -18,7 +18,6 @@ HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "atten
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
-    "nextn_predict_layers": (0,),
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (0, 1),
     "rope.scale_linear": (0, 1),
@@ -26,6 +25,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
 }
+GATING = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}  # gguf.ExpertGatingFuncType
+FULL, SLIDING = "full_attention", "sliding_attention"
 Config = dict[str, Any]
 
 
@@ -59,6 +60,18 @@ class Keys:
         if type(value) is not int or not 1 <= value < 1 << 31:
             raise self.wrong(name, "an integer above 0, the same for all layers", value)
         return value
+
+    def count(self, name: str) -> int:
+        """An integer of 0 or more; 0 where absent."""
+        return 0 if not self.get(name) else self.integer(name)
+
+    def scoring(self, must: str, renormalize: bool | None = None) -> None:
+        """Refuse experts that are scored in another way than the architecture's."""
+        value, norm = self.get("expert_gating_func"), self.get("expert_weights_norm")
+        if value not in (None, 0) and GATING.get(value) != must:
+            raise self.wrong("expert_gating_func", f"{must} ({GATING})", value)
+        if renormalize is not None and norm not in (None, renormalize):
+            raise self.wrong("expert_weights_norm", str(renormalize).lower(), norm)
 
     def optional_integer(self, name: str) -> int | None:
         return None if self.get(name) is None else self.integer(name)
@@ -98,6 +111,10 @@ class Keys:
                 )
 
 
+def named(architecture: str, config: Config) -> Config:
+    return {**config, "architectures": [architecture]}
+
+
 def common(keys: Keys) -> Config:
     """What every model has. The embedding tells the size of the vocabulary, padding included."""
     embedding = keys.file.tensors.get("token_embd.weight")
@@ -108,12 +125,20 @@ def common(keys: Keys) -> Config:
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": num_layers(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": heads if kv_heads is None else keys.integer("attention.head_count_kv"),
         "max_position_embeddings": keys.integer("context_length"),
         "tie_word_embeddings": not keys.has("output.weight"),
     }
+
+
+def num_layers(keys: Keys) -> int:
+    """Blocks after the last layer predict further tokens; the next one does not depend on them."""
+    blocks, extra = keys.integer("block_count"), keys.count("nextn_predict_layers")
+    if extra >= blocks:
+        raise keys.wrong("nextn_predict_layers", f"below {blocks}, the number of blocks", extra)
+    return blocks - extra
 
 
 def llama_like(keys: Keys) -> Config:
@@ -133,6 +158,47 @@ def head_dim(keys: Keys) -> Config:
     if keys.integer("attention.value_length", size) != size:
         raise keys.wrong("attention.value_length", f"{size}, as the keys", keys.get("attention.value_length"))
     return {"head_dim": size}
+
+
+def partly_rotated(keys: Keys) -> Config:
+    """Llama's shape for a family that by default rotates a part of each head: it is told the whole too."""
+    return {"partial_rotary_factor": 1.0} | llama_like(keys)
+
+
+def layer_types(keys: Keys, period: int) -> list[str]:
+    """The kind of each layer: one flag a layer (true: it slides), or every `period`-th layer sees all positions."""
+    blocks, given = keys.integer("block_count"), keys.get("attention.sliding_window_pattern")
+    if isinstance(given, list):
+        if len(given) != blocks or any(type(flag) is not bool for flag in given):
+            raise keys.wrong("attention.sliding_window_pattern", f"{blocks} flags", given)
+        return [SLIDING if flag else FULL for flag in given[: num_layers(keys)]]
+    if given is not None:
+        period = keys.integer("attention.sliding_window_pattern")
+    return [FULL if (i + 1) % period == 0 else SLIDING for i in range(num_layers(keys))]
+
+
+def routed(keys: Keys, gating: str) -> Config:
+    """Experts as DeepSeek's models count them, scored by `gating`."""
+    keys.scoring(gating)
+    return {
+        "n_routed_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": _shared(keys),
+        "first_k_dense_replace": keys.count("leading_dense_block_count"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0) or 1.0,
+        "norm_topk_prob": bool(keys.get("expert_weights_norm")),
+        "n_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1),
+    }
+
+
+def _shared(keys: Keys) -> int:
+    """The number of shared experts. Their size, where given, is that of as many routed ones."""
+    shared, size = keys.count("expert_shared_count"), keys.get("expert_shared_feed_forward_length")
+    if size and size != shared * keys.integer("expert_feed_forward_length"):
+        raise keys.wrong("expert_shared_feed_forward_length", "expert_shared_count experts wide", size)
+    return shared
 
 
 def rope(keys: Keys, size: int, theta: float = 10000.0) -> Config:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.weights.gguf.container import TensorEntry
-from quire.weights.parts import Take, transposed
+from quire.weights.parts import Take, chain, row_range, transposed
 from quire.weights.tensor import Array
 
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_0-9]+)\.?(weight|bias)?")
@@ -25,7 +25,8 @@ CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_fac
 class Place:
     """Where a tensor lies: all of `tensor`, or its entry `index`; `take` then restores the original's order.
 
-    `shape` is that of the result. `exact` says that `take` moves values and computes none.
+    `shape` is that of the result. `exact` says that `take` moves values and computes none. `second` is a tensor that
+    `take` gets beside the first: the original was one.
     """
 
     tensor: str
@@ -33,16 +34,20 @@ class Place:
     index: int | None = None
     take: Take | None = None
     exact: bool = True
+    second: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
     """How one architecture's tensors are called. Keys are GGUF's module names, values the original's.
 
-    `experts` and `heads` are modules that the file stacks: one original for each entry. `turned` were reordered for
-    rotary pairs that are neighbours (convert_hf_to_gguf.py, LlamaModel.permute); `grouped` had the rows of each head
-    together (query, key, value); `transposed` were stored [K, O]; `rows` were matrices of one row. `norm_offset` was
-    added to norms.
+    `whole` are modules of one tensor, whose original has no suffix. `experts` and `heads` are modules that the file
+    stacks: one original for each entry. `turned` were reordered for rotary pairs that are neighbours
+    (convert_hf_to_gguf.py, LlamaModel.permute); `grouped` had the rows of each head of keys together (its queries, its
+    key, its value); `transposed` were stored [K, O]; `rows` were matrices of one row. `norm_offset` was added to the
+    weights of norms. `latent_up` is the module whose keys and values the file splits (attn_k_b, attn_v_b).
+
+    A file may also fuse what the original keeps apart: attn_qkv, and the experts' ffn_gate_up_exps.
     """
 
     layer: str = "model.layers.{i}."
@@ -54,6 +59,7 @@ class Naming:
         }
     )
     modules: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
     experts: Mapping[str, str] = field(default_factory=dict)
     heads: Mapping[str, str] = field(default_factory=dict)
     turned: bool = False
@@ -61,160 +67,125 @@ class Naming:
     transposed: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     norm_offset: float = 0.0
+    latent_up: str = ""
 
 
-ATTENTION = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-}
-LLAMA = {
-    **ATTENTION,
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-SANDWICH = {
-    **LLAMA,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-QWEN_EXPERTS = {f"ffn_{kind}_exps": f"mlp.experts.{{e}}.{kind}_proj" for kind in ("gate", "up", "down")}
-QWEN_MOE = {
-    **LLAMA,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **{f"ffn_{kind}_shexp": f"mlp.shared_expert.{kind}_proj" for kind in ("gate", "up", "down")},
-}
-PLAIN = Naming(modules=LLAMA)
-TURNED = Naming(modules=LLAMA, turned=True)
-MIXTRAL = Naming(
-    modules={**ATTENTION, "ffn_gate_inp": "block_sparse_moe.gate"},
-    experts={
-        "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
-        "ffn_down_exps": "block_sparse_moe.experts.{e}.w2",
-        "ffn_up_exps": "block_sparse_moe.experts.{e}.w3",
-    },
-    turned=True,
-)
-QWEN_MIXTURE = Naming(modules=QWEN_MOE, experts=QWEN_EXPERTS, rows=("ffn_gate_inp_shexp",))
-GEMMA = Naming(modules=LLAMA, norm_offset=1.0)
-GEMMA_SANDWICH = Naming(modules=SANDWICH, norm_offset=1.0)
-OLMO2 = Naming(
-    modules={
-        **LLAMA,
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-)
-PHI3 = Naming(modules={**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
-PHI2 = Naming(
-    outside={
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.final_layernorm",
-        "output": "lm_head",
-    },
-    modules={**ATTENTION, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
-)
-STARCODER2 = Naming(modules={**ATTENTION, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})
-STABLELM = Naming(
-    modules={key: name for key, name in LLAMA.items() if key not in ("attn_q_norm", "attn_k_norm")},
-    heads={
-        "attn_q_norm": "self_attn.q_layernorm.norms.{e}",
-        "attn_k_norm": "self_attn.k_layernorm.norms.{e}",
-    },
-)
-GPT2 = Naming(
-    layer="transformer.h.{i}.",
-    outside={
-        "token_embd": "transformer.wte",
-        "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f",
-        "output": "lm_head",
-    },
-    modules={
-        "attn_norm": "ln_1",
-        "attn_qkv": "attn.c_attn",
-        "attn_output": "attn.c_proj",
-        "ffn_norm": "ln_2",
-        "ffn_up": "mlp.c_fc",
-        "ffn_down": "mlp.c_proj",
-    },
-    transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-)
-GPT_NEOX = Naming(
-    layer="gpt_neox.layers.{i}.",
-    outside={
-        "token_embd": "gpt_neox.embed_in",
-        "output_norm": "gpt_neox.final_layer_norm",
-        "output": "embed_out",
-    },
-    modules={
-        "attn_norm": "input_layernorm",
-        "attn_qkv": "attention.query_key_value",
-        "attn_output": "attention.dense",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_up": "mlp.dense_h_to_4h",
-        "ffn_down": "mlp.dense_4h_to_h",
-    },
-    grouped=("attn_qkv",),
-)
+def places(
+    tensors: Mapping[str, TensorEntry],
+    naming: Naming,
+    config: Mapping[str, Any],
+    unused: tuple[str, ...] = (),
+) -> dict[str, Place]:
+    """{name in the original: place}. A tensor that the architecture has no name for keeps its own.
 
-
-def places(tensors: Mapping[str, TensorEntry], naming: Naming, config: Mapping[str, Any]) -> dict[str, Place]:
-    """{name in the original: place}. A tensor that the architecture has no name for keeps its own."""
+    Tensors whose names begin with one of `unused` are left out.
+    """
     found: dict[str, Place] = {}
     for tensor, entry in tensors.items():
-        if tensor not in CONSUMED:
-            found.update(_places_of(tensor, entry.shape, naming, config))
+        if tensor not in CONSUMED and not tensor.startswith(unused):
+            values = tensors.get(tensor.replace("attn_k_b", "attn_v_b"))
+            second = None if values is None else values.shape
+            found.update(_places_of(tensor, entry.shape, naming, config, second))
     return found
 
 
 def _places_of(
-    tensor: str, shape: tuple[int, ...], naming: Naming, config: Mapping[str, Any]
+    tensor: str,
+    shape: tuple[int, ...],
+    naming: Naming,
+    config: Mapping[str, Any],
+    second: tuple[int, ...] | None,
 ) -> Iterator[tuple[str, Place]]:
     block = BLOCK.fullmatch(tensor)
     if block is None:
-        module, _, kind = tensor.rpartition(".")
-        name = naming.outside.get(module)
-        offset = naming.norm_offset if module == "output_norm" else 0.0
-        take = _minus(offset) if offset else None
-        yield (
-            (tensor if name is None else f"{name}.{kind}"),
-            Place(tensor, shape, take=take, exact=not offset),
-        )
+        yield _outside(tensor, shape, naming)
         return
     layer, module, kind = naming.layer.format(i=int(block[1])), block[2], block[3]
     stacked = naming.experts.get(module) or naming.heads.get(module)
     if stacked is not None and len(shape) > 1:
         for e in range(shape[0]):
             yield f"{layer}{stacked.format(e=e)}.{kind}", Place(tensor, shape[1:], index=e)
+    elif module == "ffn_gate_up_exps" and naming.experts and len(shape) > 1:
+        for e in range(shape[0]):
+            for half, one in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+                yield f"{layer}{naming.experts[one].format(e=e)}.{kind}", _half(tensor, shape[1:], e, half)
+    elif module in naming.whole:
+        yield layer + naming.whole[module], _row(tensor, module, shape, naming)
+    elif module == "attn_qkv" and module not in naming.modules:
+        yield from _unfused(tensor, layer, kind, shape, naming, config)
+    elif naming.latent_up and module == "attn_k_b" and second is not None and len(shape) == len(second) == 3:
+        heads, rank, keys = shape
+        joined = Place(
+            tensor, (heads * (keys + second[1]), rank), take=_joined, second=tensor.replace("k_b", "v_b")
+        )
+        yield f"{layer}{naming.latent_up}.{kind}", joined
+    elif naming.latent_up and module == "attn_v_b":
+        return  # beside its keys
     elif module in naming.modules and kind is not None:
-        yield f"{layer}{naming.modules[module]}.{kind}", _restored(tensor, module, shape, naming, config)
+        yield (
+            f"{layer}{naming.modules[module]}.{kind}",
+            _restored(tensor, module, kind, shape, naming, config),
+        )
     else:
         yield tensor, Place(tensor, shape)
 
 
+def _outside(tensor: str, shape: tuple[int, ...], naming: Naming) -> tuple[str, Place]:
+    """A tensor that belongs to no layer."""
+    module, _, kind = tensor.rpartition(".")
+    name = naming.outside.get(module)
+    offset = naming.norm_offset if (module, kind) == ("output_norm", "weight") else 0.0
+    place = Place(tensor, shape, take=_minus(offset) if offset else None, exact=not offset)
+    return (tensor if name is None else f"{name}.{kind}"), place
+
+
+def _unfused(
+    tensor: str, layer: str, kind: str, shape: tuple[int, ...], naming: Naming, config: Mapping[str, Any]
+) -> Iterator[tuple[str, Place]]:
+    """Queries, keys and values that the file holds in one tensor."""
+    heads, kv_heads = _heads(config)
+    size = shape[0] // (heads + 2 * kv_heads)
+    first = 0
+    for module, count in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads)):
+        rows = row_range(first * size, (first + count) * size)
+        first += count
+        turn = _unturned(count) if naming.turned and module != "attn_v" else None
+        place = Place(tensor, (count * size, *shape[1:]), take=chain(rows, turn))
+        yield f"{layer}{naming.modules.get(module, module)}.{kind}", place
+
+
+def _half(tensor: str, shape: tuple[int, ...], e: int, half: int) -> Place:
+    rows = shape[0] // 2
+    return Place(tensor, (rows, *shape[1:]), e, row_range(half * rows, (half + 1) * rows))
+
+
+def _row(tensor: str, module: str, shape: tuple[int, ...], naming: Naming) -> Place:
+    """A tensor as it is, or as a matrix of one row if the original was one."""
+    if module in naming.rows and len(shape) == 1:
+        return Place(tensor, (1, *shape), take=lambda array: array[None])
+    return Place(tensor, shape)
+
+
+def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of heads, and of those of keys and values."""
+    heads = config.get("num_attention_heads", 1)
+    return heads, config.get("num_key_value_heads") or config.get("num_kv_heads") or heads
+
+
 def _restored(
-    tensor: str, module: str, shape: tuple[int, ...], naming: Naming, config: Mapping[str, Any]
+    tensor: str, module: str, kind: str, shape: tuple[int, ...], naming: Naming, config: Mapping[str, Any]
 ) -> Place:
     """The place of a module's tensor, with what the converter did to it undone."""
-    heads, kv_heads = config.get("num_attention_heads", 1), config.get("num_key_value_heads", 1)
+    heads, kv_heads = _heads(config)
     if naming.turned and module in ("attn_q", "attn_k"):
         return Place(tensor, shape, take=_unturned(heads if module == "attn_q" else kv_heads))
     if module in naming.grouped:
-        return Place(tensor, shape, take=_grouped(heads))
+        return Place(tensor, shape, take=_grouped(heads, kv_heads))
     if module in naming.transposed and len(shape) == 2:
         return Place(tensor, (shape[1], shape[0]), take=transposed)
-    if module in naming.rows and len(shape) == 1:
-        return Place(tensor, (1, *shape), take=lambda array: array[None])
-    if naming.norm_offset and module.endswith("norm"):
+    if module in naming.rows:
+        return _row(tensor, module, shape, naming)
+    if naming.norm_offset and kind == "weight" and module.endswith("norm"):
         return Place(tensor, shape, take=_minus(naming.norm_offset), exact=False)
     return Place(tensor, shape)
 
@@ -231,16 +202,25 @@ def _unturned(heads: int) -> Take:
     return take
 
 
-def _grouped(heads: int) -> Take:
-    """Queries, keys and values of all heads back to each head's three."""
+def _grouped(heads: int, kv_heads: int) -> Take:
+    """Queries, keys and values of all heads back to groups: the queries of a head of keys, its key and its value."""
 
     def take(array: Array) -> Array:
-        if len(array) % (3 * heads):
-            return array
-        stacked = array.reshape(3, heads, -1, *array.shape[1:])
-        return stacked.swapaxes(0, 1).reshape(array.shape)
+        if heads % kv_heads or len(array) % (heads + 2 * kv_heads):
+            return array  # of a shape that the model refuses
+        size, rest = len(array) // (heads + 2 * kv_heads), array.shape[1:]
+        ends = heads * size, (heads + kv_heads) * size
+        parts = array[: ends[0]], array[ends[0] : ends[1]], array[ends[1] :]
+        grouped = [part.reshape(kv_heads, -1, *rest) for part in parts]
+        return np.concatenate(grouped, axis=1).reshape(array.shape)
 
     return take
+
+
+def _joined(keys: Array, values: Array) -> Array:
+    """Keys [N, R, K] and values [N, V, R] of latent attention back to one matrix [N (K + V), R]."""
+    both = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+    return both.reshape(-1, both.shape[-1])
 
 
 def _minus(offset: float) -> Take:

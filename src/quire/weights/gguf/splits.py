@@ -39,15 +39,37 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     rf"|{_END}",
 )
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_NO_HAN = "&&[^\\p{Han}]"
+_UPPER_NO_HAN, _LOWER_NO_HAN = f"{_UPPER[:-1]}{_NO_HAN}]", f"{_LOWER[:-1]}{_NO_HAN}]"
+_KIMI = (
+    rf"\p{{Han}}+|{_HEAD}{_UPPER_NO_HAN}*{_LOWER_NO_HAN}+{_SUFFIX}|{_HEAD}{_UPPER_NO_HAN}+{_LOWER_NO_HAN}*{_SUFFIX}"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_END}"
+)
+_SEED = rf"{_CONTRACTED}|{_HEAD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_END}"
+_EXAONE_MOE = (
+    rf"{_CONTRACTED}|{_HEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))
+_JAIS2 = (
+    rf"{_CONTRACTED}|{_HEAD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}"
+    r"|\s{1,2}(?!\S)|\s"
+)
 _BY_NAMES: tuple[tuple[str, Splitting], ...] = (
     (
-        "gpt-2 gpt2 phi-2 mpt olmo jina-es jina-de jina-v1-en jina-v2-es jina-v2-de modern-bert",
+        "gpt-2 gpt2 phi-2 mpt olmo jina-es jina-de jina-v1-en jina-v2-es jina-v2-de modern-bert jais exaone4 "
+        "trillion granite-docling gigachat a.x-4.0 mellum",
         Splitting(None),
     ),
-    ("llama3 llama-v3 llama-bpe falcon3", Splitting((LLAMA3_SPLIT,), whole_words=True, add_bos=True)),
-    ("dbrx smaug-bpe glm4 chatglm-bpe", Splitting((LLAMA3_SPLIT,))),
+    (
+        "llama3 llama-v3 llama-bpe falcon3 pixtral midm-2.0 lfm2",
+        Splitting((LLAMA3_SPLIT,), whole_words=True, add_bos=True),
+    ),
+    ("dbrx smaug-bpe chatglm-bpe", Splitting((LLAMA3_SPLIT,))),
+    ("glm4 glm5", Splitting((LLAMA3_SPLIT,), whole_words=True)),
     ("qwen2", Splitting((QWEN2_SPLIT,), nfc=True)),
-    ("deepseek-r1-qwen stablelm2 megrez", Splitting((QWEN2_SPLIT,))),
+    ("deepseek-r1-qwen stablelm2 megrez hunyuan solar-open", Splitting((QWEN2_SPLIT,))),
     ("starcoder refact command-r smollm codeshell exaone minerva-7b", Splitting((r"\p{N}", _GPT2))),
     ("falcon", Splitting((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
     ("default", Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
@@ -55,8 +77,13 @@ _BY_NAMES: tuple[tuple[str, Splitting], ...] = (
         "deepseek-coder",
         Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-\x{d7ff}]+", r"\p{N}")),
     ),
-    ("deepseek-v3", Splitting(_DEEPSEEK3)),
-    ("gpt-4o llama4", Splitting((_GPT4O,))),
+    ("deepseek-v3 hunyuan-dense joyai-llm", Splitting(_DEEPSEEK3)),
+    ("kimi-k2", Splitting((_KIMI,))),
+    ("seed-coder", Splitting((_SEED,))),
+    ("exaone-moe", Splitting((_EXAONE_MOE,))),
+    ("jais-2", Splitting((_JAIS2,))),
+    ("bloom poro-chat gpt3-finnish", Splitting((r" ?[^(\s|.,!?…。，、।۔،)]+",))),
+    ("gpt-4o llama4 kanana2 minimax-m2", Splitting((_GPT4O,))),
     ("tekken", Splitting((_TEKKEN,), whole_words=True, add_bos=True)),
 )
 SPLITTINGS: Mapping[str, Splitting] = {
