@@ -146,6 +146,8 @@ class Attention {
           RowState& row = out.rows[h * j.rows + p.at + i];
           row.best = -__builtin_inff();
           row.slope = a_.slopes ? a_.slopes[jobs_.head(p, i, j.head + h)] : 0.0f;
+          row.reach = a_.reach;
+          row.bias = a_.bias ? a_.bias + size_t(jobs_.head(p, i, j.head + h)) * size_t(2 * a_.reach + 1) + a_.reach : nullptr;
           row.position = jobs_.position(p, i);
           row.first = jobs_.first_seen(row.position);
           row.last = jobs_.last_seen(p.seq, row.position);

@@ -13,10 +13,13 @@
 namespace quire::QUIRE_ISA {
 
 // A query row's state: largest score, sum of weights by lane, weighted values; not yet divided. `slope` (added per
-// distance) and `position` are the row's own; it sees positions first..last.
+// distance), `bias` (added by distance, [-reach, reach]; null: none) and `position` are the row's own; it sees positions
+// first..last.
 struct RowState {
   float best, slope;
   int position, first, last;
+  int reach;
+  const float* bias;
   alignas(64) float sum[kLanes];
 
   // The shift subtracted from scores. If all are -inf, so is the largest: whatever the shift, every weight is 0.
@@ -31,24 +34,33 @@ struct TileShape {
 
 alignas(64) constexpr float kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// A vector of scores with soft-cap and slope; `offset` is the distance from the query to the first lane's position.
-inline V shape_scores(V s, float cap, float slope, int offset) {
+// The row's bias of positions at distances `offset`.. from the query; beyond its reach, that of the last distance.
+inline V bias_of(const RowState& row, int offset) {
+  if (offset >= -row.reach && offset + kLanes - 1 <= row.reach) return load(row.bias + offset);
+  alignas(64) float own[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane)
+    own[lane] = row.bias[max_of(-row.reach, min_of(offset + lane, row.reach))];
+  return load(own);
+}
+
+// A vector of scores with soft-cap, slope and bias; `offset` is the distance from the query to the first lane's position.
+inline V shape_scores(V s, float cap, const RowState& row, int offset) {
   if (cap > 0) s = set1(cap) * tanh(s * set1(1.0f / cap));
-  if (slope != 0) s = fma(set1(slope), set1(float(offset)) + load(kLaneNumbers), s);
-  return s;
+  if (row.slope != 0) s = fma(set1(row.slope), set1(float(offset)) + load(kLaneNumbers), s);
+  return row.bias ? s + bias_of(row, offset) : s;
 }
 
 // Prepares scores for softmax: those of positions first..last are shaped, others become -inf. Updates the row's largest
 // score and returns its change; exp of that is the factor that keeps the row's past.
 inline float shape_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
   const V none = set1(-__builtin_inff());
-  const bool plain = tile.cap == 0 && row.slope == 0 && first == 0 && last == kTile - 1;
+  const bool plain = tile.cap == 0 && row.slope == 0 && !row.bias && first == 0 && last == kTile - 1;
   V s[kTileVectors];
   for (int v = 0; v < kTileVectors; ++v) s[v] = load(scores + v * kLanes);
   if (!plain)
     for (int v = 0; v < kTileVectors; ++v) {
       const int low = first - v * kLanes, high = last + 1 - v * kLanes;  // visible lanes low..high-1
-      s[v] = shape_scores(s[v], tile.cap, row.slope, tile.at + v * kLanes - row.position);
+      s[v] = shape_scores(s[v], tile.cap, row, tile.at + v * kLanes - row.position);
       s[v] = select(first_lanes(max_of(0, min_of(high, kLanes))), s[v], none);
       s[v] = select(first_lanes(max_of(0, min_of(low, kLanes))), none, s[v]);
       store(scores + v * kLanes, s[v]);

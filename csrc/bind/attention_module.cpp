@@ -120,6 +120,8 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
                      .cap = cap,
                      .slopes = slopes ? slopes->data() : nullptr,
                      .sinks = sinks ? sinks->data() : nullptr,
+                     .bias = nullptr,
+                     .reach = 0,
                      .workspace = nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
   const KVView& kv = cache.view();

@@ -274,12 +274,12 @@ void bind_recording(nb::class_<Plan>& c) {
            "q"_a, "num_heads"_a, "angles"_a, "norm"_a.none())
       .def("attention",
            [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
-              const OptionalFloats& slopes, const OptionalFloats& sinks) {
+              const OptionalFloats& slopes, const OptionalFloats& sinks, const OptionalFloats& bias) {
              return p.attention(q, layer, num_heads,
-                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks)});
+                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks), to_vector(bias)});
            },
            "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "ahead"_a, "cap"_a, "slopes"_a.none(),
-           "sinks"_a.none())
+           "sinks"_a.none(), "bias"_a.none())
       .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
       .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
       .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)

@@ -62,6 +62,7 @@ struct AttentionParams {
   int ahead = 0;
   float cap = 0;
   std::vector<float> slopes, sinks;  // one per head, or empty
+  std::vector<float> bias;           // [heads, 2 reach + 1], or empty
 };
 
 // How tokens choose experts from their scores (Routing in devices/protocol.py).

@@ -96,6 +96,8 @@ int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
   require(params.ahead >= 0 && params.ahead <= 1 << 28, "attention: a query cannot see that many positions ahead");
   for (const auto* values : {&params.slopes, &params.sinks})
     require(values->empty() || int(values->size()) == num_heads, "attention: slopes and sinks need one value a head");
+  require(params.bias.empty() || (params.bias.size() % size_t(num_heads) == 0 && params.bias.size() / size_t(num_heads) % 2 == 1),
+          "attention: a bias needs an odd number of values a head");
   Op op{.kind = OpKind::attention, .in = q};
   op.layer = layer;
   op.num_heads = num_heads;
@@ -179,6 +181,8 @@ void Plan::execute_attention(const Op& op) {
   args.cap = op.attention.cap;
   args.slopes = op.attention.slopes.empty() ? nullptr : op.attention.slopes.data();
   args.sinks = op.attention.sinks.empty() ? nullptr : op.attention.sinks.data();
+  args.bias = op.attention.bias.empty() ? nullptr : op.attention.bias.data();
+  args.reach = int(op.attention.bias.size() / size_t(op.num_heads) / 2);
   args.workspace = workspace_.data();
   kernels_.attention(args, *pool_);
 }

@@ -153,7 +153,8 @@ struct StoreLatentArgs {
 // kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its block table
 // is row slots[b]. The plan has checked all ids. A query at p sees positions up to p + ahead, but none before p -
 // window + 1 or before the last multiple of chunk (0: no such bound). A score is scale * q . k, then cap * tanh(score /
-// cap) if cap > 0, plus slope * (position - p); a sink is one more score without a value.
+// cap) if cap > 0, plus slope * (position - p), plus bias[position - p], whose ends hold for all beyond; a sink is one
+// more score without a value.
 struct AttentionArgs {
   const float* q;
   size_t q_stride;
@@ -174,6 +175,8 @@ struct AttentionArgs {
   float cap;
   const float* slopes;  // [N], or null
   const float* sinks;   // [N], or null
+  const float* bias;    // [N, 2 reach + 1], or null
+  int reach;
   void* workspace;      // attention_workspace() bytes, 64-byte aligned
 };
 

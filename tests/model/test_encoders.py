@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBert", {"hidden_dim": 48, "dim": 32, "n_layers": 4, "n_heads": 4}),
     "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-3}),
     "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "mpnet": ("MPNet", {"layer_norm_eps": 1e-3, "pad_token_id": 1, "max_position_embeddings": 300}),
     "jina": ("JinaEmbeddingsV3", {"layer_norm_eps": 1e-3}),
     "eurobert": ("EuroBert", EURO),
     "eurobert-mean": ("EuroBert", {**EURO, "classifier_pooling": "mean"}),

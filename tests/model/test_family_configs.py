@@ -319,6 +319,8 @@ KNOWN = {
     "Qwen--Qwen3-VL-32B-Instruct": (32_762_123_264, 262_144),
     "Qwen--Qwen3-VL-32B-Thinking": (32_762_123_264, 262_144),
     "Qwen--Qwen3-VL-235B-A22B-Instruct": (235_093_634_560, 192_512),
+    "stepfun-ai--Step-3.7-Flash": (195_844_508_736, 184_320),
+    "stepfun-ai--Step-3.7-Flash-FP8": (195_844_508_736, 184_320),
     # 49 layers of 80 keep keys and values, all of 8 heads.
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": (49_867_145_216, 200_704),
 }

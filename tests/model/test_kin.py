@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
+from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
 from quire.devices.reference.backend import ReferenceBackend
 from quire.model.load import load_model
-from tests.model.tiny_models import Session, make_model, torch_logits
+from tests.model.tiny_models import Session, make_model, randomized, torch_logits
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]
 BAILING = (
@@ -120,3 +122,76 @@ def test_ling_1_is_aria_with_fused_projections(tmp_path: Path) -> None:
     }
     rules = (*BAILING, (r"mlp\.router\.weight", "mlp.gate.weight"))
     check(tmp_path, config, renamed(state, rules), torch_logits(model, PROMPT))
+
+
+def test_step_is_the_text_model_inside_step_3_7(tmp_path: Path) -> None:
+    theirs = Step3p7TextConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_sliding_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        sliding_window=7,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        share_expert_dim=40,
+        moe_router_scaling_factor=1.4,
+        rms_norm_eps=2e-3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = randomized(Step3p7TextModel(theirs).eval(), 3)
+    state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for i in (1, 2):
+        stacked = state.pop(f"model.layers.{i}.mlp.experts.gate_up_proj")
+        gate, up = stacked.chunk(2, dim=1)
+        state[f"model.layers.{i}.moe.gate_proj.weight"] = gate.clone()
+        state[f"model.layers.{i}.moe.up_proj.weight"] = up.clone()
+    rules = (
+        (r"mlp\.experts\.down_proj", "moe.down_proj.weight"),
+        (r"mlp\.gate\.weight", "moe.gate.weight"),
+        (r"mlp\.gate\.e_score_correction_bias", "moe.router_bias"),
+        (r"mlp\.shared_experts", "share_expert"),
+        (r".*inv_freq", "rotary"),
+    )
+    state = renamed(state, rules)
+    state.pop("rotary", None)
+    config = {
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        **{
+            key: getattr(theirs, key)
+            for key in ("vocab_size", "hidden_size", "intermediate_size", "head_dim")
+        },
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_attention_groups": 2,
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 6,
+            "num_attention_groups": 2,
+        },
+        "max_position_embeddings": 128,
+        "sliding_window": 7,
+        "layer_types": [*theirs.layer_types, "full_attention"],
+        "num_nextn_predict_layers": 1,
+        "moe_layers_enum": "1,2",
+        "moe_num_experts": 6,
+        "moe_top_k": 3,
+        "moe_intermediate_size": 24,
+        "share_expert_dim": 40,
+        "moe_router_scaling_factor": 1.4,
+        "rms_norm_eps": 2e-3,
+    }
+    state["lm_head.weight"] = 0.2 * model.embed_tokens.weight.detach()
+    with torch.no_grad():
+        hidden = model(torch.tensor([PROMPT])).last_hidden_state[0]
+        expected = (hidden @ state["lm_head.weight"].T).numpy()
+    check(tmp_path, config, state, expected)

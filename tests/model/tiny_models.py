@@ -163,6 +163,20 @@ FAMILIES |= {
     "exaone": ("Exaone", RMS),
     "sarvam_moe": ("SarvamMoE", {**V3, "num_nextn_predict_layers": 0}),
     "sarvam_mla": ("SarvamMLA", {**DEEPSEEK, "n_group": 4, "topk_group": 2}),
+    "longcat_flash": (
+        "LongcatFlash",
+        {
+            **{k: v for k, v in LATENT.items() if k not in ("intermediate_size", "num_hidden_layers")},
+            "num_layers": 2,
+            "ffn_hidden_size": 80,
+            "expert_ffn_hidden_size": 24,
+            "n_routed_experts": 6,
+            "zero_expert_num": 3,
+            "moe_topk": 4,
+            "head_dim": 8,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "youtu": ("Youtu", LATENT),
     "minicpm3": ("MiniCPM3", LATENT),
     "gpt_bigcode": ("GPTBigCode", {**GPT, "n_positions": 128}),
@@ -553,13 +567,14 @@ def i32(*values: Any) -> Any:
 
 @dataclasses.dataclass
 class Session:
-    """One sequence in slot 1 of 3, over blocks in shuffled order among blocks of nobody."""
+    """One sequence in a slot of 3, over blocks in shuffled order among blocks of nobody."""
 
     model: LoadedModel
     backend: Backend
     block_size: int = 4
     kv_dtype: FloatDtype = "float32"
     max_len: int = 320
+    slot: int = 1
 
     def __post_init__(self) -> None:
         width = -(-self.max_len // self.block_size)
@@ -578,7 +593,7 @@ class Session:
             positions_T=np.arange(start, self.length, dtype=np.int32),
             cu_q_B1=i32(0, count),
             kv_len_B=i32(self.length),
-            slots_B=i32(1),
+            slots_B=i32(self.slot),
             block_table_SM=self.table,
             logit_rows_L=np.arange(count, dtype=np.int32),
         )

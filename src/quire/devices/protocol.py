@@ -82,8 +82,9 @@ class Attention(msgspec.Struct, frozen=True):
 
     A query at position p sees positions from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), up
     to the end of the sequence. A score is scale * q . k, then cap * tanh(score / cap), then
-    slopes[head] * (position - p) is added (ALiBi, Press et al. 2022, arXiv:2108.12409). A sink is an extra score of
-    its head without a value. slopes and sinks are [N].
+    slopes[head] * (position - p) is added (ALiBi, Press et al. 2022, arXiv:2108.12409), and bias[head, position - p +
+    reach]; farther than its reach, the bias is that of its end. A sink is an extra score of its head without a value.
+    slopes and sinks are [N], the bias is [N, 2 reach + 1].
     """
 
     scale: float
@@ -93,6 +94,7 @@ class Attention(msgspec.Struct, frozen=True):
     cap: float | None = None
     slopes: FloatArray | None = None
     sinks: FloatArray | None = None
+    bias: FloatArray | None = None
 
 
 class Clamp(msgspec.Struct, frozen=True):

@@ -26,8 +26,10 @@ class Assembly(PartAssembly):
 
     def __init__(self, spec: ArchSpec, names: TensorNames, source: WeightSource) -> None:
         super().__init__(spec, names, source)
-        self._attention = AttentionAssembly(spec, names, source)
-        self._mlp = MLPAssembly(spec, names, source)
+        own = [names.of_sublayer(j) for j in range(names.sublayers)]
+        self._parts = [
+            (names, AttentionAssembly(spec, names, source), MLPAssembly(spec, names, source)) for names in own
+        ]
 
     def weights(self) -> DecoderWeights:
         spec, names = self.spec, self.names
@@ -86,8 +88,8 @@ class Assembly(PartAssembly):
         return part(f"{self.names.head}.weight", (spec.vocab_size, spec.embedding_size or spec.hidden_size))
 
     def layer(self, i: int) -> LayerWeights:
-        spec, names = self.spec, self.names
-        layer = names.layer.format(i=i)
+        spec, (names, attention, mlp) = self.spec, self._parts[i % self.names.sublayers]
+        layer = names.layer.format(i=i // names.sublayers)
         before = spec.placement not in ("post", "sum")
         after = spec.placement in ("post", "sum", "sandwich")
         attends, dense, sparse = spec.attends(i), spec.is_dense(i), spec.is_sparse(i)
@@ -96,13 +98,13 @@ class Assembly(PartAssembly):
             attention_norm=self._norm(layer + names.attention_norm)
             if before and attends and (i or not spec.bare_first)
             else None,
-            attention=self._attention.weights(i, layer) if attends else None,
+            attention=attention.weights(i, layer) if attends else None,
             attention_post_norm=self._norm(layer + names.attention_post_norm) if after and attends else None,
             mlp_norm=self._norm(layer + names.mlp_norm)
             if before and mixes and spec.placement != "parallel"
             else None,
-            mlp=self._mlp.mlp(i, layer) if dense else None,
-            moe=self._mlp.moe(layer, spec.moe) if sparse and spec.moe is not None else None,
+            mlp=mlp.mlp(i, layer) if dense else None,
+            moe=mlp.moe(layer, spec.moe) if sparse and spec.moe is not None else None,
             mlp_post_norm=self._norm(layer + names.mlp_post_norm) if after and mixes else None,
             per_layer=None if spec.per_layer is None else self._per_layer(i, layer, spec.per_layer),
             scale=self._vector(layer + names.layer_scale, 1) if spec.layer_scale else None,

@@ -11,6 +11,7 @@ import numpy as np
 from quire.devices.protocol import FloatArray, Matrix, Norm
 from quire.model.assemble_parts import PartAssembly
 from quire.model.decoder import AttentionWeights, LatentWeights
+from quire.model.rope import position_buckets
 from quire.model.spec import LatentSpec, LayerShape
 from quire.weights.parts import (
     Part,
@@ -49,6 +50,9 @@ class AttentionAssembly(PartAssembly):
             if normed and own
             else None,
             v_norm=self._value_norm(shape) if spec.value_norm and own else None,
+            position_bias=None
+            if spec.position_buckets is None
+            else self._position_bias(spec.position_buckets),
             sinks=self._vector(layer + names.sinks, shape.num_heads) if spec.has_sinks(i) else None,
             latent=latent,
             gate=self._attention_gate(shape, layer),
@@ -72,6 +76,12 @@ class AttentionAssembly(PartAssembly):
         pad = padded_rows(self.spec.value_dim, shape.head_dim)
         padded = (self.spec.hidden_size, shape.num_heads * shape.head_dim)
         return Part(whole.tensors, chain(whole.take, lambda array: pad(array.T).T), padded)
+
+    def _position_bias(self, buckets: int) -> FloatArray:
+        """The table [buckets, N] as a value for each head and distance [N, 2 reach + 1]."""
+        heads, places = self.spec.num_heads, position_buckets(buckets)
+        name, take = f"{self.names.position_bias}.weight", lambda table: table[places].T.reshape(-1)
+        return self.source.vector([part(name, (buckets, heads), take)]).reshape(heads, len(places))
 
     def _value_norm(self, shape: LayerShape) -> Norm:
         return Norm(self.spec.norm, np.ones(shape.head_dim, np.float32), None, self.spec.norm_eps)

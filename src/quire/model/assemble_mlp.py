@@ -142,7 +142,10 @@ class MLPAssembly(PartAssembly):
             return take
 
         gate_up, down = names.expert_up, names.expert_down
-        gate, up = (matrix(gate_up, 2 * inner, d, first, 2) for first in (0, 1))
+        if names.expert_gate_apart:
+            gate, up = (matrix(name, inner, d, 0, 1) for name in (names.expert_gate_apart, gate_up))
+        else:
+            gate, up = (matrix(gate_up, 2 * inner, d, first, 2) for first in (0, 1))
         biases = [bias(gate_up, 2 * inner, every_second(first)) for first in (0, 1)]
         return Expert(
             self.source.gated(gate, up),

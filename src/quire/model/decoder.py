@@ -52,6 +52,7 @@ class AttentionWeights(msgspec.Struct, frozen=True):
     out: Matrix
     out_bias: FloatArray | None
     v_norm: Norm | None = None
+    position_bias: FloatArray | None = None
 
 
 class MLPWeights(msgspec.Struct, frozen=True):
@@ -164,9 +165,19 @@ class Layers:
             self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
 
     def layer(
-        self, ops: Ops[T], x: T, angles: dict[RopeSpec, T], index: int, cached: int, layer: LayerWeights
+        self,
+        ops: Ops[T],
+        x: T,
+        angles: dict[RopeSpec, T],
+        index: int,
+        cached: int,
+        layer: LayerWeights,
+        carried: list[T] | None = None,
     ) -> T:
-        """Layer `index` of the model, which is layer `cached` of the KV cache."""
+        """Layer `index` of the model, which is layer `cached` of the KV cache.
+
+        `carried` holds what joins after the next layer (MoESpec.shortcut).
+        """
         normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
         attention, after = layer.attention, x
         if attention is not None:
@@ -179,7 +190,14 @@ class Layers:
         elif not self.spec.parallel:
             normed = source
         down: tuple[Matrix, FloatArray | None] | None = None
-        if layer.moe is not None and self.spec.moe is not None:
+        joins = carried.pop() if carried else None
+        if layer.moe is not None and self.spec.moe is not None and self.spec.moe.shortcut:
+            assert layer.mlp is not None
+            assert carried is not None
+            carried.append(self._route(ops, normed, self.spec.moe, layer.moe))
+            inner, matrix, bias = self._mlp(ops, normed, layer.mlp)
+            down = matrix, bias
+        elif layer.moe is not None and self.spec.moe is not None:
             beside = layer.moe.beside
             if beside is not None and layer.mlp is not None:
                 dense = ops.linear(*self._mlp(ops, normed, layer.mlp))
@@ -192,7 +210,8 @@ class Layers:
             down = matrix, bias
         else:
             return after
-        return self._join(ops, after, inner, down, layer.mlp_post_norm)
+        joined = self._join(ops, after, inner, down, layer.mlp_post_norm)
+        return joined if joins is None else ops.add(joined, joins)
 
     def finish(self, ops: Ops[T], x: T, embedding: T, layer: LayerWeights) -> T:
         """What follows a layer in some models: the input of its own table, and a scale."""
@@ -240,6 +259,7 @@ class Layers:
             cap=spec.attention_cap,
             slopes=self._slopes,
             sinks=weights.sinks,
+            bias=weights.position_bias,
         )
         if weights.latent is not None and spec.latent is not None and rope is not None:
             return self._attend_latent(ops, x, angles[rope], cached, attention, weights.latent)
@@ -332,6 +352,9 @@ class Decoder:
         own = tuple(sorted({tap for tap in taps if tap in layers}))
         if any(spec.kv_source(layer) < layers.start for layer in layers):
             raise ModelError(f"layers {layers.start} to {layers.stop - 1} read keys that another stage keeps")
+        shortcut = spec.moe is not None and spec.moe.shortcut
+        if shortcut and any(i > 0 and spec.is_sparse(i - 1) for i in (layers.start, layers.stop)):
+            raise ModelError(f"layers {layers.start} to {layers.stop - 1} part a mixture from where it joins")
         hidden = partial(self._hidden, layers=layers, taps=own)
         if layers.stop < count:
             return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
@@ -349,9 +372,10 @@ class Decoder:
         ropes = {self.spec.rope_of(i): None for i in layers}
         angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
         embedding = x if not layers.start or self.spec.per_layer is None else self._embed(ops)
+        carried: list[T] = []
         for index in layers:
             layer = weights.layers[index]
-            x = self.layers.layer(ops, x, angles, index, index - layers.start, layer)
+            x = self.layers.layer(ops, x, angles, index, index - layers.start, layer, carried)
             x = self.layers.finish(ops, x, embedding, layer)
             if index in taps:
                 ops.tap(x)

@@ -81,6 +81,24 @@ def sinusoids(positions: int, width: int, steps: int) -> NDArray[np.float32]:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
+BUCKETED_DISTANCE = 128
+
+
+def position_buckets(buckets: int) -> NDArray[np.int64]:
+    """The bucket of each distance from -128 to 128 from a query to a key (Raffel et al. 2020, arXiv:1910.10683).
+
+    Half of the buckets are for keys after the query. In each half, half are for one distance each, the others for
+    ranges that grow exponentially; the last also takes all farther distances.
+    """
+    distances = np.arange(-BUCKETED_DISTANCE, BUCKETED_DISTANCE + 1)
+    half = buckets // 2
+    exact = half // 2
+    away = np.abs(distances)
+    grown = np.log(np.maximum(away, 1).astype(np.float32) / exact) / math.log(BUCKETED_DISTANCE / exact)
+    far = np.minimum(exact + (grown * (half - exact)).astype(np.int64), half - 1)
+    return np.where(distances > 0, half, 0) + np.where(away < exact, away, far)
+
+
 def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
     """A geometric sequence by head; heads beyond a power of two take every other slope of twice as many.
 

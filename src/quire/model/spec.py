@@ -131,7 +131,8 @@ class MoESpec(msgspec.Struct, frozen=True):
     the sum of all experts, including the shared one; with `norm` a norm follows. The last `zero_experts` of
     routing.num_experts return their input. With `beside` a layer also has the MLP: both read the residual stream
     through norms of their own, the router through one without weights, and their results are normed and added; the
-    weight of each expert has a learned scale (Gemma 4). `score_cap` caps the router's scores.
+    weight of each expert has a learned scale (Gemma 4). `score_cap` caps the router's scores. With `shortcut` a layer
+    also has the MLP, and the mixture's result joins the residual stream after the layer that follows (LongCat).
     """
 
     routing: Routing
@@ -145,6 +146,7 @@ class MoESpec(msgspec.Struct, frozen=True):
     zero_experts: int = 0
     beside: bool = False
     score_cap: float | None = None
+    shortcut: bool = False
 
 
 class LayerShape(msgspec.Struct, frozen=True):
@@ -194,6 +196,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
     such a model runs on whole sequences only. With `segments` the vocabulary has each token once per segment; its
     row is the sum of the token's and the segment's embedding (`segment_rows` in the checkpoint). `bare_first`: the
     first layer has no norm before its attention. Without a head, the logits are the final hidden states.
+    `position_buckets`: heads add a value of their own to scores by the bucket of the distance (rope.position_buckets).
 
     `sinusoid`: the position table is computed, its frequencies spaced over that many steps (half the hidden size).
     `norm_weight`, `qk_norm_weight`: norms have weights (else 1). `inner_norms`: a norm before the projections that end
@@ -253,6 +256,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
     bidirectional: bool = False
     segments: int = 0
     segment_rows: int = 0
+    position_buckets: int | None = None
     bare_first: bool = False
     has_head: bool = True
     sinusoid: Literal["half", "half_less_one"] | None = None
@@ -299,6 +303,8 @@ class ArchSpec(msgspec.Struct, frozen=True):
             )
         self._check_layers(where)
         self._check_shapes(where)
+        if self.position_buckets is not None and not 4 <= self.position_buckets <= 256:
+            raise ModelError(f"{where}: position_buckets must be from 4 to 256, got {self.position_buckets}")
         if self.position_offset is not None and self.max_position > MAX_TABLE:
             raise ModelError(
                 f"{where}: a table of {self.max_position} positions; at most {MAX_TABLE} are read"
@@ -319,6 +325,11 @@ class ArchSpec(msgspec.Struct, frozen=True):
         for name, values in given.items():
             if values is not None and len(values) != self.num_layers:
                 raise ModelError(f"{where}: {name} has {len(values)} entries for {self.num_layers} layers")
+        shortcuts = self.moe is not None and self.moe.shortcut
+        if shortcuts and any(self.is_sparse(i) and self.is_sparse(i + 1) for i in range(self.num_layers - 1)):
+            raise ModelError(f"{where}: a layer after one whose mixture joins later cannot have a mixture")
+        if shortcuts and self.is_sparse(self.num_layers - 1):
+            raise ModelError(f"{where}: the last layer's mixture has no layer after which it could join")
         for name in ("windows", "chunks"):
             if not all(size is None or 1 <= size <= MAX_POSITION for size in getattr(self, name) or ()):
                 raise ModelError(f"{where}: {name} must be at least 1 token and at most {MAX_POSITION}")
@@ -374,8 +385,8 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has an MLP: alone, or beside a mixture."""
-        alone = not self.is_sparse(layer) or (self.moe is not None and self.moe.beside)
-        return alone and self.shape(layer).intermediate_size > 0
+        both = self.moe is not None and (self.moe.beside or self.moe.shortcut)
+        return (both or not self.is_sparse(layer)) and self.shape(layer).intermediate_size > 0
 
     def norms_qk(self, layer: int) -> bool:
         return self.qk_norm is not None and (self.qk_norm_layers is None or self.qk_norm_layers[layer])

@@ -194,6 +194,7 @@ class Recorder:
                 attention.cap or 0.0,
                 float_array(attention.slopes),
                 float_array(attention.sinks),
+                None if attention.bias is None else float_array(attention.bias.reshape(-1)),
             )
         )
 

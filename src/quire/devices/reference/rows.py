@@ -68,6 +68,10 @@ def attention_weights(
         scores = attention.cap * np.tanh(scores / attention.cap)
     if attention.slopes is not None:
         scores = scores + attention.slopes[heads, None] * (np.arange(scores.shape[1]) - own)
+    if attention.bias is not None:
+        reach = attention.bias.shape[1] // 2
+        distances = np.clip(np.arange(scores.shape[1]) - own, -reach, reach)
+        scores = scores + attention.bias[heads][:, distances + reach]
     if attention.sinks is not None:
         scores = np.concatenate([scores, attention.sinks[heads, None]], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))

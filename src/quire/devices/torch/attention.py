@@ -33,6 +33,10 @@ def attend(
     if attention.slopes is not None:
         slopes = torch.from_numpy(attention.slopes).to(scores.device)
         scores = scores + slopes[:, None, None] * (key_K - query_Q1)
+    if attention.bias is not None:
+        reach = attention.bias.shape[1] // 2
+        distances = (key_K - query_Q1).clamp(-reach, reach)
+        scores = scores + torch.from_numpy(attention.bias).to(scores.device)[:, distances + reach]
     hidden = key_K > query_Q1 + attention.ahead
     if attention.window is not None:
         hidden |= key_K <= query_Q1 - attention.window

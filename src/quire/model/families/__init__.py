@@ -54,9 +54,10 @@ _DECODERS = {
     "gpt_oss": "GptOssForCausalLM:gpt_oss",
     "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3 "
     "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3 "
-    "SarvamMLAForCausalLM:sarvam_mla",
+    "SarvamMLAForCausalLM:sarvam_mla LongcatFlashForCausalLM:longcat_flash",
     "unlike": "Gemma4ForCausalLM:gemma4_text MiMoV2FlashForCausalLM:mimo_v2_flash LagunaForCausalLM:laguna "
     "DeciLMForCausalLM:nemotron-nas",
+    "step": "Step3p5ForCausalLM:step3p5",
     "older": "GPTBigCodeForCausalLM:gpt_bigcode CodeGenForCausalLM:codegen GPTNeoForCausalLM:gpt_neo "
     "OpenAIGPTLMHeadModel:openai-gpt CTRLLMHeadModel:ctrl XGLMForCausalLM:xglm BioGptForCausalLM:biogpt "
     "MptForCausalLM:mpt PersimmonForCausalLM:persimmon",
@@ -66,6 +67,7 @@ _DECODERS = {
 _ALIASES = {
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "HF_ColBERT": "BertModel",
+    "Step3p7FlashForCausalLM": "Step3p5ForCausalLM",
     "Gemma3TextModel": "Gemma3Model",
     "Gemma3TextForSequenceClassification": "Gemma3ForSequenceClassification",
     "LlamaForCausalLM exaone": "ExaoneForCausalLM",
@@ -74,7 +76,7 @@ _ALIASES = {
 }
 _ENCODERS = (
     "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert EuroBert:eurobert "
-    "JinaEmbeddingsV3:jina_embeddings_v3"
+    "JinaEmbeddingsV3:jina_embeddings_v3 MPNet:mpnet"
 )
 ENCODER_TASKS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model")
 

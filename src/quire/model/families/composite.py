@@ -23,6 +23,7 @@ CLASSES = frozenset(
         "Mistral3",
         "Qwen3VL",
         "Qwen3VLMoe",
+        "Step3p7",
     )
 )
 # Types of language models that only occur inside others, or go by another name there.
@@ -34,7 +35,7 @@ TEXT_TYPES = {
 }
 PREFIXES = ("model.language_model.", "language_model.model.")
 OTHER_PARTS = (
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision"
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision|vit_large_projector"
     r"|audio_tower|embed_audio)\..*"
 )
 # Sections of a rope's positions for pictures; those of a text are all alike.

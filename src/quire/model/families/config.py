@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -177,6 +178,12 @@ class ConfigReader:
             self._objects[key] = ConfigReader(value, f"{self.where}: {name or key}")
             self._objects[key]._whole = whole
         return self._objects[key]
+
+    def derived(self, values: Mapping[str, Any]) -> ConfigReader:
+        """This reader with `values` in place of what the file has; what it reads counts as read here."""
+        reader = copy.copy(self)
+        reader._values = {**self._values, **values}
+        return reader
 
     def keys(self) -> frozenset[str]:
         return frozenset(self._values)

@@ -8,11 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe, sparse_after
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope
-from quire.model.spec import ArchSpec, LatentSpec, MoESpec, RopeSpec
+from quire.model.spec import MAX_LAYERS, ArchSpec, LatentSpec, MoESpec, RopeSpec
 
 
 def deepseek_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
@@ -122,6 +123,69 @@ def read_axk1(config: ConfigReader) -> ArchSpec:
     spec = read_deepseek_v3(config, first_dense=1)
     assert spec.moe is None or spec.latent is not None
     return spec if spec.moe is None else replace(spec, moe=replace(spec.moe, norm=True))
+
+
+def read_longcat(config: ConfigReader) -> ArchSpec:
+    """Meituan 2025, arXiv:2509.01322: each module has two layers; the first's mixture joins after the second.
+
+    Some experts return their input.
+    """
+    config.expect("zero_expert_type", "identity")
+    config.expect("router_bias", False)
+    config.expect("attention_method", "MLA")
+    for key in ("mla_scale_q_lora", "mla_scale_kv_lora"):
+        config.expect(key, True)
+    modules, hidden = config.integer("num_layers", high=MAX_LAYERS // 2), config.integer("hidden_size")
+    config.expect("num_hidden_layers", 2 * modules)
+    twice = config.derived({"num_hidden_layers": 2 * modules})
+    experts, zero = config.integer("n_routed_experts"), config.count("zero_expert_num")
+    routing = Routing(
+        experts + zero,
+        config.integer("num_experts_per_tok", high=experts + zero),
+        scale=config.number("routed_scaling_factor"),
+    )
+    moe = MoESpec(
+        routing,
+        config.integer("moe_intermediate_size"),
+        (True, False) * modules,
+        correction=True,
+        zero_experts=zero,
+        shortcut=True,
+    )
+    spec = read_latent(twice, moe=moe)
+    assert spec.latent is not None
+    assert spec.latent.q_rank is not None
+    latent = replace(
+        spec.latent,
+        q_scale=(hidden / spec.latent.q_rank) ** 0.5,
+        kv_scale=(hidden / spec.latent.kv_rank) ** 0.5,
+    )
+    return replace(spec, latent=latent)
+
+
+def longcat_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    """transformers saves a gate for experts that have none."""
+    assert spec.moe is not None
+    moe, first = spec.moe, spec.moe.routing.num_experts - spec.moe.zero_experts
+    unused = "|".join(str(first + i) for i in range(moe.zero_experts))
+    plain = TensorNames(interleaved=True)
+    own = {
+        name: getattr(plain, name).replace("self_attn.", "self_attn.{j}.")
+        for name in ("q_down", "q_down_norm", "q_up", "kv_down", "kv_down_norm", "kv_up", "out")
+    }
+    return replace(
+        plain,
+        sublayers=2,
+        **own,
+        attention_norm="input_layernorm.{j}",
+        mlp_norm="post_attention_layernorm.{j}",
+        gate="mlps.{j}.gate_proj",
+        up="mlps.{j}.up_proj",
+        down="mlps.{j}.down_proj",
+        router="mlp.router.classifier",
+        correction="mlp.router.e_score_correction_bias",
+        ignored=(*plain.ignored, r"model\.mtp\..*", rf"model\.layers\.\d+\.mlp\.experts\.({unused})\..*"),
+    )
 
 
 def read_youtu(config: ConfigReader) -> ArchSpec:
@@ -241,6 +305,26 @@ FAMILIES = {
         axk1_names,
         {**V3, "max_position_embeddings": 32768, "n_routed_experts": 192},
         {**MTP, **ROUTED},
+    ),
+    "LongcatFlashForCausalLM": Family(
+        "longcat_flash",
+        "LongCat-Flash 560B",
+        read_longcat,
+        longcat_names,
+        {
+            **LATENT,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e7,
+            "zero_expert_num": 256,
+            "routed_scaling_factor": 6.0,
+        },
+        {
+            "intermediate_size": "ffn_hidden_size intermediate_size",
+            "moe_intermediate_size": "expert_ffn_hidden_size moe_intermediate_size",
+            "num_experts_per_tok": "moe_topk num_experts_per_tok",
+            **ROUTED,
+        },
     ),
     "YoutuForCausalLM": Family(
         "youtu",

@@ -72,6 +72,15 @@ DISTILBERT_NAMES = TensorNames(
     mlp_post_norm="output_layer_norm",
     ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"(pre_)?classifier\..*"),
 )
+MPNET_NAMES = replace(
+    _bert_names("mpnet.", r"lm_head\..*", r"classifier\..*"),
+    position_bias="mpnet.encoder.relative_attention_bias",
+    q="attention.attn.q",
+    k="attention.attn.k",
+    v="attention.attn.v",
+    out="attention.attn.o",
+    attention_post_norm="attention.LayerNorm",
+)
 JINA_NAMES = TensorNames(
     base="roberta.",
     embedding="roberta.embeddings.word_embeddings",
@@ -123,6 +132,7 @@ CLASSIFIERS: Mapping[str, ClassifierNames] = {
     "XLMRobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
     "JinaEmbeddingsV3ForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
     "EuroBertForSequenceClassification": ClassifierNames("dense", "classifier", "gelu", pooling="late"),
+    "MPNetForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
     "DistilBertForSequenceClassification": ClassifierNames("pre_classifier", "classifier", "relu"),
     "ModernBertForSequenceClassification": ClassifierNames("head.dense", "classifier", "gelu", "head.norm"),
 }
@@ -157,7 +167,7 @@ def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
 
 
 def _post_norm(
-    config: ConfigReader, offset: int | None, segments: Mapping[str, int], rotated: int | None = 0
+    config: ConfigReader, offset: int | None, own: Mapping[str, int], rotated: int | None = 0
 ) -> ArchSpec:
     """What BERT and its kin share."""
     config.skip("tie_word_embeddings")
@@ -172,8 +182,19 @@ def _post_norm(
         final_norm=False,
         bidirectional=True,
         has_head=False,
-        **segments,
+        **own,
     )
+
+
+def read_mpnet(config: ConfigReader) -> ArchSpec:
+    """Song et al. 2020, arXiv:2004.09297: BERT whose scores depend on the distance."""
+    config.expect("pad_token_id", 1)
+    config.skip(_TRAINING)
+    buckets = config.integer("relative_attention_num_buckets")
+    if buckets != 32:  # whatever the size of the table, the class computes the buckets of 32
+        raise config.wrong("relative_attention_num_buckets", buckets, "32")
+    spec = _post_norm(config, 2, {"position_buckets": buckets})
+    return replace(spec, max_position=spec.max_position - 2)
 
 
 def read_jina(config: ConfigReader) -> ArchSpec:
@@ -239,6 +260,14 @@ _FAMILIES = {
     "Roberta": Family("roberta", "RoBERTa", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS),
     "XLMRoberta": Family(
         "xlm-roberta", "XLM-R, multilingual E5, BGE-M3", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS
+    ),
+    "MPNet": Family(
+        "mpnet",
+        "MPNet, all-mpnet-base-v2, paraphrase-multilingual-mpnet",
+        read_mpnet,
+        MPNET_NAMES,
+        {**BERT, "relative_attention_num_buckets": 32},
+        BERT_KEYS,
     ),
     "JinaEmbeddingsV3": Family(
         "jina_embeddings_v3",

@@ -13,14 +13,16 @@ from msgspec.structs import replace
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
 
-    `layer` is the prefix of layer {i}; the names after it follow that. None or "" means that the family has nothing of
-    the kind. `qkv` names a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its key, its
-    value), or in four blocks of q, v and k (CodeGen). `gate_up` is a fused gate and up, `shared_gate_up` that of the
-    shared expert. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are neighbours.
-    `norm_offset` is added to the weights of norms.
+    `layer` is the prefix of layer {i}; the names after it follow that. Where a module holds several layers
+    (`sublayers`), {i} is its number and {j} in any name that of the layer in it. None or "" means that the family has
+    nothing of the kind. `qkv` names a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its
+    key, its value), or in four blocks of q, v and k (CodeGen). `gate_up` is a fused gate and up, `shared_gate_up` that
+    of the shared expert. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are
+    neighbours. `norm_offset` is added to the weights of norms.
 
     `experts` is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts, with
-    outputs as their rows or as their columns. Gate and up then alternate, or are halves with `expert_halves`.
+    outputs as their rows or as their columns. Gate and up then alternate, are halves with `expert_halves`, or are two
+    tensors if `expert_gate_apart` names the gate's.
 
     `ignored` are patterns of whole names that hold nothing to load (buffers that are computed from the config). `base`
     begins the names of all but the head; a checkpoint of the base model alone leaves it out, and one of several parts
@@ -28,11 +30,13 @@ class TensorNames(msgspec.Struct, frozen=True):
     """
 
     base: str = "model."
+    sublayers: int = 1
     prefixes: tuple[str, ...] = ()
 
     embedding: str = "model.embed_tokens"
     positions: str = ""
     segments: str = ""
+    position_bias: str = ""
     embedding_norm: str = ""
     project_in: str = ""
     project_out: str = ""
@@ -76,6 +80,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     expert_down: str = "down_proj"
     expert_stack: Literal["", "columns", "rows"] = ""
     expert_halves: bool = False
+    expert_gate_apart: str = ""
     moe_norm: str = ""
     moe_pre_norm: str = ""
     mlp_beside_norm: str = ""
@@ -120,6 +125,16 @@ class TensorNames(msgspec.Struct, frozen=True):
             if any(name.startswith(prefix) for name in present):
                 return names._rebased(prefix)
         return names._rebased("")
+
+    def of_sublayer(self, j: int) -> TensorNames:
+        """The names of the j-th layer of each module."""
+        if self.sublayers == 1:
+            return self
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return replace(
+            self,
+            **{k: v.replace("{j}", str(j)) for k, v in values.items() if isinstance(v, str) and "{j}" in v},
+        )
 
     def _rebased(self, prefix: str) -> TensorNames:
         if prefix == self.base:

@@ -1,0 +1,157 @@
+"""Step 3.5 and 3.7: sliding layers with heads of their own, gated heads, experts in three stacked tensors."""
+
+from __future__ import annotations
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import (
+    DENSE,
+    FULL,
+    SLIDING,
+    SPARSE,
+    Family,
+    biases,
+    head_size,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+    windows_of,
+)
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import kind_dims, read_layer_ropes
+from quire.model.spec import ArchSpec, LayerShape
+
+
+def read_step(config: ConfigReader) -> ArchSpec:
+    """StepFun 2026. The published lists by layer go on with the layers that predict further tokens."""
+    layers, size = num_layers(config), head_size(config)
+    extra = config.count("num_nextn_predict_layers")
+    kinds = layer_kinds(config, [FULL] * layers) if not extra else _cut(config, layers, extra)
+    near, near_kv = _sliding_heads(config)
+    heads, kv, inner = (
+        config.integer("num_attention_heads"),
+        config.integer("num_key_value_heads"),
+        config.integer("intermediate_size"),
+    )
+    shapes = tuple(
+        LayerShape(near, near_kv, size, inner) if kind == SLIDING else LayerShape(heads, kv, size, inner)
+        for kind in kinds
+    )
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        limits = config.get(key)
+        if limits is not None and (not isinstance(limits, list) or any(limits)):
+            raise config.wrong(key, limits, "null, or 0 in all layers: bounds of activations are not read")
+    config.expect("scoring_func", "sigmoid")
+    config.expect("n_shared_experts", 1)
+    config.expect("use_moe_router_bias", True)
+    config.expect("use_head_wise_attn_gate", True)
+    config.skip("mtp_layer_types mtp_mlp_layer_types")
+    scale = config.optional_number("query_pre_attn_scalar")
+    positions = config.integer("max_position_embeddings")
+    dims = kind_dims(config, size, {FULL: 1.0, SLIDING: 1.0})
+    thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
+    ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], thetas)
+    return read_decoder(
+        config,
+        **biases(config),
+        mlp_bias=config.boolean("mlp_bias", False),
+        num_heads=max(shape.num_heads for shape in shapes),
+        num_kv_heads=max(shape.num_kv_heads for shape in shapes),
+        shapes=shapes,
+        qk_norm="head",
+        attention_gate="heads",
+        attention_scale=(scale or size) ** -0.5,
+        rope=ropes[-1],
+        layer_ropes=ropes[:-1],
+        windows=windows_of(config, kinds),
+        moe=read_moe(
+            config,
+            layers=_sparse(config, layers),
+            shared=config.integer("share_expert_dim"),
+            correction=True,
+            scoring="sigmoid",
+            renormalize=True,
+            scale=config.number("moe_router_scaling_factor"),
+        ),
+    )
+
+
+def _sliding_heads(config: ConfigReader) -> tuple[int, int]:
+    """Heads, and key/value heads, of layers that slide."""
+    heads, kv = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    own = config.optional_integer("num_sliding_attention_heads")
+    other = config.section("attention_other_setting")
+    if other is None:
+        return own or heads, kv
+    other.expect("attention_type", SLIDING)
+    other.expect("head_dim", head_size(config), None)
+    return other.integer("num_attention_heads", heads), other.integer("num_attention_groups", kv)
+
+
+def _cut(config: ConfigReader, layers: int, extra: int) -> list[str]:
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers + extra:
+        kinds = kinds[:layers]
+    return layer_kinds(config.derived({"layer_types": kinds}), [FULL] * layers)
+
+
+def _sparse(config: ConfigReader, layers: int) -> list[bool]:
+    """Layers with a mixture: by kind, by a list of their numbers, or all after the first dense ones."""
+    numbers, first = config.get("moe_layers_enum"), config.count("first_k_dense_replace")
+    if isinstance(numbers, str):
+        numbers = [int(part) for part in numbers.split(",") if part.strip().isdigit()]
+    if numbers is None:
+        numbers = list(range(first, layers))
+    if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+        raise config.wrong("moe_layers_enum", numbers, "numbers of layers")
+    default = [SPARSE if i in numbers else DENSE for i in range(layers)]
+    return [kind == SPARSE for kind in layer_kinds(config, default, (DENSE, SPARSE), "mlp_layer_types")]
+
+
+def step_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    """The layers after the last predict further tokens."""
+    further = config.count("num_nextn_predict_layers")
+    extra = "|".join(str(spec.num_layers + i) for i in range(further))
+    plain = TensorNames()
+    return TensorNames(
+        norm_offset=1.0,
+        attention_gate="self_attn.g_proj",
+        router="moe.gate",
+        correction="moe.router_bias",
+        experts="moe.",
+        expert_stack="rows",
+        expert_gate_apart="gate_proj.weight",
+        expert_up="up_proj.weight",
+        expert_down="down_proj.weight",
+        shared="share_expert.",
+        ignored=(*plain.ignored, rf"model\.layers\.({extra})\..*") if extra else plain.ignored,
+    )
+
+
+FAMILIES = {
+    "Step3p5ForCausalLM": Family(
+        "step3p5",
+        "Step 3.5, 3.7 Flash (no bounded activations)",
+        read_step,
+        step_names,
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128000,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 288,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1280,
+            "share_expert_dim": 1280,
+            "moe_router_scaling_factor": 1.0,
+            "num_nextn_predict_layers": 0,
+            "first_k_dense_replace": 3,
+        },
+        {
+            "num_key_value_heads": "num_key_value_heads num_attention_groups",
+            "num_experts": "num_experts n_routed_experts num_local_experts moe_num_experts",
+            "num_experts_per_tok": "num_experts_per_tok moe_top_k",
+            "share_expert_dim": "share_expert_dim share_expert_dims",
+            "num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers",
+        },
+    ),
+}
