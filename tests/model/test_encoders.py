@@ -109,6 +109,13 @@ def test_embeddings_equal_transformers(family: str, backend: str, make: Make) ->
     assert [o.outputs.embedding for o in default] == [o.outputs.embedding for o in cls]
 
 
+def test_scores_by_distance_reach_beyond_the_last_bucket(make: Make) -> None:
+    directory, model = make("mpnet")
+    (output,) = LLM(str(directory), **OPTIONS).embed("a b c q z " * 54, pooling="mean")
+    expected = unit(hidden(model, output.prompt_token_ids).mean(0))
+    np.testing.assert_allclose(output.outputs.embedding, expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_classes_equal_transformers(family: str, make: Make) -> None:
     directory, model = make(family, "ForSequenceClassification")

@@ -143,7 +143,7 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
     seen = _probe(model, paged, directory)
     generation = directory / "generation_config.json"
     settings: dict[str, Any] = json.loads(generation.read_text()) if generation.exists() else {}
-    eos = settings.get("eos_token_id", config.eos_token_id)
+    eos = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
     return TransformersModel(
         directory=directory,
         dtype=kept,
@@ -176,7 +176,8 @@ def _config(directory: Path, dtype: str) -> tuple[Any, FloatDtype]:
     own = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
     kept: FloatDtype = "bfloat16" if (own if dtype == "auto" else dtype) == "bfloat16" else "float32"
     config.dtype = DTYPES[kept]
-    config.pad_token_id = None  # there is no padding; some models look for it in every step
+    # there is no padding; some models look for it in every step
+    _made(partial(setattr, config, "pad_token_id", None), directory)
     if getattr(config, "attention_chunk_size", None) is not None:
         raise ModelError(f"{directory}: attention_chunk_size is not supported through transformers")
     return config, kept
