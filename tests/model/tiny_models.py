@@ -161,6 +161,8 @@ FAMILIES |= {
     "glm4_moe_lite": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 4, "topk_group": 2}),
     "axk1": ("AXK1", {**DEEPSEEK, "n_group": 4, "topk_group": 2}),
     "exaone": ("Exaone", RMS),
+    "internlm3": ("InternLM3", {**RMS, "head_dim": 16}),
+    "iquestcoder": ("IQuestCoder", {**RMS, "head_dim": 16}),
     "sarvam_moe": ("SarvamMoE", {**V3, "num_nextn_predict_layers": 0}),
     "sarvam_mla": ("SarvamMLA", {**DEEPSEEK, "n_group": 4, "topk_group": 2}),
     "longcat_flash": (
