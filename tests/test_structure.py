@@ -19,7 +19,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"errors", "lazy"},
     {"files"},
-    {"params", "types", "radix", "logits_processor"},
+    {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},
     {"devices"},
     {"config"},
@@ -40,7 +40,13 @@ LEVELS = [
 WEIGHT_TYPES = {"tensor", "layouts", "schemes"}
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts of one level that may know each other, one way.
-ALLOWED = {("logits_processor", "params"), ("config", "errors"), ("types", "params"), ("commands", "bench")}
+ALLOWED = {
+    ("logits_processor", "params"),
+    ("config", "errors"),
+    ("types", "params"),
+    ("types", "steps"),
+    ("commands", "bench"),
+}
 # The only modules of devices/ that other parts import: no backend is named outside.
 DEVICE_NEUTRAL = {"protocol", "registry", "sampling", "host", "processed"}
 ISAS = set(get_args(Isa)) - {"auto"}

@@ -46,3 +46,11 @@ class OverloadedError(QuireError):
 
 class EngineError(QuireError, RuntimeError):
     """The engine itself failed; running requests end with this error."""
+
+
+class ProgramError(EngineError):
+    """A program ended before its last step."""
+
+
+class SessionExpiredError(RequestError):
+    """A program goes on from a session that is not there any more."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.params import SamplingParams
+from quire.steps import Event, Program
 
 SEED_MASK = (1 << 64) - 1
 
@@ -39,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     makes no token but one vector: the mean, last or first final hidden state ("all": each token's, one after another),
     after the model's own head, and without `activate` not scaled to length 1. Prompt log-probabilities are due for the
     tokens after position `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API
-    keys, or calls) take turns.
+    keys, or calls) take turns. With `program` it runs these steps; `gens` are the requests of its gens, without a prompt.
     """
 
     id: str
@@ -61,6 +62,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     owner: str = ""
     activate: bool = True
     thinking: ThinkingBudget | None = None
+    program: Program | None = None
+    gens: tuple[Request, ...] = ()
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
@@ -77,7 +80,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         sampling = self.sampling
         lists = (sampling.logit_bias, sampling.allowed_token_ids, self.prediction, *self.choices)
         words = sum(map(len, self.bad_words_token_ids)) if self.bad_words_token_ids else 0
-        return len(self.tokens) + words + sum(len(entries) for entries in lists if entries)
+        inner = 0 if self.program is None else self.program.weight
+        return len(self.tokens) + words + inner + sum(len(entries) for entries in lists if entries)
 
 
 @dataclass(slots=True, frozen=True)
@@ -180,7 +184,7 @@ class Delta(msgspec.Struct, array_like=True):
     """What changed for one sample of one request; crosses the process border back.
 
     `stop_reason` is the stop token that ended it, if any. `error` explains the finish reason "error". `complete`: the
-    grammar ended it, so the last token is text and not an end-of-sequence token.
+    grammar ended it, so the last token is text and not an end-of-sequence token. `events` are those of a program.
     """
 
     request_id: str
@@ -194,6 +198,7 @@ class Delta(msgspec.Struct, array_like=True):
     error: str | None = None
     embedding: list[float] | None = None
     complete: bool = False
+    events: list[Event] | None = None
 
     def join(self, later: Delta) -> None:
         """Append a later delta of the same sample."""
@@ -205,6 +210,8 @@ class Delta(msgspec.Struct, array_like=True):
         self.usage, self.finish_reason = later.usage, later.finish_reason
         self.stop_reason, self.error = later.stop_reason, later.error
         self.embedding, self.complete = later.embedding, later.complete
+        if later.events is not None:
+            self.events = (self.events or []) + later.events
 
 
 def ends(request: Request, reason: FinishReason, error: str | None = None) -> list[Delta]:
@@ -226,6 +233,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_shared_blocks: int = 0  # used blocks that more than one sequence holds
     num_cached_blocks: int = 0
     num_free_blocks: int = 0
+    num_kept_blocks: int = 0  # held for programs that wait for their next call
+    num_programs: int = 0  # running ones
+    num_sessions: int = 0  # programs that wait for their next call
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_preemptions: int = 0

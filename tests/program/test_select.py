@@ -9,7 +9,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
 from quire.params import StructuredOutputsParams
-from quire.program.select import MAX_LIVE
+from quire.program.selection import MAX_LIVE
 from quire.types import FinishReason
 
 CHOICES = ["the park", " a big red ball", " sad", "purple elephants of the night"]

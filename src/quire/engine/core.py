@@ -85,6 +85,14 @@ class EngineCore:
         """Queue `request` as a continuation of a live sample: see `Scheduler.fork`."""
         self._ready += self.scheduler.fork(request_id, index, request, output)
 
+    def keep(self, key: str, request: Request, tokens: list[int]) -> int:
+        """Hold a cached prefix: see `Scheduler.keep`."""
+        return self.scheduler.keep(key, request, tokens)
+
+    def let_go(self, key: str) -> None:
+        """Give up a kept prefix, if it is still there."""
+        self.scheduler.let_go(key)
+
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one sample of it. Unknown ids (of ended requests) are ignored."""
         if request_id in self._compiling:

@@ -33,7 +33,7 @@ from quire.model import load
 from quire.model.cost import Cost
 from quire.model.foreign import inspect_foreign, load_foreign
 from quire.model.spec import ArchSpec
-from quire.program import Programs
+from quire.program import Programs, Texts
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
@@ -365,7 +365,9 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
         lambda model, kv: backend.compile(tapped(model, plan.taps), kv, plan.limits),
     )
     core.trace_directory = config.device.trace_directory
-    return Started(Programs(core), _card(plan), report, grammars), model
+    tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
+    texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
+    return Started(Programs(core, texts), _card(plan), report, grammars), model
 
 
 def _card(plan: EnginePlan) -> ModelCard:

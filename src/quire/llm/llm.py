@@ -15,6 +15,7 @@ from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.llm.engine_args import EngineArgs, engine_config
 from quire.llm.pooling import PoolingMethods
+from quire.llm.programs import ProgramRunner
 from quire.llm.prompts import Message, Prompt, as_list, no_adapter, no_media, salt_of, tokens_of
 from quire.llm.running import Tqdm, push, raise_error
 from quire.logits_processor import ProcessorClass
@@ -29,7 +30,7 @@ Kwargs = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams]
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, ProgramRunner):
     """A model ready to generate. Any number of threads may call it; their requests share one batch.
 
     An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with` block, or

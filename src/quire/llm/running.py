@@ -36,6 +36,7 @@ class RunningEngine:
         with started.report.phase("tokenizer"):  # in parallel with the check of a built engine's weights
             self._front = start_front(config, started.info, seed=config.seed)
         finish_start(started, model)
+        started.core.texts.use(self._front.tokenizer)
         self.config = config
         self.report = started.report
         self._core = started.core

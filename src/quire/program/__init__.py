@@ -1,6 +1,21 @@
-"""Programs over the engine core: requests that are answered by several others. Token ids only."""
+"""Programs over the engine core, and the language that they are written in: `from quire.program import function, gen`.
+
+Here are requests that are answered by several others: beam search, select, and programs of steps. The language
+(`language/`) makes such steps of Python code; it is loaded when one of its names is first used.
+"""
+
+import importlib
+from typing import Any
 
 from quire.program.core import Core, Program, Run
 from quire.program.host import Programs
+from quire.program.texts import Texts
 
-__all__ = ["Core", "Program", "Programs", "Run"]
+__all__ = ["Core", "Program", "Programs", "Run", "Texts"]
+
+
+def __getattr__(name: str) -> Any:
+    language = importlib.import_module("quire.program.language")
+    if name in language.__all__:
+        return getattr(language, name)
+    raise AttributeError(f"module 'quire.program' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
+from quire.steps import Event
 from quire.types import Delta, EngineStats, Request, ScheduledBatch
 
 
@@ -18,6 +19,8 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None: ...
+    def keep(self, key: str, request: Request, tokens: list[int]) -> int: ...
+    def let_go(self, key: str) -> None: ...
     def abort(self, request_id: str, index: int | None = None) -> None: ...
     def drop(self, request_id: str, index: int | None = None) -> None: ...
     def step(self) -> list[Delta]: ...
@@ -34,34 +37,61 @@ class Core(Protocol):
 class Run:
     """The requests of one program. It receives their deltas; when it ends, the rest are dropped."""
 
-    def __init__(self, request: Request, core: Core) -> None:
+    def __init__(self, request: Request, core: Core, owners: dict[str, Run]) -> None:
         self.request = request
-        self.live: set[str] = set()
+        self.live: dict[str, int] = {}  # samples that run, by request
         self.num_cached = 0  # prompt tokens of the first request found in the prefix cache
+        self.events: list[Event] = []  # the next step returns them
         self._core = core
+        self._owners = owners  # the runs of all live requests
         self._first = True
 
     def add(self, request: Request) -> None:
-        """Queue a request of one sample (n = 1)."""
-        self.live.add(request.id)
+        """Queue a request."""
+        self._own(request)
         self._core.add(request)
 
     def fork(self, request_id: str, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live one of this program; both share its KV."""
-        self.live.add(request.id)
+        self._own(request)
         self._core.fork(request_id, 0, request, output)
 
     def drop(self, request_id: str) -> None:
         """End a request and drop its remaining deltas."""
-        self.live.discard(request_id)
+        self.live.pop(request_id, None)
+        self._owners.pop(request_id, None)
         self._core.drop(request_id)
+
+    def drop_all(self) -> None:
+        """End all requests."""
+        for request_id in list(self.live):
+            self.drop(request_id)
+
+    def end_sample(self, request_id: str, index: int) -> None:
+        """End one sample of a request and drop its remaining deltas."""
+        self._core.drop(request_id, index)
+        self._ended(request_id)
+
+    def report(self, event: Event) -> None:
+        """Send an event to the caller of the program."""
+        self.events.append(event)
 
     def took(self, delta: Delta) -> None:
         """Account for a delta that is about to go to the program."""
         if self._first:
             self._first, self.num_cached = False, delta.usage.num_cached
         if delta.finish_reason is not None:
-            self.live.discard(delta.request_id)
+            self._ended(delta.request_id)
+
+    def _own(self, request: Request) -> None:
+        self.live[request.id] = request.sampling.n
+        self._owners[request.id] = self
+
+    def _ended(self, request_id: str) -> None:
+        """One more sample has ended."""
+        self.live[request_id] -= 1
+        if not self.live[request_id]:
+            del self.live[request_id], self._owners[request_id]
 
 
 Program = Callable[[Request, Run], Generator[None, Delta, list[Delta]]]

@@ -8,28 +8,37 @@ from typing import Generic, TypeVar
 
 from quire.program.beam import beam_search
 from quire.program.core import Core, Program, Run
-from quire.program.select import select
+from quire.program.interpret import Interpreting
+from quire.program.selection import select
+from quire.program.texts import Texts
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage, ends
 
 log = logging.getLogger("quire.engine")
 
 C = TypeVar("C", bound=Core)
 
-
-def program_of(request: Request) -> Program | None:
-    """The program that answers `request`; None if the core answers it directly."""
-    if request.sampling.beam is not None:
-        return beam_search
-    return select if request.choices else None
+IDLE_WAIT = 0.01  # seconds for which an idle step waits for the tokenizer
 
 
 class Programs(Generic[C]):
     """A core whose requests may be programs. A program that raises ends only its own request, with an error."""
 
-    def __init__(self, core: C) -> None:
+    def __init__(self, core: C, texts: Texts | None = None) -> None:
         self.core = core
+        self.texts = texts or Texts(None, 0, False)
+        self._interpret = Interpreting(core, self.texts)
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
+        self._owners: dict[str, Run] = {}  # by request of a program
+        self._waiting: dict[str, Request] = {}  # for the tokenizer
         self._ready: list[Delta] = []  # the next step returns them
+
+    def _program_of(self, request: Request) -> Program | None:
+        """The program that answers `request`; None if the core answers it directly."""
+        if request.program is not None:
+            return self._interpret
+        if request.sampling.beam is not None:
+            return beam_search
+        return select if request.choices else None
 
     @property
     def on_batch(self) -> Callable[[ScheduledBatch], None] | None:
@@ -49,30 +58,43 @@ class Programs(Generic[C]):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ready) or self.core.has_work
+        return bool(self._ready or self._waiting) or self.core.has_work
 
     def add(self, request: Request) -> None:
         """Queue a request, or start the program that answers it."""
-        program = program_of(request)
-        if request.id in self._runs:
+        program = self._program_of(request)
+        if request.id in self._runs or request.id in self._waiting:
             message = (
                 f"request id {request.id!r} is in use by a request that has not ended; choose another id"
             )
             self._ready += ends(request, FinishReason.ERROR, message)
         elif program is None:
             self.core.add(request)
+        elif program is self._interpret and not self.texts.begin():
+            self._waiting[request.id] = request
         else:
-            run = Run(request, self.core)
-            steps = program(request, run)
-            self._runs[request.id] = run, steps
-            self._resume(run, lambda: next(steps))
+            self._start(request, program)
+
+    def _start(self, request: Request, program: Program) -> None:
+        run = Run(request, self.core, self._owners)
+        steps = program(request, run)
+        self._runs[request.id] = run, steps
+        self._resume(run, lambda: next(steps))
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
         self.core.fork(request_id, index, request, output)
 
+    def keep(self, key: str, request: Request, tokens: list[int]) -> int:
+        return self.core.keep(key, request, tokens)
+
+    def let_go(self, key: str) -> None:
+        self.core.let_go(key)
+
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one sample of it; a program ends with all its requests."""
-        if request_id in self._runs:
+        if request_id in self._waiting:
+            self._ready += ends(self._waiting.pop(request_id), FinishReason.ABORT)
+        elif request_id in self._runs:
             run, steps = self._runs[request_id]
             steps.close()
             self._end(run, _last(run, FinishReason.ABORT, None))
@@ -81,31 +103,41 @@ class Programs(Generic[C]):
 
     def drop(self, request_id: str, index: int | None = None) -> None:
         """End a request without a delta."""
+        if self._waiting.pop(request_id, None) is not None:
+            return
         if request_id in self._runs:
             run, steps = self._runs.pop(request_id)
             steps.close()
-            self._drop_all(run)
+            run.drop_all()
         else:
             self.core.drop(request_id, index)
 
     def step(self) -> list[Delta]:
         """Step the core and pass programs' deltas to them; returns all others."""
+        if self._waiting:
+            self._start_waiting()
         deltas = self.core.step()
-        if self._runs:
-            # A program may drop requests whose deltas are in this step too: skip those.
-            owners = {request_id: run for run, _ in self._runs.values() for request_id in run.live}
+        if self._owners:
             passed = []
-            for delta in deltas:
-                owner = owners.get(delta.request_id)
+            owners = [self._owners.get(delta.request_id) for delta in deltas]
+            for delta, owner in zip(deltas, owners, strict=True):
                 if owner is None:
                     passed.append(delta)
-                elif delta.request_id in owner.live:
+                elif delta.request_id in owner.live:  # else the program has dropped it in this step
                     self._push(owner, delta)
             deltas = passed
         if self._ready:
             deltas = self._ready + deltas
             self._ready = []
         return deltas
+
+    def _start_waiting(self) -> None:
+        if not self.core.has_work:
+            self.texts.wait(IDLE_WAIT)
+        if self.texts.begin():
+            waiting, self._waiting = self._waiting, {}
+            for request in waiting.values():
+                self._start(request, self._interpret)
 
     def _push(self, run: Run, delta: Delta) -> None:
         _, steps = self._runs[run.request.id]
@@ -120,18 +152,28 @@ class Programs(Generic[C]):
         except Exception as error:
             log.exception("the program of request %s failed", run.request.id)
             self._end(run, _last(run, FinishReason.ERROR, f"{type(error).__name__}: {error}"))
+        else:
+            self._report(run)
+
+    def _report(self, run: Run) -> None:
+        if run.events:
+            events, run.events = run.events, []
+            self._ready.append(Delta(run.request.id, 0, [], Usage(0, 0, 0), events=events))
 
     def _end(self, run: Run, last: list[Delta]) -> None:
         del self._runs[run.request.id]
-        self._drop_all(run)
+        run.drop_all()
+        self._report(run)
         self._ready += last
 
-    def _drop_all(self, run: Run) -> None:
-        for request_id in list(run.live):
-            run.drop(request_id)
-
     def stats(self) -> EngineStats:
-        return self.core.stats()
+        """The core's, with programs; sessions whose time is over end here too."""
+        sessions = self._interpret.sessions
+        sessions.expire()
+        stats = self.core.stats()
+        stats.num_programs = len(self._runs) + len(self._waiting)
+        stats.num_sessions = len(sessions)
+        return stats
 
     def reset_prefix_cache(self, reset_running: bool = False) -> bool:
         return self.core.reset_prefix_cache(reset_running)
@@ -142,9 +184,9 @@ class Programs(Generic[C]):
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """As the core does; programs end under "abort" and are finished first otherwise."""
-        for request_id in list(self._runs) if mode == "abort" else ():
+        for request_id in [*self._runs, *self._waiting] if mode == "abort" else ():
             self.abort(request_id)
-        while self._runs and mode != "abort":
+        while (self._runs or self._waiting) and mode != "abort":
             self._ready = self.step()
         self.core.sleep(level, mode)
 

@@ -20,7 +20,8 @@ class WaitingQueue:
     """Waiting sequences in order of `key`, and the live samples of each request.
 
     A sample is *held*, outside the queue, while another one computes the prompt that both share. A waiting fork
-    may hold blocks (`Sequence.base`); when blocks run out, it gives them up before any sequence is preempted.
+    may hold blocks (`Sequence.base`), and prefixes may be kept by name (`keep`); when blocks run out, they are given up
+    before any sequence is preempted.
     """
 
     def __init__(self, tables: BlockTables) -> None:
@@ -31,6 +32,7 @@ class WaitingQueue:
         self.num_held = 0
         self.num_tokens = 0  # of queued and held sequences
         self._with_base: list[Sequence] = []
+        self._kept: dict[str, PrefixMatch] = {}  # oldest first
 
     def join(self, seq: Sequence) -> None:
         """Add a new sequence to its group and to the queue."""
@@ -97,8 +99,45 @@ class WaitingQueue:
             self._tables.let_go(seq.base)
             seq.base = None
 
+    def keep(self, key: str, match: PrefixMatch) -> int:
+        """Hold the blocks of a prefix until `let_go`, or until others need them; returns how many are held.
+
+        All kept prefixes hold at most half of the pool: the oldest make room.
+        """
+        self.let_go(key)
+        most = self._tables.pool.num_blocks // 2
+        size = self._tables.count(match.num_tokens)
+        if not size or size > most:
+            return 0
+        while self.num_kept_blocks + size > most:
+            self.let_go(next(iter(self._kept)))
+        self._kept[key] = match
+        self._tables.hold(match)
+        return size
+
+    def let_go(self, key: str) -> None:
+        """Give up a kept prefix, if it is still there; it stays cached while there is room."""
+        match = self._kept.pop(key, None)
+        if match is not None:
+            self._tables.let_go(match)
+
+    def let_go_all(self) -> None:
+        for key in list(self._kept):
+            self.let_go(key)
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Blocks that kept prefixes hold; one that several hold counts for each."""
+        return sum(self._tables.count(match.num_tokens) for match in self._kept.values())
+
     def drop_bases(self, spare: Sequence | None = None) -> bool:
-        """Release the bases of waiting forks, that of `spare` only if there is no other. False: there are none."""
+        """Give up the oldest kept prefix or, if there is none, the bases of waiting forks.
+
+        That of `spare` is given up only if there is no other. False: there are none.
+        """
+        if self._kept:
+            self.let_go(next(iter(self._kept)))
+            return True
         found = [seq for seq in self._with_base if seq is not spare] or list(self._with_base)
         for seq in found:
             self.drop_base(seq)
@@ -106,7 +145,8 @@ class WaitingQueue:
 
     @property
     def bases(self) -> list[PrefixMatch]:
-        return [seq.base for seq in self._with_base if seq.base is not None]
+        """Everything that is held without being in a table."""
+        return [*(seq.base for seq in self._with_base if seq.base is not None), *self._kept.values()]
 
     def request_in_use(self, request: Request) -> str | None:
         """The error for a request whose id is in use; None if it is new."""

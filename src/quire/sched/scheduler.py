@@ -125,6 +125,21 @@ class Scheduler:
         """End samples without deltas, because their reader has gone."""
         self.abort(request_id, index)
 
+    def keep(self, key: str, request: Request, tokens: list[int]) -> int:
+        """Hold the blocks of the cached prefix of `tokens` under `key`; `request` says whose cache it is.
+
+        Returns the number of blocks. They are given up by `let_go`, by `keep` of the same key, when all kept prefixes
+        hold more than half of the pool, and when running sequences need them.
+        """
+        if not self._tables.caching:
+            return 0
+        match, _ = self._tables.prefix.match(tokens, Group(request).namespace, len(tokens))
+        return self._queue.keep(key, match)
+
+    def let_go(self, key: str) -> None:
+        """Give up a kept prefix, if it is still there."""
+        self._queue.let_go(key)
+
     def _join(self, seq: Sequence) -> None:
         if self.pace.target:
             self.pace.arrive(seq, self._tables.count_cached(seq))
@@ -206,7 +221,8 @@ class Scheduler:
         self._planner.preempt_all()
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; running sequences keep their blocks."""
+        """Forget all cached and kept prefixes; running sequences keep their blocks."""
+        self._queue.let_go_all()
         self._tables.prefix.clear()
 
     def stats(self) -> EngineStats:
@@ -219,6 +235,7 @@ class Scheduler:
         stats.num_shared_blocks = pool.num_shared
         stats.num_cached_blocks = pool.num_cached
         stats.num_free_blocks = pool.num_free
+        stats.num_kept_blocks = self._queue.num_kept_blocks
         return EngineStats(**{**stats.as_dict(), "spec_accepted_per_pos": list(stats.spec_accepted_per_pos)})
 
     def check(self) -> None:

@@ -1,0 +1,318 @@
+"""Makes the Request of a program from steps as JSON has them, after every check that can be made before it runs.
+
+Shared by `LLM` and the server. Knows text; no scheduler and no HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from quire.client.front import Front
+from quire.errors import ConfigError, RequestError
+from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
+from quire.program.frames import PLAIN, Frames
+from quire.steps import (
+    AnyStep,
+    Compute,
+    Fork,
+    Gen,
+    If,
+    InRole,
+    Insert,
+    Join,
+    Program,
+    Reasoning,
+    Repeat,
+    Select,
+    Text,
+    gens,
+    inner,
+    walk,
+)
+from quire.text.formats.registry import reasoning_format
+from quire.types import Request
+
+DEFAULT_MAX_TOKENS = 128  # of a gen, as in SGLang
+MAX_STEPS = 4096  # that a call runs, repeated ones counted each time
+MAX_LANES = 256
+MAX_DEPTH = 8
+MAX_TOKENS = 1 << 20  # that a call may generate
+MAX_CHOICES = 4096  # that a call may score
+
+_MARK = "quire-program-mark"
+
+
+def frames_of(front: Front) -> Frames:
+    """The frames of the model's own chat template, or plain ones if it has none that frames messages one by one."""
+    if front.template is None:
+        return PLAIN
+    try:
+        return _read_frames(front)
+    except (RequestError, ValueError):
+        return PLAIN
+
+
+def _read_frames(front: Front) -> Frames:
+    """Render two conversations and look between their messages. ValueError if messages are not framed one by one."""
+    tokenizer = front.tokenizer
+    first = None if tokenizer is None else tokenizer.bos_token_id
+    bos = None if tokenizer is None or first is None else tokenizer.id_to_token(first)
+
+    def between(*roles: str) -> list[str]:
+        """The texts around the messages of a conversation."""
+        messages = [_message(role) for role in roles]
+        return front.render(messages, add_generation_prompt=False).removeprefix(bos or "").split(_MARK)
+
+    begins = bos is not None and front.render([_message("user")], add_generation_prompt=False).startswith(bos)
+    before, to_user, to_assistant, to_user_again, after = between("system", "user", "assistant", "user")
+    starts = {"system": before}
+    for role, gap in (("user", to_user), ("assistant", to_assistant), ("user", to_user_again)):
+        if not gap.startswith(after) or starts.setdefault(role, gap[len(after) :]) != gap[len(after) :]:
+            raise ValueError("messages are not framed one by one")
+    opening, last = between("user")[0], after + starts["user"]
+    default = (
+        opening[len(before) : -len(last)] if opening.startswith(before) and opening.endswith(last) else None
+    )
+    stop = tuple(text for text in (after.strip(),) if text)
+    adds_bos = tokenizer is not None and tokenizer.encode("a")[:1] == [first]
+    around = {role: (start, after) for role, start in starts.items()}
+    return Frames(around, default, stop, "" if adds_bos or not bos or not begins else bos)
+
+
+def _message(role: str) -> dict[str, Any]:
+    return {"role": role, "content": _MARK}
+
+
+class ProgramCall(msgspec.Struct, kw_only=True):
+    """A program, or the next steps of one whose state was kept.
+
+    `steps` are those of the first lane, `lanes` those of others, which exist in a `session` alone. `sampling` has the
+    defaults of all gens, by the fields of `Gen`. With `keep` the engine keeps the state; the last event names it.
+    """
+
+    steps: list[AnyStep] = []
+    lanes: Annotated[dict[str, list[AnyStep]], Meta(max_length=MAX_LANES)] = {}
+    sampling: dict[str, Any] = {}
+    session: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    keep: bool = False
+    stream: bool | None = False
+
+
+def program_request(
+    front: Front, request_id: str, call: ProgramCall, owner: str = "", priority: int = 0, salt: str = ""
+) -> Request:
+    """Check a program against the model and the bounds.
+
+    A session belongs to its `owner`. Raises RequestError naming the step at fault. Unless the front compiles grammars,
+    the caller does, for each of `Request.gens`.
+    """
+    resume, stream = call.session is not None, bool(call.stream)
+    if call.lanes and not resume:
+        raise RequestError(
+            "lanes are for a session: a new program has steps, and forks make its lanes", "lanes"
+        )
+    session = call.session or secrets.token_hex(16)
+    lanes = {"": call.steps, **call.lanes} if call.steps or not call.lanes else call.lanes
+    if front.tokenizer is None:
+        raise RequestError("this engine has no tokenizer, which programs need", "steps")
+    frames = frames_of(front)
+    defaults = _defaults(call.sampling)
+    made = {path: _framed(steps, frames, path == "" and not resume) for path, steps in lanes.items()}
+    program = Program(lanes=made, session=f"{owner}/{session}", resume=resume, keep=call.keep, stream=stream)
+    _check_size(program, defaults)
+    for path, steps in made.items():
+        _check_lane(steps, path, set(), fresh=not resume)
+    kind = OutputKind.DELTA if stream else OutputKind.FINAL_ONLY
+    requests = []
+    for number, gen in enumerate(gens(program)):
+        params = _params(front, gen, defaults, f"gen {gen.name or number}")
+        params = msgspec.structs.replace(params, output_kind=kind)
+        requests.append(front.request(f"{request_id}/gen", [0], params, clamp=True))
+    return Request(
+        id=request_id,
+        tokens=[],
+        sampling=SamplingParams(max_tokens=1),
+        seed=0,
+        max_tokens=1,
+        priority=priority,
+        salt=salt,
+        arrival=time.time(),
+        program=program,
+        gens=tuple(requests),
+    )
+
+
+def _defaults(sampling: Mapping[str, Any]) -> Gen:
+    try:
+        return msgspec.convert({**sampling, "type": "gen"}, Gen)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"sampling: {error}", "sampling") from error
+
+
+def _framed(steps: Sequence[AnyStep], frames: Frames, first: bool, inside: bool = False) -> list[AnyStep]:
+    """The steps with each role replaced by its frame; gens inside stop where the template ends a message."""
+    found: list[AnyStep] = []
+    for step in steps:
+        if isinstance(step, InRole):
+            if inside:
+                raise RequestError("a role cannot be inside another: end it first", "steps")
+            found.append(Text(text=frames.begin(step.role, first)))
+            found += _framed(step.steps, frames, False, True)
+            found.append(Text(text=frames.around[step.role][1]))
+            first = False
+        elif isinstance(step, Gen) and inside and frames.stop:
+            stop = [step.stop] if isinstance(step.stop, str) else list(step.stop or ())
+            found.append(msgspec.structs.replace(step, stop=[*stop, *frames.stop]))
+        else:
+            found.append(_framed_inside(step, frames, first, inside))
+            first = first and isinstance(step, Compute)
+    return found
+
+
+def _framed_inside(step: AnyStep, frames: Frames, first: bool, inside: bool) -> AnyStep:
+    if isinstance(step, Fork):
+        branches = [_framed(part, frames, first, inside) for part in step.branches]
+        return msgspec.structs.replace(step, branches=branches)
+    if isinstance(step, If):
+        then, otherwise = (_framed(part, frames, first, inside) for part in (step.then, step.otherwise))
+        return msgspec.structs.replace(step, then=then, otherwise=otherwise)
+    if isinstance(step, (Repeat, Reasoning)):
+        return msgspec.structs.replace(step, steps=_framed(step.steps, frames, first, inside))
+    return step
+
+
+# --- bounds
+
+
+@dataclass(slots=True)
+class _Size:
+    """What a list of steps may do at most."""
+
+    steps: int = 0
+    lanes: int = 0
+    tokens: int = 0
+    choices: int = 0
+    depth: int = 0
+
+    def add(self, other: _Size, times: int = 1) -> None:
+        self.steps += times * other.steps
+        self.lanes += times * other.lanes
+        self.tokens += times * other.tokens
+        self.choices += times * other.choices
+        self.depth = max(self.depth, other.depth)
+
+
+def _check_size(program: Program, defaults: Gen) -> None:
+    whole = _Size()
+    for steps in program.lanes.values():
+        whole.lanes += 1
+        whole.add(_size(steps, defaults, 0))
+    for what, count, most in (
+        ("steps", whole.steps, MAX_STEPS),
+        ("lanes", whole.lanes, MAX_LANES),
+        ("tokens", whole.tokens, MAX_TOKENS),
+        ("choices", whole.choices, MAX_CHOICES),
+    ):
+        if count > most:
+            raise RequestError(
+                f"the program may run {count} {what}, the most is {most}: make it smaller", "steps"
+            )
+
+
+def _size(steps: Sequence[AnyStep], defaults: Gen, depth: int) -> _Size:
+    if depth > MAX_DEPTH:
+        raise RequestError(f"steps are nested more than {MAX_DEPTH} deep: make the program flatter", "steps")
+    found = _Size(depth=depth)
+    for step in steps:
+        found.steps += 1
+        if isinstance(step, Gen):
+            found.tokens += (step.n or defaults.n or 1) * (
+                step.max_tokens or defaults.max_tokens or DEFAULT_MAX_TOKENS
+            )
+        elif isinstance(step, Select):
+            found.choices += len(step.choices)
+        elif isinstance(step, Fork):
+            found.lanes += len(step.branches)
+        for part in inner(step):
+            found.add(_size(part, defaults, depth + 1), step.times if isinstance(step, Repeat) else 1)
+    return found
+
+
+def _check_lane(steps: Sequence[AnyStep], path: str, known: set[str], fresh: bool) -> None:
+    """Refuse what must fail when it runs: unknown variables of a fresh program, joins without forks, loose roles.
+
+    `known` are the variables that may have a value; those of this lane are added.
+    """
+    for step in steps:
+        if isinstance(step, (Gen, Select)):
+            if step.name is not None:
+                known |= {step.name, f"{step.name}_reasoning_content"}
+        elif isinstance(step, Join):
+            if step.mode == "branch" and step.branch is None:
+                raise RequestError('join: mode "branch" needs branch, a number or a variable', "steps")
+            if step.mode != "concate_and_append":
+                known |= _assigned_by_forks(steps)
+        elif isinstance(step, Reasoning):
+            _check_reasoning(step)
+        elif fresh and isinstance(step, Insert) and step.lane is None and step.name not in known:
+            raise RequestError(f"insert: no step before assigns variable {step.name!r}", "steps")
+        elif fresh and isinstance(step, If) and step.condition.variable not in known:
+            raise RequestError(f"if: no step before assigns variable {step.condition.variable!r}", "steps")
+        if isinstance(step, Fork):
+            for number, part in enumerate(step.branches):
+                _check_lane(part, f"{path}/{step.name}.{number}", set(known), fresh)
+        else:
+            for part in inner(step):
+                _check_lane(part, path, known, fresh)
+        if isinstance(step, Repeat) and fresh and step.until is not None and step.until.variable not in known:
+            raise RequestError(f"repeat: no step assigns variable {step.until.variable!r}", "steps")
+
+
+def _assigned_by_forks(steps: Sequence[AnyStep]) -> set[str]:
+    names = {step.name for step in walk(steps) if isinstance(step, (Gen, Select)) and step.name is not None}
+    return names | {f"{name}_reasoning_content" for name in names}
+
+
+def _check_reasoning(step: Reasoning) -> None:
+    try:
+        reasoning_format(step.model_type.replace("-", "_"))
+    except ConfigError as error:
+        raise RequestError(f"separate_reasoning: {error}", "steps") from error
+    for part in walk(step.steps):
+        if isinstance(part, Gen) and part.name is None:
+            raise RequestError("separate_reasoning: each gen inside needs a name", "steps")
+
+
+# --- gens
+
+
+def _params(front: Front, gen: Gen, defaults: Gen, where: str) -> SamplingParams:
+    given = {
+        name: value
+        for name in Gen.__struct_fields__
+        if (value := getattr(gen, name)) is not None or (value := getattr(defaults, name)) is not None
+    }
+    given.pop("name", None)
+    given.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    regex, schema = given.pop("regex", None), given.pop("json_schema", None)
+    if gen.regex is not None and gen.json_schema is not None:
+        raise RequestError(f"{where}: give regex or json_schema, not both", "steps")
+    scored, top = given.pop("return_logprob", False), given.pop("top_logprobs_num", 0)
+    start = given.pop("logprob_start_len", -1)
+    if scored:
+        given["logprobs"] = top
+        if start >= 0:
+            given["prompt_logprobs"] = top
+    try:
+        if regex is not None or schema is not None:
+            given["structured_outputs"] = StructuredOutputsParams(regex=regex, json=schema)
+        return front.default_params(**given)
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}", error.param) from error

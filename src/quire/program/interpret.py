@@ -1,0 +1,63 @@
+"""Requests with `Request.program`: the interpreter over requests of the engine core, and sessions between calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+
+from quire.program.calls import Calls
+from quire.program.core import Core, Run
+from quire.program.interpreter import Interpreter, StepError
+from quire.program.sessions import Sessions
+from quire.program.tasks import Tasks
+from quire.program.texts import Texts
+from quire.steps import Event, gens
+from quire.types import Delta, FinishReason, Request, Usage
+
+CHARACTERS_PER_TOKEN = 16  # the longest text of a lane, for each token of the model's length
+EXPIRED = "expired"  # the finish reason of a call whose session is not there
+
+
+class Interpreting:
+    """Runs programs one call at a time; what they keep between calls is in `sessions`."""
+
+    def __init__(self, core: Core, texts: Texts, clock: Callable[[], float] = time.monotonic) -> None:
+        self.texts = texts
+        self.sessions = Sessions(core, clock)
+
+    def __call__(self, request: Request, run: Run) -> Generator[None, Delta, list[Delta]]:
+        """One call. Its events go to `run`; the last delta has the counts of all its requests."""
+        program, texts = request.program, self.texts
+        assert program is not None
+        lanes = self.sessions.take(program.session) if program.resume else None
+        if program.resume and lanes is None:
+            run.report(Event("done", finish_reason=EXPIRED))
+            return [_last(request, (0, 0, 0), None)]
+        tasks, kept = Tasks(), False
+        tokenizer = texts.tokenizer
+        requests = dict(zip(map(id, gens(program)), request.gens, strict=True))
+        calls = Calls(run, tasks, tokenizer, texts.max_model_len, requests, texts.caching)
+        interpreter = Interpreter(CHARACTERS_PER_TOKEN * texts.max_model_len, lanes)
+        try:
+            done = tasks.start(interpreter.run(program, tasks, calls, run.report))
+            tasks.run()
+            while not done.is_set:
+                if not run.live:
+                    raise StepError("the steps wait for each other's variables: nothing can go on")
+                calls.take((yield))
+                tasks.run()
+            if program.keep:
+                self.sessions.put(program.session, interpreter.live_lanes(), request, tokenizer.encode)
+                kept = True
+        except StepError as error:
+            return [_last(request, calls.counts, str(error))]
+        finally:
+            tasks.close()
+            if not kept:
+                self.sessions.release(program.session)
+        return [_last(request, calls.counts, None)]
+
+
+def _last(request: Request, counts: tuple[int, int, int], error: str | None) -> Delta:
+    reason = FinishReason.STOP if error is None else FinishReason.ERROR
+    return Delta(request.id, 0, [], Usage(*counts), finish_reason=reason, error=error)
