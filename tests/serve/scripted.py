@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -25,6 +26,7 @@ from quire.client.front import Front
 from quire.config import EngineConfig
 from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
+from quire.program import Programs, Texts
 from quire.text.template.render import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from quire.types import (
@@ -138,6 +140,16 @@ class ScriptedCore:
                     queue.remove(seq)
                     self.ready.append(self.delta(seq, [], FinishReason.ABORT))
 
+    def drop(self, request_id: str, index: int | None = None) -> None:
+        self.abort(request_id, index)
+        self.ready = [d for d in self.ready if d.request_id != request_id or index not in (None, d.index)]
+
+    def keep(self, key: str, request: Request, tokens: list[int]) -> int:
+        return 0
+
+    def let_go(self, key: str) -> None:
+        return
+
     def step(self) -> list[Delta]:
         deltas, self.ready = self.ready, []
         new = []
@@ -202,7 +214,8 @@ class ScriptedCore:
         if params.logprobs is not None:
             logprobs = [scores(t, params.logprobs) for t in tokens]
         if params.prompt_logprobs is not None and seq.num_output == 1 and seq.index == 0:
-            prompt_logprobs = [scores(t, params.prompt_logprobs) for t in request.tokens[1:]]
+            due = request.tokens[1 + request.scored_from :]
+            prompt_logprobs = [scores(t, params.prompt_logprobs) for t in due]
         return Delta(request.id, seq.index, tokens, usage, logprobs, prompt_logprobs, reason)
 
     def stats(self) -> EngineStats:
@@ -239,7 +252,7 @@ class Report:
 
 @dataclass
 class Started:
-    core: ScriptedCore
+    core: Programs[Any]
     info: ModelCard
     report: Report
 
@@ -261,7 +274,8 @@ def start_core(config: EngineConfig) -> Started:
         eos_token_ids=(EOS, 259),
         defaults={"temperature": 0.7} if options.get("warm") else {},
     )
-    return Started(core, info, Report({"learning the script": time.monotonic() - begun}))
+    texts = Texts(make_tokenizer, info.max_model_len, caching=True)
+    return Started(Programs(core, texts), info, Report({"learning the script": time.monotonic() - begun}))
 
 
 def make_tokenizer() -> Tokenizer:

@@ -24,6 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "x"},
     "/v1/messages": {"model": "scripted", "messages": HELLO, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "scripted", "messages": HELLO},
+    "/v1/programs": {"steps": [{"type": "text", "text": "x"}, {"type": "gen", "max_tokens": 2}]},
     "/v1/embeddings": {"input": "x"},
     "/pooling": {"input": "x"},
     "/score": {"text_1": "x", "text_2": ["y"]},

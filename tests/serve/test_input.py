@@ -21,6 +21,7 @@ POSTS = (
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/programs",
     "/v1/embeddings",
     "/pooling",
     "/classify",
@@ -196,6 +197,7 @@ FIELDS = st.sampled_from(
         "messages",
     ]
     + ["prompt", "pooling", "dimensions", "encoding_format", "cache_salt", "request_id", "user"]
+    + ["steps", "lanes", "sampling", "session", "keep"]
     + ["text_1", "text_2", "query", "documents", "top_n", "truncate_prompt_tokens"]
 )
 
@@ -213,6 +215,7 @@ def test_any_values_in_known_fields(http: httpx.Client, path: str, fields: dict[
             "max_tokens": 3,
         },
         "/v1/messages/count_tokens": {"model": "scripted", "messages": [{"role": "user", "content": "x"}]},
+        "/v1/programs": {"steps": [{"type": "text", "text": "x"}, {"type": "gen", "max_tokens": 2}]},
         "/v1/embeddings": {"input": "x"},
         "/pooling": {"input": "x"},
         "/classify": {"input": "x"},

@@ -141,6 +141,8 @@ class Metrics:
         self.answers: dict[tuple[str, str, str], int] = {}
         self.ignored_fields: dict[str, int] = {}
         self.finished = {reason.value: 0 for reason in FinishReason}
+        self.programs = {reason.value: 0 for reason in FinishReason}
+        self.program_steps = 0
         self._before_restart = dict.fromkeys(COUNTED, 0)
         self._accepted_before: list[int] = []  # by position in a draft
         tokens = buckets_125(max_model_len)
@@ -211,6 +213,8 @@ class Metrics:
                 num_prompt += self._first_token(times, delta, now)
                 times.last_token = now
             if not count:
+                if times.request.program is not None:
+                    self._program(delta)
                 continue
             num_tokens += count
             times.num_output += count
@@ -227,6 +231,17 @@ class Metrics:
         if num_tokens or num_prompt:
             self.generation_tokens += num_tokens
             self.observe("iteration_tokens_total", num_tokens + num_prompt)
+
+    def _program(self, delta: Delta) -> None:
+        """Count the steps of a program and, at its end, the tokens of all its requests."""
+        for event in delta.events or ():
+            if event.kind == "end":
+                self.program_steps += 1
+        if delta.finish_reason is not None:
+            self.programs[delta.finish_reason.value] += 1
+            self.prompt_tokens += delta.usage.num_prompt
+            self.cached_tokens += delta.usage.num_cached
+            self.generation_tokens += delta.usage.num_output
 
     def _first_token(self, times: RequestTimes, delta: Delta, now: float) -> int:
         """Returns the number of prompt tokens that this step completes."""
@@ -308,6 +323,9 @@ class Metrics:
             ("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", held),
             ("kv_blocks_cached", "KV blocks kept for reuse that no sequence uses.", stats.num_cached_blocks),
             ("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
+            ("kv_blocks_kept", "KV blocks held for sessions of programs.", stats.num_kept_blocks),
+            ("num_programs_running", "Running programs.", stats.num_programs),
+            ("num_program_sessions", "Programs that wait for their next call.", stats.num_sessions),
         ):
             family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
             family.add_metric((self.model_name, "0"), value)
@@ -342,6 +360,7 @@ class Metrics:
             ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.prompt_tokens),
             ("prompt_tokens_cached", "Those found in the cache.", self.cached_tokens),
             ("generation_tokens", "Generated tokens.", self.generation_tokens),
+            ("program_steps", "Gens and selects of programs.", self.program_steps),
             ("engine_restarts", "Restarts of the engine process.", self.restarts),
         ):  # fmt: skip
             family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
@@ -355,6 +374,7 @@ class Metrics:
                 {str(place): count for place, count in enumerate(self._accepted_per_pos())},
             ),
             ("request_ignored_fields", "Unknown fields of requests.", "handler", self.ignored_fields),
+            ("programs", "Calls of programs that the engine has ended.", "finished_reason", self.programs),
             ("request_success", "Finished requests.", "finished_reason", self.finished),
             ("admission_rejections", "Requests refused on arrival.", "reason", self.rejections),
         ):

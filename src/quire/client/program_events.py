@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.errors import ProgramError, SessionExpiredError
-from quire.program.interpret import EXPIRED
+from quire.errors import EngineError, ProgramError, SessionExpiredError
+from quire.program.interpret import EXPIRED, FAILED
 from quire.steps import Event
 from quire.types import Delta, FinishReason, Request, Usage
 
@@ -24,7 +24,7 @@ class ProgramReader:
         self._done: Event | None = None
 
     def push(self, delta: Delta) -> list[Object]:
-        """The objects of a delta. Raises ProgramError or SessionExpiredError after the last objects of a failure."""
+        """The objects of a delta; `raise_failure` comes after them."""
         found = []
         for event in delta.events or ():
             if event.kind == "done":
@@ -36,12 +36,17 @@ class ProgramReader:
         return found
 
     def raise_failure(self, delta: Delta) -> None:
-        """Raise what ended the program early, if `delta` says so."""
+        """Raise what ended the program early, if `delta` says so: ProgramError for a step that cannot be done."""
+        if delta.finish_reason is None:
+            return
+        ended = None if self._done is None else self._done.finish_reason
+        if ended == FAILED:
+            raise ProgramError(delta.error or "a step failed")
         if delta.finish_reason is FinishReason.ERROR:
-            raise ProgramError(delta.error or "the engine failed on this program")
+            raise EngineError(delta.error or "the engine failed on this program")
         if delta.finish_reason is FinishReason.ABORT:
-            raise ProgramError("the program was aborted")
-        if self._done is not None and self._done.finish_reason == EXPIRED:
+            raise EngineError("the program was aborted")
+        if ended == EXPIRED:
             raise SessionExpiredError(
                 "this session does not exist: it has expired, was closed, or a call runs on it; send the whole program "
                 "again",

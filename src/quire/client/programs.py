@@ -8,14 +8,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from quire.client.front import Front
-from quire.errors import ConfigError, RequestError
+from quire.client.program_checks import DEFAULT_MAX_TOKENS, MAX_LANES, check_lane, check_size
+from quire.errors import RequestError
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
 from quire.program.frames import PLAIN, Frames
 from quire.steps import (
@@ -25,26 +25,13 @@ from quire.steps import (
     Gen,
     If,
     InRole,
-    Insert,
-    Join,
     Program,
     Reasoning,
     Repeat,
-    Select,
     Text,
     gens,
-    inner,
-    walk,
 )
-from quire.text.formats.registry import reasoning_format
 from quire.types import Request
-
-DEFAULT_MAX_TOKENS = 128  # of a gen, as in SGLang
-MAX_STEPS = 4096  # that a call runs, repeated ones counted each time
-MAX_LANES = 256
-MAX_DEPTH = 8
-MAX_TOKENS = 1 << 20  # that a call may generate
-MAX_CHOICES = 4096  # that a call may score
 
 _MARK = "quire-program-mark"
 
@@ -114,6 +101,8 @@ def program_request(
     the caller does, for each of `Request.gens`.
     """
     resume, stream = call.session is not None, bool(call.stream)
+    if not call.steps and not resume:
+        raise RequestError("the program has no steps: give at least one", "steps")
     if call.lanes and not resume:
         raise RequestError(
             "lanes are for a session: a new program has steps, and forks make its lanes", "lanes"
@@ -126,9 +115,9 @@ def program_request(
     defaults = _defaults(call.sampling)
     made = {path: _framed(steps, frames, path == "" and not resume) for path, steps in lanes.items()}
     program = Program(lanes=made, session=f"{owner}/{session}", resume=resume, keep=call.keep, stream=stream)
-    _check_size(program, defaults)
-    for path, steps in made.items():
-        _check_lane(steps, path, set(), fresh=not resume)
+    check_size(program, defaults)
+    for steps in made.values():
+        check_lane(steps, fresh=not resume)
     kind = OutputKind.DELTA if stream else OutputKind.FINAL_ONLY
     requests = []
     for number, gen in enumerate(gens(program)):
@@ -186,108 +175,6 @@ def _framed_inside(step: AnyStep, frames: Frames, first: bool, inside: bool) -> 
     if isinstance(step, (Repeat, Reasoning)):
         return msgspec.structs.replace(step, steps=_framed(step.steps, frames, first, inside))
     return step
-
-
-# --- bounds
-
-
-@dataclass(slots=True)
-class _Size:
-    """What a list of steps may do at most."""
-
-    steps: int = 0
-    lanes: int = 0
-    tokens: int = 0
-    choices: int = 0
-    depth: int = 0
-
-    def add(self, other: _Size, times: int = 1) -> None:
-        self.steps += times * other.steps
-        self.lanes += times * other.lanes
-        self.tokens += times * other.tokens
-        self.choices += times * other.choices
-        self.depth = max(self.depth, other.depth)
-
-
-def _check_size(program: Program, defaults: Gen) -> None:
-    whole = _Size()
-    for steps in program.lanes.values():
-        whole.lanes += 1
-        whole.add(_size(steps, defaults, 0))
-    for what, count, most in (
-        ("steps", whole.steps, MAX_STEPS),
-        ("lanes", whole.lanes, MAX_LANES),
-        ("tokens", whole.tokens, MAX_TOKENS),
-        ("choices", whole.choices, MAX_CHOICES),
-    ):
-        if count > most:
-            raise RequestError(
-                f"the program may run {count} {what}, the most is {most}: make it smaller", "steps"
-            )
-
-
-def _size(steps: Sequence[AnyStep], defaults: Gen, depth: int) -> _Size:
-    if depth > MAX_DEPTH:
-        raise RequestError(f"steps are nested more than {MAX_DEPTH} deep: make the program flatter", "steps")
-    found = _Size(depth=depth)
-    for step in steps:
-        found.steps += 1
-        if isinstance(step, Gen):
-            found.tokens += (step.n or defaults.n or 1) * (
-                step.max_tokens or defaults.max_tokens or DEFAULT_MAX_TOKENS
-            )
-        elif isinstance(step, Select):
-            found.choices += len(step.choices)
-        elif isinstance(step, Fork):
-            found.lanes += len(step.branches)
-        for part in inner(step):
-            found.add(_size(part, defaults, depth + 1), step.times if isinstance(step, Repeat) else 1)
-    return found
-
-
-def _check_lane(steps: Sequence[AnyStep], path: str, known: set[str], fresh: bool) -> None:
-    """Refuse what must fail when it runs: unknown variables of a fresh program, joins without forks, loose roles.
-
-    `known` are the variables that may have a value; those of this lane are added.
-    """
-    for step in steps:
-        if isinstance(step, (Gen, Select)):
-            if step.name is not None:
-                known |= {step.name, f"{step.name}_reasoning_content"}
-        elif isinstance(step, Join):
-            if step.mode == "branch" and step.branch is None:
-                raise RequestError('join: mode "branch" needs branch, a number or a variable', "steps")
-            if step.mode != "concate_and_append":
-                known |= _assigned_by_forks(steps)
-        elif isinstance(step, Reasoning):
-            _check_reasoning(step)
-        elif fresh and isinstance(step, Insert) and step.lane is None and step.name not in known:
-            raise RequestError(f"insert: no step before assigns variable {step.name!r}", "steps")
-        elif fresh and isinstance(step, If) and step.condition.variable not in known:
-            raise RequestError(f"if: no step before assigns variable {step.condition.variable!r}", "steps")
-        if isinstance(step, Fork):
-            for number, part in enumerate(step.branches):
-                _check_lane(part, f"{path}/{step.name}.{number}", set(known), fresh)
-        else:
-            for part in inner(step):
-                _check_lane(part, path, known, fresh)
-        if isinstance(step, Repeat) and fresh and step.until is not None and step.until.variable not in known:
-            raise RequestError(f"repeat: no step assigns variable {step.until.variable!r}", "steps")
-
-
-def _assigned_by_forks(steps: Sequence[AnyStep]) -> set[str]:
-    names = {step.name for step in walk(steps) if isinstance(step, (Gen, Select)) and step.name is not None}
-    return names | {f"{name}_reasoning_content" for name in names}
-
-
-def _check_reasoning(step: Reasoning) -> None:
-    try:
-        reasoning_format(step.model_type.replace("-", "_"))
-    except ConfigError as error:
-        raise RequestError(f"separate_reasoning: {error}", "steps") from error
-    for part in walk(step.steps):
-        if isinstance(part, Gen) and part.name is None:
-            raise RequestError("separate_reasoning: each gen inside needs a name", "steps")
 
 
 # --- gens

@@ -15,8 +15,10 @@ import msgspec
 from quire.params import SamplingParams
 from quire.program.choices import Decision, Entry, decide, kept
 from quire.program.core import Run
+from quire.program.encoding import Encoder
 from quire.program.interpreter import Counts, Result, StepError
 from quire.program.tasks import Signal, Tasks
+from quire.program.texts import Texts
 from quire.steps import Gen, Select
 from quire.text.detok import Detokenizer, token_text
 from quire.text.tokenizer import Tokenizer
@@ -34,14 +36,17 @@ class Calls:
         self,
         run: Run,
         tasks: Tasks,
-        tokenizer: Tokenizer,
-        max_model_len: int,
+        encoder: Encoder,
+        texts: Texts,
         gens: dict[int, Request],
-        caching: bool,
     ) -> None:
         self.counts: Counts = (0, 0, 0)
-        self._run, self._tasks, self._tokenizer = run, tasks, tokenizer
-        self._max_model_len, self._gens, self._caching = max_model_len, gens, caching
+        self._run, self._tasks, self._encoder, self._gens = run, tasks, encoder, gens
+        self._tokenizer, self._max_model_len, self._caching = (
+            texts.tokenizer,
+            texts.max_model_len,
+            texts.caching,
+        )
         self._open: dict[str, Generated | Scored] = {}
         self._numbers = itertools.count()
 
@@ -87,7 +92,7 @@ class Calls:
     # --- requests
 
     def _encode(self, text: str) -> list[int]:
-        tokens = self._tokenizer.encode(text)
+        tokens = self._encoder.encode(text)
         if not tokens:
             raise StepError("there is no text to continue: begin with a text step")
         if len(tokens) >= self._max_model_len:

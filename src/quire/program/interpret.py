@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 
 from quire.program.calls import Calls
 from quire.program.core import Core, Run
+from quire.program.encoding import Encoder
 from quire.program.interpreter import Interpreter, StepError
 from quire.program.sessions import Sessions
 from quire.program.tasks import Tasks
@@ -15,7 +16,8 @@ from quire.steps import Event, gens
 from quire.types import Delta, FinishReason, Request, Usage
 
 CHARACTERS_PER_TOKEN = 16  # the longest text of a lane, for each token of the model's length
-EXPIRED = "expired"  # the finish reason of a call whose session is not there
+EXPIRED = "expired"  # finish reason of the "done" event if the session is not there
+FAILED = "failed"  # and if a step cannot be done
 
 
 class Interpreting:
@@ -34,9 +36,9 @@ class Interpreting:
             run.report(Event("done", finish_reason=EXPIRED))
             return [_last(request, (0, 0, 0), None)]
         tasks, kept = Tasks(), False
-        tokenizer = texts.tokenizer
+        encoder = Encoder(texts.cuts)
         requests = dict(zip(map(id, gens(program)), request.gens, strict=True))
-        calls = Calls(run, tasks, tokenizer, texts.max_model_len, requests, texts.caching)
+        calls = Calls(run, tasks, encoder, texts, requests)
         interpreter = Interpreter(CHARACTERS_PER_TOKEN * texts.max_model_len, lanes)
         try:
             done = tasks.start(interpreter.run(program, tasks, calls, run.report))
@@ -47,9 +49,10 @@ class Interpreting:
                 calls.take((yield))
                 tasks.run()
             if program.keep:
-                self.sessions.put(program.session, interpreter.live_lanes(), request, tokenizer.encode)
+                self.sessions.put(program.session, interpreter.live_lanes(), request, encoder.encode)
                 kept = True
         except StepError as error:
+            run.report(Event("done", finish_reason=FAILED))
             return [_last(request, calls.counts, str(error))]
         finally:
             tasks.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from quire.errors import QuireError
+from quire.program.encoding import Cuts
 from quire.text.tokenizer import Tokenizer
 
 
@@ -16,6 +17,7 @@ class Texts:
         self.max_model_len, self.caching = max_model_len, caching
         self._load = load
         self._loaded: Future[Tokenizer] | None = None
+        self._cuts: Cuts | None = None
 
     def use(self, tokenizer: Tokenizer | None) -> None:
         """Take a tokenizer that the process has loaded already."""
@@ -45,3 +47,10 @@ class Texts:
         if self._loaded is None:
             raise QuireError("this engine has no tokenizer, which programs need")
         return self._loaded.result()
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where the tokenizer's tokens end."""
+        if self._cuts is None:
+            self._cuts = Cuts(self.tokenizer)
+        return self._cuts

@@ -21,8 +21,9 @@ from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
+from quire.serve.fields.programs import ProgramRequest
 from quire.serve.gate import Gate, HeadLimits, Keys, route_path
-from quire.serve.native import classify, pooling, rerank, score, tokenize
+from quire.serve.native import classify, pooling, programs, rerank, score, tokenize
 from quire.serve.native.operations import add_operations
 from quire.serve.native.protocol import (
     ClassifyRequest,
@@ -77,6 +78,7 @@ ENDPOINTS: tuple[Generating | Plain, ...] = (
     ),
     Generating("/v1/chat/completions", chat.chat, ChatRequest, ChatCompletion, "Answer a conversation"),
     Generating("/v1/responses", responses.respond, ResponsesRequest, ResponseObject, "Answer an input"),
+    Generating("/v1/programs", programs.run_program, ProgramRequest, programs.ProgramObject, "Run a program"),
     Plain(
         "/v1/chat/completions/input_tokens",
         chat.count_input,
@@ -188,7 +190,7 @@ def make_app(service: Service) -> FastAPI:
         allow_credentials=config.allow_credentials,
     )
     bodies = tuple({endpoint.body: None for endpoint in ENDPOINTS})
-    answers = tuple({endpoint.answer: None for endpoint in ENDPOINTS})
+    answers = (*{endpoint.answer: None for endpoint in ENDPOINTS}, programs.ProgramsInfo)
     app.openapi = lambda: document(app, bodies, answers)  # type: ignore[method-assign]
     return app
 
@@ -252,5 +254,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def one_model(model_id: str) -> Response:
         return json_response(models.model_card(service, model_id))
 
+    async def about_programs() -> Response:
+        return json_response(await programs.describe(service))
+
+    add_get(app, "/v1/programs", about_programs, programs.ProgramsInfo, "Frames of messages, and bounds")
     add_get(app, "/v1/models", all_models, models.ModelList, "The served names")
     add_get(app, "/v1/models/{model_id:path}", one_model, models.ServedModelCard, "One served name")

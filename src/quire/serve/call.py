@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from quire.client.client import AsyncEngine
 from quire.client.front import Front
+from quire.client.metrics import RequestTimes
 from quire.client.outputs import Chunk, OutputStream
 from quire.errors import EngineError
 from quire.params import OutputKind
@@ -39,8 +40,67 @@ class Piece(NamedTuple):
     chunk: Chunk
 
 
-class Call:
-    """Runs prompts and returns their output as text. Leaving its `with` block aborts what still runs.
+class EngineCall:
+    """The requests of one HTTP call in the engine. Leaving its `with` block aborts what still runs."""
+
+    def __init__(
+        self, engine: AsyncEngine, call_id: str, requests: list[Request], config: ServerConfig
+    ) -> None:
+        self.id = call_id
+        self.began = time.time()
+        self.generation = engine.submit(requests)
+        self._config = config
+        self._timer: asyncio.TimerHandle | None = None
+        timeout = config.request_timeout
+        if timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(timeout, self.generation.fail, timed_out(timeout))
+
+    async def take(self) -> list[Delta]:
+        """The deltas since the last call; empty at the end.
+
+        Raises EngineError if the engine died, or the error given to `fail`.
+        """
+        return await self.generation.take()
+
+    def fail(self, error: Exception) -> None:
+        """End everything; a waiting reader gets `error`."""
+        self.generation.fail(error)
+
+    def __enter__(self) -> EngineCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.generation.close()
+        if self._config.enable_log_requests:
+            self._log()
+
+    def _log(self) -> None:
+        """Log one line per request with its counts and times."""
+        for times in self.generation.times:
+            self._log_request(times, {})
+
+    def _log_request(self, times: RequestTimes, fields: dict[str, Any]) -> None:
+        log.info(
+            "request done",
+            extra={
+                "fields": {
+                    "request_id": self.id,
+                    **fields,
+                    "queue_s": round(max(0.0, (times.scheduled or times.arrival) - times.arrival), 4),
+                    "ttft_s": round(max(0.0, times.first_token - times.arrival), 4),
+                    "total_s": round(time.monotonic() - times.arrival, 4),
+                }
+            },
+        )
+
+
+class Call(EngineCall):
+    """Runs prompts and returns their output as text.
 
     Raises whatever keeps a prompt from being queued. An error of one sample ends the whole call.
     """
@@ -53,18 +113,10 @@ class Call:
         prompts: list[Prompt],
         config: ServerConfig,
     ) -> None:
-        self.id = call_id
-        self.began = time.time()
         self.reading = prompts[0].reading
         self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
-        self.generation = engine.submit([p.request for p in prompts])
         self._position = {p.request.id: i for i, p in enumerate(prompts)}
-        self._config = config
-        self._timer: asyncio.TimerHandle | None = None
-        timeout = config.request_timeout
-        if timeout is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(timeout, self.generation.fail, timed_out(timeout))
+        super().__init__(engine, call_id, [p.request for p in prompts], config)
 
     @property
     def usage(self) -> Usage:
@@ -85,35 +137,12 @@ class Call:
             self._push(delta, found)
         return found
 
-    async def take(self) -> list[Delta]:
-        """The deltas since the last call, for `pieces`; empty at the end.
-
-        Raises EngineError if the engine died, or the error given to `fail`.
-        """
-        return await self.generation.take()
-
     async def finish(self) -> None:
         """Wait until all samples have ended; results are in `streams`."""
         # The engine does not see stop strings, so output that may hold one is checked as it arrives.
         whole = not any(stream.request.sampling.stop for stream in self.streams)
         while deltas := await self.generation.take(whole):
             self.pieces(deltas)
-
-    def fail(self, error: Exception) -> None:
-        """End everything; a waiting reader gets `error`."""
-        self.generation.fail(error)
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self.generation.close()
-        if self._config.enable_log_requests:
-            self._log()
 
     def _push(self, delta: Delta, found: list[Piece]) -> None:
         position = self._position[delta.request_id]
@@ -129,25 +158,20 @@ class Call:
             found.append(Piece(position, chunk))
 
     def _log(self) -> None:
-        """Log one line per request with its counts and times."""
         for stream, times in zip(self.streams, self.generation.times, strict=True):
             usage = stream.usage
             fields: dict[str, Any] = {
-                "request_id": self.id,
                 "prompt_tokens": usage.num_prompt,
                 "cached_tokens": usage.num_cached,
                 "output_tokens": usage.num_output,
                 "finish_reason": ",".join(o.finish_reason or "abort" for o in stream.output.outputs),
-                "queue_s": round(max(0.0, (times.scheduled or times.arrival) - times.arrival), 4),
-                "ttft_s": round(max(0.0, times.first_token - times.arrival), 4),
-                "total_s": round(time.monotonic() - times.arrival, 4),
             }
             kind = stream.request.sampling.output_kind
             streamed = kind is not OutputKind.FINAL_ONLY
             if self._config.enable_log_outputs and (self._config.enable_log_deltas or not streamed):
                 fields["prompt"] = self._cut(stream.output.prompt or stream.output.prompt_token_ids)
                 fields["outputs"] = [self._cut(sample.text) for sample in stream.output.outputs]
-            log.info("request done", extra={"fields": fields})
+            self._log_request(times, fields)
 
     def _cut(self, text: str | list[int]) -> str | list[int]:
         return text[: self._config.max_log_len]

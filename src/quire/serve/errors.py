@@ -7,7 +7,14 @@ import re
 
 import msgspec
 
-from quire.errors import OverloadedError, PromptTooLongError, QuireError, RequestError
+from quire.errors import (
+    OverloadedError,
+    ProgramError,
+    PromptTooLongError,
+    QuireError,
+    RequestError,
+    SessionExpiredError,
+)
 
 log = logging.getLogger("quire.serve")
 
@@ -100,6 +107,10 @@ def as_http(error: Exception) -> HttpError:
     """The answer to any error. Unexpected ones become a 500 and are logged with their traceback."""
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, SessionExpiredError):
+        return not_found(str(error), error.param, "session_not_found")
+    if isinstance(error, ProgramError):
+        return invalid(str(error), "steps", "program_failed")
     if isinstance(error, RequestError):
         too_long = "maximum context length" in str(error)
         refusal = invalid(str(error), error.param, "context_length_exceeded" if too_long else "invalid_value")

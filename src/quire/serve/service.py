@@ -159,22 +159,23 @@ class Service:
         Raises HttpError 503 if there is no room or no engine, RequestError for a constraint that is refused.
         """
         self.check_draining()
-        prompts = [await self._with_grammar(prompt) for prompt in prompts]
+        prompts = [replace(p, request=await self.with_grammar(p.request, p.constrained_by)) for p in prompts]
         # Without keys, a call is an owner: its prompts take turns with other calls.
         owner = http.state.owner or call_id
         prompts = [replace(p, request=owned(p.request, owner)) for p in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
 
-    async def _with_grammar(self, prompt: Prompt) -> Prompt:
-        constraint = prompt.request.sampling.structured_outputs
-        if constraint is None or prompt.request.choices:
-            return prompt
+    async def with_grammar(self, request: Request, constrained_by: str | None) -> Request:
+        """The request with its constraint compiled, if it has one; errors name the field that constrains it."""
+        constraint = request.sampling.structured_outputs
+        if constraint is None or request.choices:
+            return request
         try:
             grammar = await self.grammars.check(constraint, self.front.info)
         except RequestError as error:
-            raise at_field(error, prompt.constrained_by or "structured_outputs") from error
-        return replace(prompt, request=msgspec.structs.replace(prompt.request, grammar=grammar))
+            raise at_field(error, constrained_by or "structured_outputs") from error
+        return msgspec.structs.replace(request, grammar=grammar)
 
     def check_draining(self) -> None:
         """503 once the server is shutting down."""

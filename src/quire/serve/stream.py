@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -13,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.serve.call import Call, Piece
 from quire.serve.errors import HttpError, as_http
 from quire.types import Delta
 
@@ -40,11 +40,23 @@ class Running(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
+class RunningCall(Running, Protocol):
+    """The requests of an answer; see `Call`."""
+
+    async def take(self) -> list[Delta]: ...
+    async def finish(self) -> None: ...
+    def pieces(self, deltas: list[Delta]) -> list[Any]: ...
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 class Answer(Protocol):
     """A call in the shape of one endpoint."""
 
     @property
-    def call(self) -> Call: ...
+    def call(self) -> RunningCall: ...
 
     @property
     def streaming(self) -> bool: ...
@@ -53,7 +65,7 @@ class Answer(Protocol):
         """The JSON body, once the call has finished."""
         ...
 
-    def step(self, pieces: list[Piece]) -> bytes:
+    def step(self, pieces: list[Any]) -> bytes:
         """The encoded events for new pieces; may be empty."""
         ...
 

@@ -174,6 +174,8 @@ class State:
             return Symbol(trace, lane.path, name, kind == LIST)
         if (name in lane.assigned or name not in lane.variables) and not self._root.finished:
             self._root.send()
+        if name not in lane.variables:
+            raise KeyError(name) from lane.error
         return lane.variables[name]
 
     def set_var(self, name: str, value: Any) -> None:

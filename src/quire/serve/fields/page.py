@@ -8,6 +8,7 @@ from quire.serve.fields.anthropic import COUNT_TOKENS, MESSAGES
 from quire.serve.fields.common import OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.native import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
 from quire.serve.fields.openai import CHAT, CHAT_TOKENS, COMPLETIONS, RESPONSE_TOKENS, RESPONSES
+from quire.serve.fields.programs import PROGRAMS
 from quire.serve.fields.shapes import Fields, Refused
 
 TABLES: tuple[Fields[Any], ...] = (
@@ -21,6 +22,7 @@ TABLES: tuple[Fields[Any], ...] = (
     EMBEDDINGS,
     POOLING,
     CLASSIFY,
+    PROGRAMS,
     SCORE,
     RERANK,
     TOKENIZE,

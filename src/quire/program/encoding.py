@@ -1,0 +1,72 @@
+"""Tokenizes a text that grows without tokenizing its beginning again. The tokens are those of the whole text."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+
+from quire.text.tokenizer import Tokenizer
+
+MAX_HEADS = 64
+_WORD_END = re.compile(
+    r".*[A-Za-z](?= [A-Za-z])", re.DOTALL
+)  # up to the last end of a word within a line of words
+_WORD_BEGIN = re.compile(r" [A-Za-z]")
+_SPANS = re.compile(rb"[A-Za-z] ")
+_ANCHOR = "a"
+
+
+class Cuts:
+    """Whether a tokenizer's tokens end where words end.
+
+    If no token has a letter before a space, a text falls apart at "letter, space, letter": the tokens before and after
+    are those of the parts. That holds for BPE, whose merges cannot cross it, as for unigram models, whose best path
+    passes there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        vocab = tokenizer.backend.get_vocab(with_added_tokens=True).values()
+        self.anchor = tokenizer.encode(_ANCHOR, add_special_tokens=False)
+        whole = tokenizer.encode(_ANCHOR)
+        adds_end = whole[len(whole) - len(self.anchor) :] != self.anchor
+        self.at_words = not adds_end and not any(map(_SPANS.search, map(tokenizer.token_bytes, vocab)))
+
+
+class Encoder:
+    """Tokens of the texts of one program, with special tokens at their start as the tokenizer adds them."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        self._cuts, self._tokenizer = cuts, cuts.tokenizer
+        self._heads: OrderedDict[str, list[int]] = OrderedDict()  # beginnings up to the end of a word
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`."""
+        if not self._cuts.at_words:
+            return self._tokenizer.encode(text)
+        head = max((head for head in self._heads if self._continues(text, head)), key=len, default="")
+        end = _WORD_END.match(text, len(head))
+        if end is not None:
+            whole = text[: end.end()]
+            self._heads[whole] = self._after(head, whole)
+            head = whole
+            if len(self._heads) > MAX_HEADS:
+                self._heads.popitem(last=False)
+        if not head:
+            return self._tokenizer.encode(text)
+        self._heads.move_to_end(head)
+        return self._after(head, text)
+
+    def _continues(self, text: str, head: str) -> bool:
+        """Whether `text` is `head`, a space, a letter, and more."""
+        return text.startswith(head) and _WORD_BEGIN.match(text, len(head)) is not None
+
+    def _after(self, head: str, text: str) -> list[int]:
+        """The tokens of `text`, given those of its beginning."""
+        if not head:
+            return self._tokenizer.encode(text)
+        anchor = self._cuts.anchor
+        rest = self._tokenizer.encode(_ANCHOR + text[len(head) :], add_special_tokens=False)
+        if rest[: len(anchor)] != anchor:
+            return self._tokenizer.encode(text)
+        return self._heads[head] + rest[len(anchor) :]

@@ -1,0 +1,149 @@
+"""/v1/programs: steps that the engine runs as one request, with events by lane and variable."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from quire.client.program_checks import MAX_CHOICES, MAX_DEPTH, MAX_LANES, MAX_STEPS, MAX_TOKENS
+from quire.client.program_events import ProgramReader
+from quire.client.programs import frames_of, program_request
+from quire.serve.call import EngineCall
+from quire.serve.errors import HttpError
+from quire.serve.fields.programs import PROGRAMS
+from quire.serve.service import Service, owned
+from quire.serve.stream import DONE, event
+from quire.types import Delta, Request
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ProgramObject(msgspec.Struct):
+    """Answer of /v1/programs: text and variables of the first lane, and how each gen and select ended."""
+
+    id: str
+    created: int
+    model: str
+    text: str
+    variables: dict[str, Any]
+    session: str | None
+    usage: dict[str, Any]
+    steps: list[dict[str, Any]]
+    object: Literal["program"] = "program"
+
+
+class ProgramsInfo(msgspec.Struct):
+    """Answer of GET /v1/programs: how messages are framed, and the bounds of a program."""
+
+    roles: dict[str, tuple[str, str]]
+    default_system: str | None
+    stop: tuple[str, ...]
+    bos: str
+    limits: dict[str, int]
+    object: Literal["programs"] = "programs"
+
+
+LIMITS = {
+    "steps": MAX_STEPS,
+    "lanes": MAX_LANES,
+    "depth": MAX_DEPTH,
+    "tokens": MAX_TOKENS,
+    "choices": MAX_CHOICES,
+}
+
+
+async def describe(service: Service) -> ProgramsInfo:
+    frames = frames_of(service.front)
+    return ProgramsInfo(dict(frames.around), frames.default_system, frames.stop, frames.bos, LIMITS)
+
+
+class RunningProgram(EngineCall):
+    """One program in the engine."""
+
+    def __init__(self, service: Service, call_id: str, request: Request) -> None:
+        self.reader = ProgramReader(request)
+        self.ended: list[dict[str, Any]] = []  # the last events of gens and selects
+        self._last: Delta | None = None
+        super().__init__(service.engine, call_id, [request], service.config)
+
+    async def take(self) -> list[Delta]:
+        """As in EngineCall. Raises the error that ended the program after its last events."""
+        if self._last is not None:
+            self.reader.raise_failure(self._last)
+        return await super().take()
+
+    def pieces(self, deltas: list[Delta]) -> list[dict[str, Any]]:
+        """The events of deltas. Raises the error that ended the program, unless events come before it."""
+        found: list[dict[str, Any]] = []
+        for delta in deltas:
+            found += self.reader.push(delta)
+            self._last = delta
+            if not found:
+                self.reader.raise_failure(delta)
+        return found
+
+    async def finish(self) -> None:
+        """Wait until the program has ended."""
+        while deltas := await self.take():
+            for delta in deltas:
+                self.ended += self.reader.push(delta)
+                self.reader.raise_failure(delta)
+
+
+class ProgramAnswer:
+    """Writes a program as an answer of /v1/programs."""
+
+    def __init__(self, call: RunningProgram, model: str, streaming: bool) -> None:
+        self.call, self.streaming, self._model = call, streaming, model
+
+    def whole(self) -> bytes:
+        last = self.call.reader.last()
+        return _encode(
+            ProgramObject(
+                self.call.id,
+                int(self.call.began),
+                self._model,
+                last["text"],
+                last["variables"],
+                last["session"],
+                last["usage"],
+                self.call.ended,
+            )
+        )
+
+    def step(self, pieces: list[dict[str, Any]]) -> bytes:
+        return b"".join(map(event, pieces))
+
+    def end(self) -> bytes:
+        return event(self.call.reader.last()) + DONE
+
+    def error_event(self, error: HttpError) -> bytes:
+        """Every gen and select that has begun ends with the reason "error"; then comes the error."""
+        ends = b"".join(map(event, self.call.reader.end_open("error")))
+        return ends + b"data: " + error.body() + b"\n\n" + DONE
+
+
+async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
+    """Read, check and queue a program. Raises HttpError, RequestError or OverloadedError."""
+    body = await service.read(http, PROGRAMS)
+    model, call_id = service.check_model(body.model), service.new_id("prog-", http, body.request_id)
+    owner = http.state.owner
+
+    def make() -> Request:
+        return program_request(
+            service.front,
+            service.next_request_id(call_id),
+            body,
+            owner,
+            body.priority,
+            body.cache_salt or "",
+        )
+
+    service.check_draining()
+    request = await service.work(http, make, renders=True)
+    gens = tuple([await service.with_grammar(gen, "steps") for gen in request.gens])
+    request = owned(msgspec.structs.replace(request, gens=gens), owner or call_id)
+    service.check_draining()
+    return ProgramAnswer(RunningProgram(service, call_id, request), model, bool(body.stream))
