@@ -130,12 +130,11 @@ class Root:
         """The same request for an engine that has forgotten the session: every lane begins with its whole text."""
         steps = {"": body["steps"], **body["lanes"]}
         name, branches = self.new_name(), []
-        for lane in self.lanes:
-            if not lane.was_sent or (lane.closed and lane.path not in steps):
+        paths = [(lane, lane.path) for lane in self.lanes if lane.was_sent]  # before any of them moves
+        for lane, path in paths:
+            if lane.closed and path not in steps:
                 continue
-            rest = [
-                step for step in steps.get(lane.path, []) if step["type"] != "join" or not _old(step, steps)
-            ]
+            rest = [step for step in steps.get(path, []) if step["type"] != "join" or not _old(step, steps)]
             branches.append([{"type": "text", "text": lane.text}, *rest])
             lane.moved_to = f"{name}.{len(branches) - 1}"
         return {"steps": [{"type": "fork", "name": name, "branches": branches}], "keep": body["keep"]}
