@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     makes no token but one vector: the mean, last or first final hidden state ("all": each token's, one after another),
     after the model's own head, and without `activate` not scaled to length 1. Prompt log-probabilities are due for the
     tokens after position `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API
-    keys, or calls) take turns. With `program` it runs these steps; `gens` are the requests of its gens, without a prompt.
+    keys, or calls) take turns. With `program` it runs these steps; `gens` are the requests of its gens.
     """
 
     id: str
