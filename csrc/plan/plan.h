@@ -36,6 +36,8 @@ struct StepInput {
   bool greedy;  // only `best` of the logits is read
   const float* hidden;  // [num_tokens, hidden_width]: the input of `receive`, or null
   int hidden_width;
+  const int32_t* echoes;  // [num_echoes][2]
+  int num_echoes;
 };
 
 // Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
@@ -214,6 +216,8 @@ class Plan {
   void execute_linear(const Op& op);
   void find_best(LinearArgs args);
   void execute_store_kv(const Op& op);
+  // Stores what ModelInput.echoes_E2 names in the tables of other sequences too.
+  void echo(const KVView& kv) const;
   void execute_attention(const Op& op);
   void execute_tails(const Op& op);
   void execute_select_rows(const Op& op);
@@ -244,7 +248,7 @@ class Plan {
 
   std::mutex running_;
   HugeBuffer arena_, workspace_;
-  std::vector<int32_t> token_block_, token_offset_, table_rows_, best_;
+  std::vector<int32_t> token_block_, token_offset_, echo_block_, table_rows_, best_;
   std::vector<float> maxima_;  // of the rows of logits
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: the start of its tokens' (token, place) pairs
   Tails tails_;

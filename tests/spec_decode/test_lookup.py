@@ -61,11 +61,11 @@ def suffix_draft(case: dict[str, Any]) -> list[int]:
     for output in case["earlier_responses"]:
         seq = sequence([1], output)
         proposer.start(seq)
-        proposer.observe([Computed(seq, 0, len(seq.tokens), 0)], VIEW)
+        proposer.observe([Computed(seq, 0, range(len(seq.tokens)))], VIEW)
         proposer.stop(seq)
     seq = sequence(case["prompt"], case["response"])
     proposer.start(seq)
-    proposer.observe([Computed(seq, 0, len(seq.tokens), 0)], VIEW)
+    proposer.observe([Computed(seq, 0, range(len(seq.tokens)))], VIEW)
     (draft,) = proposer.propose([(seq, case["max_spec_tokens"])], VIEW)
     return draft.tokens
 
@@ -119,12 +119,12 @@ def test_shared_outputs_are_bounded_and_apart_by_salt() -> None:
     proposer = SuffixProposer(SpeculativeOptions())
     first = sequence([9], [1, 2, 3, 4, 5, 6], salt="mine")
     proposer.start(first)
-    proposer.observe([Computed(first, 0, 7, 0)], VIEW)
+    proposer.observe([Computed(first, 0, range(7))], VIEW)
     proposer.stop(first)
     for salt, wanted in (("mine", [4, 5, 6]), ("yours", [])):
         seq = sequence([8], [1, 2, 3], salt=salt)
         proposer.start(seq)
-        proposer.observe([Computed(seq, 0, 4, 0)], VIEW)
+        proposer.observe([Computed(seq, 0, range(4))], VIEW)
         assert proposer.propose([(seq, 10)], VIEW)[0].tokens == wanted
         proposer.stop(seq)
 

@@ -193,6 +193,9 @@ class ModelInput(msgspec.Struct, frozen=True):
     `greedy`: only the largest of each row's logits is needed; a backend that finds it may leave the others undefined.
 
     `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
+
+    `echoes_E2` (or None) are pairs (token t, sequence b): the keys and values of t are also stored at t's position in
+    the blocks of b. So branches of a tree of drafts, sequences with blocks of their own, see their common ancestors.
     """
 
     tokens_T: IntArray
@@ -204,6 +207,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     logit_rows_L: IntArray
     greedy: bool = False
     hidden_TD: FloatArray | None = None
+    echoes_E2: IntArray | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):

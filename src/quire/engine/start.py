@@ -18,7 +18,17 @@ import msgspec
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOptions
 from quire.devices import registry
-from quire.devices.protocol import Arithmetic, Backend, FloatDtype, Graph, KVDtype, KVSpec, Limits
+from quire.devices.protocol import (
+    Arithmetic,
+    Backend,
+    Executable,
+    FloatDtype,
+    Graph,
+    KVCache,
+    KVDtype,
+    KVSpec,
+    Limits,
+)
 from quire.engine.core import EngineCore
 from quire.engine.numa import bind
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
@@ -43,11 +53,12 @@ from quire.runtime.slots.processors import ProcessorPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
 from quire.runtime.slots.speculation import SpeculationPart
+from quire.runtime.trees import make_trees, tree_blocks, with_trees
 from quire.sched.scheduler import Scheduler
-from quire.spec_decode.controller import Controller
 from quire.spec_decode.make import (
     WITHOUT_MODEL,
     Drafter,
+    DraftNeed,
     find_drafter,
     make_drafting,
     plan_draft,
@@ -60,6 +71,7 @@ from quire.weights.hub import find_model
 from quire.weights.schemes import FLOAT_KINDS, METHODS, Kept, Quantization, scheme, weights_name
 from quire.weights.source import open_tokenizer, quantization_method
 
+ServedModel = load.ServedModel
 logger = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -237,7 +249,18 @@ class EnginePlan:
     cost: Cost
     config: EngineConfig
     drafter: Drafter | None
-    taps: tuple[int, ...]  # layers of the target that the drafter reads
+    draft: DraftNeed
+
+    def kv_cache(self) -> KVCache:
+        """Room for all sequences, and for branches of drafts."""
+        memory = self.memory
+        own = tree_blocks(self.draft.trees, memory.block_size)
+        return self.backend.kv_cache(self.kv_spec, memory.num_blocks + own, memory.block_size)
+
+    def executable(self, model: ServedModel, kv: KVCache) -> Executable:
+        return self.backend.compile(
+            tapped(model, self.draft.taps), kv, with_trees(self.limits, self.draft.trees)
+        )
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -265,10 +288,14 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
     sketch = loader(outline, False)
     drafter = find_drafter(speculative_options(config), config.model.download_dir)
-    draft, taps = plan_draft(drafter, outline, sketch, limits, config.cache.block_size)
+    draft = plan_draft(drafter, outline, sketch, limits, config.cache.block_size)
+    step_limits = with_trees(limits, draft.trees)
+    own_tokens = tree_blocks(draft.trees, config.cache.block_size) * config.cache.block_size
     need = MemoryNeed(
         weights=sketch.weight_bytes + draft.weights,
-        workspace=outline.workspace_bytes(tapped(sketch, taps), kv_spec, limits) + draft.workspace,
+        workspace=outline.workspace_bytes(tapped(sketch, draft.taps), kv_spec, step_limits)
+        + draft.workspace
+        + own_tokens * kv_spec.bytes_per_token,
         kv_bytes_per_token=kv_spec.bytes_per_token + draft.kv_per_token,
         max_model_len=longest,
         max_model_len_is_given=config.model.max_model_len is not None,
@@ -276,7 +303,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     )
     memory = plan_memory(config.cache, need, available)
     name, cost = _name(config.model, model.directory), sketch.cost
-    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config, drafter, taps)
+    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config, drafter, draft)
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -302,10 +329,11 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     with report.phase("packing the weights"):
         model = plan.load(backend, True)
     with report.phase("preparing to run"):
-        kv = backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size)
-        executable = backend.compile(tapped(model, plan.taps), kv, plan.limits)
-        max_blocks = -(-memory.max_model_len // memory.block_size)
-        inputs = InputBuilder(plan.limits.max_seqs, max_blocks)
+        kv = plan.kv_cache()
+        executable = plan.executable(model, kv)
+        max_blocks, shape = -(-memory.max_model_len // memory.block_size), plan.draft.trees
+        inputs = InputBuilder(plan.limits.max_seqs, max_blocks, shape.branches if shape else 0)
+        trees = make_trees(shape, plan.limits.max_seqs, memory.num_blocks, memory.block_size, inputs)
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
         classes = load_processors((*config.model.logits_processors, *processors))
@@ -331,13 +359,14 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
             SpeculationPart(
                 drafting.proposer,
                 drafting.limit,
-                Controller(plan.drafter is None or plan.drafter.options.adaptive),
+                drafting.controller,
                 inputs,
                 grammar.count_allowed,
+                trees,
             ),
         )
         caches = [kv] if drafting.cache is None else [kv, drafting.cache]
-        runner = Runner(executable, caches, inputs, parts, plan.limits.max_logit_rows)
+        runner = Runner(executable, caches, inputs, parts, plan.limits.max_logit_rows, trees)
         scheduler = Scheduler(
             replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
             memory.num_blocks,
@@ -361,8 +390,8 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
         runner,
         model,
         partial(_load_checked, plan) if drafting.cache is None else lambda: model,  # a drafter shares it
-        lambda: backend.kv_cache(plan.kv_spec, memory.num_blocks, memory.block_size),
-        lambda model, kv: backend.compile(tapped(model, plan.taps), kv, plan.limits),
+        plan.kv_cache,
+        plan.executable,
     )
     core.trace_directory = config.device.trace_directory
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None

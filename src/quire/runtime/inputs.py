@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,12 +12,38 @@ from quire.errors import EngineError
 from quire.types import UNSEEN, ScheduledBatch, ScheduledSeq
 
 
+@dataclass(slots=True, frozen=True)
+class TreeRows:
+    """A chain of a sequence's tree of drafts: number `chain`, whose `tokens` follow `fork` tokens of chain `parent`.
+
+    `path` are the rows of the step that lead to its end, from the first that the sequence computes on. The position
+    after its last token is `end`; its blocks are row `table_row` of the table.
+    """
+
+    chain: int
+    parent: int
+    fork: int
+    tokens: list[int]
+    table_row: int
+    end: int
+    path: list[int]
+
+
+@dataclass(slots=True)
+class StepTrees:
+    """The branches of a step's sequences by slot, what to store for them too, and which ones were accepted."""
+
+    branches: dict[int, list[TreeRows]]
+    echoes_E2: IntArray
+    taken: dict[int, TreeRows] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class StepLayout:
     """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
-    position after its last token.
+    position after its last token. Branches of `trees` follow as sequences after those of `seqs`.
     """
 
     seqs: list[ScheduledSeq]
@@ -26,13 +52,15 @@ class StepLayout:
     cu_q: list[int]
     ends: list[int]
     slots: list[int]
+    trees: StepTrees | None = None
 
 
 class InputBuilder:
     """Keeps a block table per slot and builds each step's arrays from the batch's delta."""
 
-    def __init__(self, max_seqs: int, max_blocks_per_seq: int) -> None:
-        self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
+    def __init__(self, max_seqs: int, max_blocks_per_seq: int, more_rows: int = 0) -> None:
+        """`more_rows` of the table are left to branches of drafts."""
+        self._table_SM = np.zeros((max_seqs + more_rows, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
 
     @property
@@ -87,6 +115,8 @@ class InputBuilder:
             self._table_SM,
             np.array(rows, as_int32),
             greedy,
+            None,
+            None if layout.trees is None else layout.trees.echoes_E2,
         )
 
     def _extend(self, seq: ScheduledSeq) -> None:

@@ -10,6 +10,7 @@ from quire.errors import EngineError
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
+from quire.runtime.trees import DraftTrees
 from quire.types import ScheduledBatch, StepOutput
 
 
@@ -26,6 +27,7 @@ class Runner:
         inputs: InputBuilder,
         parts: Sequence[SlotPart],
         max_logit_rows: int,
+        trees: DraftTrees | None = None,
     ) -> None:
         self.parts = list(parts)
         self._active: list[SlotPart] = []  # those that act in a step
@@ -34,6 +36,7 @@ class Runner:
         self._caches = list(caches)
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
+        self._trees = trees
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._thread = ThreadPoolExecutor(1, "quire-step")
@@ -91,6 +94,8 @@ class Runner:
             part.clear(slot)
 
     def _compute(self, step: StepLayout, output: StepOutput) -> None:
+        if self._trees is not None:
+            self._trees.grow(step, self._caches[0])
         rows: list[int] = []
         firsts = []
         for part in self._active:
@@ -103,6 +108,8 @@ class Runner:
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self._active, firsts, strict=True):
             part.take(result, first, output)
+        if self._trees is not None:
+            self._trees.settle(step, self._caches[0])
         # Tuples, because the output's own lists belong to its reader.
         self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
         if output.errors or self._failed:

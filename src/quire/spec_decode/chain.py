@@ -84,8 +84,8 @@ class ChainProposer:
             progress.lost, progress.waiting = True, []
             return
         skip = known - each.start
-        if skip < each.count:
-            features = self._head.features(step.taps, slice(each.row + skip, each.row + each.count))
+        if skip < len(each.rows):
+            features = self._head.features(step.taps, each.rows[skip:])
             progress.waiting.append(features)
             progress.num_waiting += len(features)
 

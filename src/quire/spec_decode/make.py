@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,22 @@ from quire.model.load import LoadedModel, load_model, outline_model
 from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
+from quire.spec_decode.chain_tree import ChainTreeProposer
+from quire.spec_decode.controller import Controller
 from quire.spec_decode.head import MEDUSA_FILES, Head, HeadSource
 from quire.spec_decode.heads.dflash import read_dflash
 from quire.spec_decode.heads.eagle import read_eagle
 from quire.spec_decode.heads.eagle3 import read_eagle3
-from quire.spec_decode.heads.mtp import read_mtp
+from quire.spec_decode.heads.mtp import read_mtp, read_mtp_file
 from quire.spec_decode.heads.stages import read_medusa, read_mlp_speculator
 from quire.spec_decode.lookup import NgramProposer
 from quire.spec_decode.passes import Pass, Picker
 from quire.spec_decode.proposer import Proposer
+from quire.spec_decode.stage_tree import StageTreeProposer
 from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer
 from quire.spec_decode.token_map import TokenMap, map_tokens
+from quire.spec_decode.tree import MOST_TREES, TreeShape
 from quire.weights.hub import find_model
 from quire.weights.schemes import scheme
 from quire.weights.source import open_tokenizer
@@ -43,6 +47,7 @@ HEADS = {
     "medusa": read_medusa,
     "mlp_speculator": read_mlp_speculator,
     "dflash": read_dflash,
+    "mtp": read_mtp_file,
 }
 
 
@@ -62,7 +67,7 @@ class Drafter:
         """The graphs over `backend`'s weights. ModelError, ConfigError: the drafter does not fit the target."""
         if not isinstance(target, LoadedModel):
             raise ConfigError(f"speculation with method {self.method} needs a target of Quire's own families")
-        if self.method == "mtp":
+        if self.method == "mtp" and self.path is None:
             return read_mtp(backend, target, outline)
         assert self.path is not None
         if self.method == "draft_model":
@@ -118,6 +123,20 @@ class Drafter:
             )
         return wanted or head.num_tokens
 
+    def shape(self, head: Head) -> TreeShape | None:
+        """The trees that are asked for; None: chains. ConfigError: the drafter makes none, or trees are too small."""
+        top_k, depth = self.options.tree_top_k, self.limit(head)
+        if top_k == 1:
+            return None
+        if head.block is not None:
+            raise ConfigError("--speculative-config: this drafter drafts no trees: leave out tree_top_k")
+        tokens = self.options.tree_tokens or 2 * depth
+        if tokens < depth:
+            raise ConfigError(
+                f"--speculative-config: tree_tokens {tokens} is less than num_speculative_tokens {depth}: raise it"
+            )
+        return TreeShape(top_k, tokens, depth, MOST_TREES)
+
 
 def _padded(draft: int, target: int) -> bool:
     """Whether vocabularies of such sizes may be the same but for padding at the end."""
@@ -133,12 +152,13 @@ def find_drafter(options: SpeculativeOptions | None, download_dir: str | None = 
     """The drafter that the options ask for. ModelError: there is none at that place, or of a kind nobody knows."""
     if options is None:
         return None
-    if options.method is not None and options.method in WITHOUT_MODEL:
+    method = options.method
+    if method is not None and method in WITHOUT_MODEL and (method != "mtp" or options.model is None):
         if options.model is not None:
             raise ConfigError(
-                f"--speculative-config: method {options.method} uses no model: leave out model {options.model!r}"
+                f"--speculative-config: method {method} uses no model: leave out model {options.model!r}"
             )
-        return Drafter(options.method, options)
+        return Drafter(method, options)
     if options.model is None:
         what = "a method or a model" if options.method is None else f"a model for method {options.method}"
         raise ConfigError(f"--speculative-config: give {what}")
@@ -181,31 +201,43 @@ def verifier_of(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class DraftNeed:
-    """Memory of a drafter in bytes."""
+    """Memory of a drafter in bytes, the target's layers that it reads, and the trees that it drafts, if any."""
 
     weights: int = 0
     workspace: int = 0
     kv_per_token: int = 0
+    taps: tuple[int, ...] = ()
+    trees: TreeShape | None = None
 
 
 def plan_draft(
     drafter: Drafter | None, backend: Backend, target: Any, limits: Limits, block_size: int
-) -> tuple[DraftNeed, tuple[int, ...]]:
-    """What a drafter will take, and the target's layers that it reads. `backend` is one that only plans."""
+) -> DraftNeed:
+    """What a drafter will need. `backend` is one that only plans."""
     if drafter is None or not drafter.runs_model:
-        return DraftNeed(), ()
+        return DraftNeed()
     head = drafter.head(backend, target, outline=True)
-    ahead = drafter.limit(head)
+    ahead, trees = drafter.limit(head), drafter.shape(head)
+    slots = limits.max_seqs + (trees.nodes if trees else 0)
+    limits = draft_limits(limits, trees)
     spec = head.kv_spec or NO_CACHE
     workspace = sum(backend.workspace_bytes(graph, spec, limits) for graph in head.graphs)
     per_token = 0 if head.kv_spec is None else spec.bytes_per_token
-    own = limits.max_seqs * scratch_blocks(max(ahead, head.most if head.block else 0), block_size)
-    return DraftNeed(head.weight_bytes, workspace + own * block_size * per_token, per_token), head.taps
+    own = slots * scratch_blocks(max(ahead, head.most if head.block else 0), block_size)
+    return DraftNeed(head.weight_bytes, workspace + own * block_size * per_token, per_token, head.taps, trees)
+
+
+def draft_limits(limits: Limits, trees: TreeShape | None) -> Limits:
+    """The largest pass of a drafter: a level of its trees may have more nodes than a step has sequences."""
+    if trees is None:
+        return limits
+    nodes = trees.most * trees.top_k
+    return Limits(max(limits.max_tokens, nodes), max(limits.max_seqs, nodes), limits.max_logit_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A proposer that is ready, the most tokens it drafts for a sequence, and its KV cache, if it has one.
+    """A proposer that is ready, the most tokens it drafts for a sequence, who plans, and its KV cache, if it has one.
 
     `reads_pairs`: its KV at a position depends on the token after it too. So the last position of a cached prefix must
     be computed again.
@@ -213,6 +245,7 @@ class Drafting:
 
     proposer: Proposer | None = None
     limit: int = 0
+    controller: Controller = field(default_factory=Controller)
     cache: KVCache | None = None
     reads_pairs: bool = False
 
@@ -230,30 +263,43 @@ def make_drafting(
     """Load a drafter and put its proposer together. `num_blocks` are those of the target's cache."""
     if drafter is None:
         return Drafting()
+    controller = Controller(drafter.options.adaptive)
     if drafter.method == "ngram":
-        return Drafting(NgramProposer(*drafter.options.lookup_range), drafter.limit(None))
+        return Drafting(NgramProposer(*drafter.options.lookup_range), drafter.limit(None), controller)
     if drafter.method == "suffix":
-        return Drafting(SuffixProposer(drafter.options), drafter.limit(None))
+        return Drafting(SuffixProposer(drafter.options), drafter.limit(None), controller)
     head = drafter.head(backend, target, outline=False)
     limit, vocab_size = drafter.limit(head), target.spec.vocab_size
     greedy = drafter.options.draft_sample_method == "greedy"
     picker = Picker(sampler, vocab_size, head.target_ids, greedy)
+    trees, max_seqs = drafter.shape(head), limits.max_seqs
+    controller.rows_per_token = trees.rows_per_level if trees else 1.0
+    limits = draft_limits(limits, trees)
     rows = limits.max_logit_rows
     if head.stages:
         kv = backend.kv_cache(NO_CACHE, 1, block_size)
         stages = [Pass(backend.compile(graph, kv, limits), rows) for graph in head.stages]
-        return Drafting(StageProposer(head, stages, picker, limits.max_seqs), limit)
+        if trees is None:
+            return Drafting(StageProposer(head, stages, picker, max_seqs), limit, controller)
+        staged = StageTreeProposer(head, stages, picker, max_seqs, trees, vocab_size)
+        return Drafting(staged, limit, controller)
     assert head.kv_spec is not None
     assert head.first is not None
     ahead = head.most if head.block is not None else limit
-    own = limits.max_seqs * scratch_blocks(ahead, block_size)
+    nodes = 0 if trees is None else trees.nodes
+    own = (max_seqs + nodes) * scratch_blocks(ahead, block_size)
     kv = backend.kv_cache(head.kv_spec, num_blocks + own, block_size)
-    blocks = DraftBlocks(kv, num_blocks, limits.max_seqs, max_blocks, ahead)
+    blocks = DraftBlocks(kv, num_blocks, max_seqs, max_blocks, ahead, nodes)
     first = Pass(backend.compile(head.first, kv, limits), rows)
     if head.block is not None:
         block = Pass(backend.compile(head.block, kv, limits), rows)
         proposer: Proposer = BlockProposer(head, first, block, blocks, picker, limits.max_tokens)
     else:
         again = first if head.again is None else Pass(backend.compile(head.again, kv, limits), rows)
-        proposer = ChainProposer(head, first, again, blocks, picker, limits.max_tokens)
-    return Drafting(proposer, limit, blocks, reads_pairs=head.again is not None)
+        common = head, first, again, blocks, picker, limits.max_tokens
+        proposer = (
+            ChainProposer(*common)
+            if trees is None
+            else ChainTreeProposer(*common, trees, max_seqs, vocab_size)
+        )
+    return Drafting(proposer, limit, controller, blocks, reads_pairs=head.again is not None)

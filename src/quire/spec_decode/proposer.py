@@ -34,11 +34,27 @@ class SpecSequence:
 
 
 @dataclass(slots=True)
+class Branch:
+    """Other guesses: `tokens` follow the first `fork` tokens of a path, the one that ends in the chain `parent`.
+
+    Chain 0 is the draft's own tokens, chain i its branch i - 1.
+    """
+
+    parent: int
+    fork: int
+    tokens: list[int]
+
+
+@dataclass(slots=True)
 class Draft:
-    """Guesses for the next tokens. `probabilities`: of each token together with all before it, where they are known."""
+    """Guesses for the next tokens. `probabilities`: of each token together with all before it, where they are known.
+
+    With `branches` it is a tree; none of them reaches deeper than `tokens`.
+    """
 
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] | None = None
+    branches: list[Branch] = field(default_factory=list)
 
 
 NO_DRAFT = Draft()
@@ -46,7 +62,7 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True, frozen=True)
 class Computed:
-    """The target computed `count` known tokens of `seq` from position `start`, in rows `row`, ... of the step.
+    """The target computed known tokens of `seq` from position `start` on, in `rows` of the step, one for each.
 
     What is left out are rejected drafts. `seq.tokens` has them all, and at least one more token if the step reached
     the end of the sequence.
@@ -54,8 +70,7 @@ class Computed:
 
     seq: SpecSequence
     start: int
-    count: int
-    row: int
+    rows: Sequence[int]
 
 
 @dataclass(slots=True, frozen=True)

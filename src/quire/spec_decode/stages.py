@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.devices.protocol import FloatArray
-from quire.devices.sampling import NOT_DRAWN
+from quire.devices.sampling import NOT_DRAWN, Logits
 from quire.spec_decode.head import Head
 from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView
+
+Ask = tuple[SpecSequence, int]
 
 
 class StageProposer:
@@ -33,19 +35,25 @@ class StageProposer:
 
     def observe(self, computed: Sequence[Computed], step: StepView) -> None:
         for each in computed:
-            row = each.row + each.count - 1
             self._last[each.seq.slot] = (
-                each.start + each.count - 1,
-                self._head.features(step.taps, slice(row, row + 1)),
+                each.start + len(each.rows) - 1,
+                self._head.features(step.taps, each.rows[-1:]),
             )
 
-    def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+    def propose(self, asks: Sequence[Ask], step: StepView) -> list[Draft]:
         drafts = {seq.slot: Draft() for seq, _ in asks}
-        left = [
+        self._draft(self._ready(asks), drafts)
+        return [drafts[seq.slot] for seq, _ in asks]
+
+    def _ready(self, asks: Sequence[Ask]) -> list[Ask]:
+        """The sequences whose newest hidden state is known."""
+        return [
             (seq, min(count, len(self._stages)))
             for seq, count in asks
             if self._last.get(seq.slot, (-1,))[0] == len(seq.tokens) - 2
         ]
+
+    def _draft(self, left: list[Ask], drafts: dict[int, Draft]) -> None:
         hidden = [self._last[seq.slot][1] for seq, _ in left]
         newest = [seq.tokens[-1] for seq, _ in left]
         try:
@@ -59,18 +67,19 @@ class StageProposer:
                 left, newest, hidden = self._one(depth, stage, feeds, [n for _, n in left], drafts)
         finally:
             self._picker.take_back()
-        return [drafts[seq.slot] for seq, _ in asks]
+
+    def _run_stage(self, stage: Pass, feeds: list[Feed], greedy: bool) -> tuple[Logits, FloatArray | None]:
+        logits = stage.run(feeds, self._table_SM, list(range(len(feeds))), greedy)
+        return logits, stage.tap().copy() if self._recurs else None
 
     def _one(
         self, depth: int, stage: Pass, feeds: list[Feed], counts: list[int], drafts: dict[int, Draft]
-    ) -> tuple[list[tuple[SpecSequence, int]], list[int], list[FloatArray]]:
+    ) -> tuple[list[Ask], list[int], list[FloatArray]]:
         """One more token for each feed. Returns the sequences that go on, their tokens, and what they feed on."""
         seqs = [feed.seq for feed in feeds]
-        rows = list(range(len(feeds)))
-        logits = stage.run(feeds, self._table_SM, rows, self._picker.needs_largest(seqs))
-        states = stage.tap().copy() if self._recurs else None
+        logits, states = self._run_stage(stage, feeds, self._picker.needs_largest(seqs))
         tokens: list[int] = []
-        for start, piece in stage.pieces(logits, len(rows)):
+        for start, piece in stage.pieces(logits, len(feeds)):
             some = seqs[start : start + len(piece)]
             tokens += self._picker.pick(piece, some, [depth] * len(some))
         left, newest, hidden = [], [], []

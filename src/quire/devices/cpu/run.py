@@ -84,6 +84,7 @@ class NativeExecutable:
                 inputs.logit_rows_L,
                 inputs.greedy,
                 inputs.hidden_TD,
+                inputs.echoes_E2,
             )
         self._num_tokens = len(inputs.tokens_T)
         return self._rows(min(len(inputs.logit_rows_L), self._limits.max_logit_rows))

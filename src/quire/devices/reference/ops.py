@@ -155,6 +155,7 @@ class ReferenceOps:
             q_TNH[t] = q
             self.kv.keys[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(k)
             self.kv.values[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(v)
+        self._echo(layer)
         return q_TNH.reshape(len(qkv), num_heads * head_dim)
 
     def queries(
@@ -185,6 +186,7 @@ class ReferenceOps:
             self.kv.keys[layer][blocks_T[t], offsets_T[t], 0] = self.kv.rounded(key[None])[0]
             q_TNH[t, :, :latent] = q_latent[t].reshape(num_heads, latent)
             q_TNH[t, :, latent:] = rotate(q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
+        self._echo(layer)
         return q_TNH.reshape(len(kv), -1)
 
     def head_linear(self, x: FloatArray, weights: Sequence[Matrix]) -> FloatArray:
@@ -257,6 +259,17 @@ class ReferenceOps:
         blocks = self.inputs.block_table_SM[self.inputs.slots_B[b], : -(-kv_len // self.kv.block_size)]
         tokens = cache[blocks].reshape(-1, *cache.shape[2:])[:kv_len]
         return np.ascontiguousarray(tokens.astype(np.float64).transpose(1, 0, 2))
+
+    def _echo(self, layer: int) -> None:
+        """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
+        inputs = self.inputs
+        if inputs.echoes_E2 is None:
+            return
+        blocks_T, offsets_T = self._places()
+        for t, b in inputs.echoes_E2:
+            block = inputs.block_table_SM[inputs.slots_B[b], inputs.positions_T[t] // self.kv.block_size]
+            for side in (self.kv.keys[layer], self.kv.values[layer]):
+                side[block, offsets_T[t]] = side[blocks_T[t], offsets_T[t]]
 
     def _places(self) -> tuple[Array, Array]:
         """Block and offset in it of each token of the step."""

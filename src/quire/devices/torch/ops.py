@@ -268,6 +268,7 @@ class TorchOps:
             q, k = prepare_heads(q, q_norm, turn), prepare_heads(k, k_norm, turn)
             queries.append(q.reshape(-1))
             self._store(layer, t, k, prepare_heads(v, v_norm, None))
+        self._echo(layer)
         return torch.stack(queries)
 
     def queries(self, q: Any, num_heads: int, angles: Any, norm: Norm | None) -> Any:
@@ -286,6 +287,7 @@ class TorchOps:
             self._store(layer, t, key[None], None)
             turned = rotate(q_rope[t].reshape(num_heads, rotary), angles[t])
             queries.append(torch.cat([q_latent[t].reshape(num_heads, latent), turned], dim=1).reshape(-1))
+        self._echo(layer)
         return torch.stack(queries)
 
     def head_linear(self, x: Any, weights: Sequence[Matrix]) -> Any:
@@ -348,6 +350,14 @@ class TorchOps:
 
     def tap(self, x: Any) -> None:
         self.tapped.append(x)
+
+    def _echo(self, layer: int) -> None:
+        """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
+        step, echoes = self.step, self.step.inputs.echoes_E2
+        for t, b in [] if echoes is None else echoes.tolist():
+            place = step.sequences[b].places[int(step.inputs.positions_T[t])]
+            for side in (self._kv.keys[layer], self._kv.values[layer]):
+                side[place] = side[step.places_T[t]]
 
     def _store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         place, rounds = self.step.places_T[t], self._kv.spec.dtype == "int8"

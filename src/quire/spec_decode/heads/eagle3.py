@@ -17,8 +17,8 @@ from quire.model.decoder import Layers, LayerWeights, MLPWeights
 from quire.model.load import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
-from quire.spec_decode.head import Head, HeadSource, integer, target_map
-from quire.spec_decode.heads.layer import layer_spec, mlp, plain_layer
+from quire.spec_decode.head import Head, HeadSource, target_map
+from quire.spec_decode.heads.layer import layer_spec, mlp, plain_layer, published_tokens
 from quire.weights.parts import Take
 
 T = TypeVar("T")
@@ -119,12 +119,6 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
         num_tokens=published_tokens(config, 3),
         weight_bytes=source.nbytes,
     )
-
-
-def published_tokens(config: dict[str, Any], default: int) -> int:
-    """How many tokens the speculators library's config proposes to draft."""
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return integer(methods[0], "speculative_tokens", "speculators_config", default) or default  # type: ignore[arg-type]
 
 
 class Eagle3Weights(msgspec.Struct, frozen=True):

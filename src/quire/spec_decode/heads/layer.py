@@ -9,7 +9,7 @@ from quire.errors import ModelError
 from quire.model.decoder import AttentionWeights, LayerWeights, MLPWeights
 from quire.model.families import read_config
 from quire.model.spec import ArchSpec
-from quire.spec_decode.head import HeadSource
+from quire.spec_decode.head import HeadSource, integer
 
 # What drafters' configs have beside the keys of their layers' family.
 _OTHER_KEYS = {
@@ -85,3 +85,9 @@ def mlp(source: HeadSource, spec: ArchSpec, prefix: str) -> MLPWeights:
         down=source.matrix([f"{prefix}mlp.down_proj.weight"], [d], inner),
         down_bias=None,
     )
+
+
+def published_tokens(config: dict[str, Any], default: int) -> int:
+    """How many tokens the speculators library's config proposes to draft."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return integer(methods[0], "speculative_tokens", "speculators_config", default) or default  # type: ignore[arg-type]

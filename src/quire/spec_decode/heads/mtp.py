@@ -1,4 +1,5 @@
-"""Multi-token prediction as DeepSeek-V3 ships it (arXiv:2412.19437): one more layer in the target's own checkpoint.
+"""Multi-token prediction as in DeepSeek-V3 (arXiv:2412.19437): one more layer, in the target's own checkpoint or in a
+file of its own (the speculators library's layout).
 
 The same layer is applied again on its own output to draft more than one token.
 """
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from quire.devices.protocol import Backend, Graph, Matrix, Norm, Ops
+from quire.devices.protocol import Backend, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.assemble import Assembly
 from quire.model.decoder import Layers, LayerWeights
@@ -18,6 +19,7 @@ from quire.model.load import LoadedModel, open_tensors
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
 from quire.spec_decode.head import Head, HeadSource
+from quire.spec_decode.heads.layer import layer_spec, plain_layer, published_tokens
 
 T = TypeVar("T")
 
@@ -50,18 +52,51 @@ def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
         layer,
         source.norm(f"{prefix}shared_head.norm", width, spec.norm_eps),
     )
+    return _head(graph, target, single.kv_spec(target.dtype), 1, source.nbytes + layer_bytes(layer))
+
+
+def read_mtp_file(source: HeadSource, target: LoadedModel) -> Head:
+    """ModelError: the layer does not fit the target. It has neither an embedding nor a head of its own."""
+    config, path, prefix, width = source.config, source.path, "mtp_layers.0.", target.spec.hidden_size
+    spec = layer_spec(config.get("transformer_layer_config", config), path)
+    if spec.hidden_size != width:
+        raise ModelError(
+            f"{path}: the layer is {spec.hidden_size} wide and its target {width}: use one made for the target"
+        )
+
+    def norm(name: str) -> Norm:
+        return source.norm(f"{prefix}{name}", width, spec.norm_eps)
+
+    def half(start: int) -> Matrix:
+        name = f"{prefix}input_proj.weight"
+        return source.matrix([name], [width], 2 * width, lambda array: array[:, start : start + width])
+
+    graph = MTP(
+        spec,
+        target,
+        (norm("token_layernorm"), norm("hidden_layernorm")),
+        (half(0), half(width)),
+        plain_layer(source, spec, 0, prefix),
+        norm("final_layernorm"),
+    )
+    source.refuse_left(("embed_tokens", "lm_head", "verifier_", "rotary_emb"))
+    return _head(graph, target, spec.kv_spec(target.dtype), published_tokens(config, 1), source.nbytes)
+
+
+def _head(graph: MTP, target: LoadedModel, kv_spec: KVSpec, num_tokens: int, nbytes: int) -> Head:
+    spec = target.spec
 
     def made(feed: bool) -> Graph:
-        return Graph(partial(graph.hidden, feed=feed), graph.head, spec.vocab_size, width, range(1), (0,))
+        hidden = partial(graph.hidden, feed=feed)
+        return Graph(hidden, graph.head, spec.vocab_size, spec.hidden_size, range(1), (0,))
 
-    kv_spec = single.kv_spec(target.dtype)
     return Head(
         first=made(True),
         again=made(False),
         kv_spec=kv_spec,
-        taps=(last - 1,),
-        num_tokens=1,
-        weight_bytes=source.nbytes + layer_bytes(layer),
+        taps=(spec.num_layers - 1,),
+        num_tokens=num_tokens,
+        weight_bytes=nbytes,
     )
 
 

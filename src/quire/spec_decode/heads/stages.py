@@ -78,11 +78,12 @@ def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
     made: dict[str, Matrix] = {}
 
     def matrix(kind: str, stage: int, rows: int, columns: int) -> Matrix:
-        """Tied stages have one matrix, which is stored for each of them."""
+        """Tied stages have one matrix, which is stored for each of them or for the first."""
         name = f"speculator.{kind}.{stage}.weight"
         first = int(kind == "proj" and stage > 0) if tied else stage
         shared = f"speculator.{kind}.{first}.weight"
-        source.part(name, (rows, columns))
+        if not tied or source.has(name):
+            source.part(name, (rows, columns))
         if shared not in made:
             use = {"emb": "table", "head": "head"}.get(kind, "linear")
             made[shared] = source.matrix([shared], [rows], columns, use=use)
