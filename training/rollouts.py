@@ -17,8 +17,10 @@ from sources import tiny_stories
 
 from quire import LLM, SamplingParams
 
-THINGS = ("a dog", "a cat", "a red ball", "a big tree", "a princess", "a bird", "a brave boy", "the sea",
-          "a cake", "a kind bear", "a little fish", "a lost toy", "a garden", "the moon", "two friends", "a rainy day")  # fmt: skip
+THINGS = (
+    "a dog", "a cat", "a red ball", "a big tree", "a princess", "a bird", "a brave boy", "the sea", "a cake",
+    "a kind bear", "a little fish", "a lost toy", "a garden", "the moon", "two friends", "a rainy day",
+)  # fmt: skip
 TEMPERATURES = (1.0, 1.0, 0.7, 0.0)
 CHAT_SHARE = 0.25
 
