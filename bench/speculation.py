@@ -2,10 +2,12 @@
 
     python bench/speculation.py simulated MODEL [--rates 0.6 0.7 0.8]   drafts right with a given probability
     python bench/speculation.py overhead MODEL [--sequences 1 4 16 64]  incompressible text: what speculation costs
-    python bench/speculation.py accepted [MODEL]                        tokens per step on stories, by method
+    python bench/speculation.py pair [MODEL] --draft DRAFTER            one sequence, greedy, with a drafter
+    python bench/speculation.py edit MODEL                              predicted outputs on edits of code
 
 `simulated` knows the output beforehand and spoils each drafted token with probability 1 - rate. It prints the speed-up
 and what measured step costs predict for it. `overhead` generates at temperature 1 from random tokens.
+`edit` makes the model write real edits of this repository's files. Accepted lengths: bench/accepted.py.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from accepted import code_edits
 
 from quire import LLM, SamplingParams
+from quire.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
 from quire.spec_decode.proposer import Draft, SpecSequence, StepView, TokenProposer
 
 SEED = 0
@@ -137,40 +144,76 @@ def sampled(llm: LLM, prompts: list[Any], output: int, turn: int) -> float:
     return seconds(llm, prompts, params)
 
 
-def accepted(options: argparse.Namespace) -> None:
-    prompts = ["Once upon a time, there was a little", "One day, Tom and his dog", "The cat was sad because"]
-    configs: dict[str, Any] = {
-        "ngram": {
-            "method": "ngram",
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 5,
-            "num_speculative_tokens": 4,
-        },
-        "suffix": {"method": "suffix"},
-    }
-    if options.draft:
-        configs["drafter"] = {"model": options.draft}
-    for name, config in configs.items():
-        llm = LLM(options.model, speculative_config={**config, "adaptive": False})
-        for temperature in (0.0, 1.0):
-            before = llm.stats()
-            count = 4 if temperature else 1
-            params = SamplingParams(temperature=temperature, seed=3, n=count, max_tokens=options.output)
-            llm.generate(prompts, params, use_tqdm=False)
-            stats = llm.stats()
-            drafts = stats.spec_drafts - before.spec_drafts
-            tokens = stats.spec_accepted_tokens - before.spec_accepted_tokens
-            length = round(1 + tokens / max(1, drafts), 3)
-            print(
-                json.dumps({"method": name, "temperature": temperature, "length": length, "drafts": drafts})
-            )
+class Forced(AdapterLogitsProcessor):
+    """Makes the model write `answer`, so that its steps can be timed on text that it could not write."""
+
+    answer: ClassVar[list[int]] = []
+
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor:
+        def only(output: list[int], row: np.ndarray) -> np.ndarray:
+            wanted = self.answer[min(len(output), len(self.answer) - 1)]
+            row[:] = -np.inf
+            row[wanted] = 0.0
+            return row
+
+        return only
+
+
+def edit(options: argparse.Namespace) -> None:
+    """A small edit of a file of this repository: the old file is the prompt's end and the predicted output."""
+    llm = LLM(options.model, max_model_len=4096, logits_processors=[Forced])
+    tokenizer, ratios = llm.get_tokenizer(), []
+    for before, after in code_edits(options.turns):
+        old, new = (tokenizer.encode(text)[: options.output] for text in (before, after))
+        Forced.answer = new
+        prompts: list[Any] = [{"prompt_token_ids": old[-512:]}]
+        params = SamplingParams(temperature=0, max_tokens=len(new), ignore_eos=True)
+        predicting = msgspec.structs.replace(params, prediction=old)
+        seconds(
+            llm, prompts, msgspec.structs.replace(params, max_tokens=2)
+        )  # the prompt is cached from here on
+        steps = llm.stats().num_steps
+        fast = seconds(llm, prompts, predicting)
+        steps = llm.stats().num_steps - steps
+        plain = seconds(llm, prompts, params)
+        ratios.append(plain / fast)
+        print(json.dumps({
+            "tokens": len(new), "steps": steps, "plain_s": round(plain, 2), "predicted_s": round(fast, 2),
+            "speedup": round(plain / fast, 2),
+        }), flush=True)  # fmt: skip
+    print(json.dumps({"median_speedup": round(statistics.median(ratios), 2)}))
+
+
+def pair(options: argparse.Namespace) -> None:
+    """One sequence, plain and with a drafter, greedy: seconds per 100 tokens in turns."""
+    plain = LLM(options.model)
+    fast = LLM(options.model, speculative_config={"model": options.draft})
+    prompts = ["Once upon a time, there was a little"] * 1
+    params = SamplingParams(temperature=0, max_tokens=options.output, ignore_eos=True)
+    runs = {name: partial(_once, llm, prompts, params) for name, llm in (("plain", plain), ("drafter", fast))}
+    in_turns(runs, 5)
+    found = in_turns(runs, options.turns)
+    before = fast.stats()
+    _once(fast, prompts, params, 0)
+    after = fast.stats()
+    print(json.dumps({
+        "plain_tokens_per_s": round(options.output / statistics.median(found["plain"])),
+        "with_drafter": round(options.output / statistics.median(found["drafter"])),
+        "tokens_per_step": round(options.output / (after.num_steps - before.num_steps), 2),
+        "step_ms": {rows: round(part_of(fast).controller.steps.seconds(rows) * 1e3, 4) for rows in (1, 2, 3, 4, 5)},
+        "draft_ms": round(part_of(fast).controller.drafting.seconds(1) * 1e3, 4),
+    }))  # fmt: skip
+
+
+def _once(llm: LLM, prompts: list[Any], params: SamplingParams, turn: int) -> float:
+    return seconds(llm, prompts, params)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("simulated", "overhead", "accepted"))
+    parser.add_argument("what", choices=("simulated", "overhead", "pair", "edit"))
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--draft", help="a draft model or head")
     parser.add_argument("--rates", type=float, nargs="*", default=[0.6, 0.7, 0.8])
@@ -179,7 +222,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    {"simulated": simulated, "overhead": overhead, "accepted": accepted}[options.what](options)
+    {"simulated": simulated, "overhead": overhead, "pair": pair, "edit": edit}[options.what](options)
 
 
 if __name__ == "__main__":

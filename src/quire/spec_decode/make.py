@@ -176,7 +176,7 @@ def detect(path: Path) -> str:
     names = " ".join(map(str, config.get("architectures") or ()))
     if library is not None and library not in HEADS:
         raise ModelError(f"{path}: drafters of speculators_model_type {library!r} are not supported")
-    if kind in ("medusa", "mlp_speculator", "eagle", "eagle3", "dflash"):
+    if kind in HEADS:
         return str(kind)
     for mark, method in (("DFlash", "dflash"), ("Eagle3", "eagle3"), ("EagleLlama", "eagle")):
         if mark in names:
