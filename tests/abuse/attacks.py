@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,21 @@ def flood(url: str, start: bytes, piece: bytes, total: int) -> None:
         connection.sendall(start)
         for _ in range(total // len(piece)):
             connection.sendall(piece)
+
+
+def unread(url: str, data: bytes) -> None:
+    """Ask for a stream, and read it only after a while."""
+    address = urlsplit(url)
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address.hostname, address.port), timeout=SECONDS) as connection,
+    ):
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        time.sleep(SECONDS / 2)
+        end = time.monotonic() + SECONDS / 2
+        while time.monotonic() < end and connection.recv(1 << 20):
+            pass
 
 
 def idle(url: str) -> None:
@@ -74,6 +90,14 @@ ATTACKS: dict[str, Callable[[str], None]] = {
     "pipelined requests": lambda url: flood(url, b"", b"GET /health HTTP/1.1\r\n\r\n" * 2000, 20 << 20),
     "900 idle connections": idle,
     "n=1024, no end": sends(COMPLETIONS, prompt="hello", n=1024, max_tokens=900, ignore_eos=True),
+    "n=1024, 200 tokens": sends(COMPLETIONS, prompt="hello", n=1024, max_tokens=200, ignore_eos=True),
+    "n=1024 with logprobs": sends(
+        COMPLETIONS, prompt="hello", n=1024, max_tokens=40, logprobs=20, ignore_eos=True
+    ),
+    "n=1024, long stop strings": sends(COMPLETIONS, prompt="hello", n=1024, stop=["ab" * 500] * 16),
+    "a stream that nobody reads": lambda url: unread(
+        url, body(prompt="hello", n=1024, max_tokens=200, logprobs=5, ignore_eos=True, stream=True)
+    ),
     "1024 prompts, no end": sends(COMPLETIONS, prompt=[LONG] * 1024, max_tokens=900, ignore_eos=True),
     "bad_words, 300,000": sends(COMPLETIONS, prompt="a", bad_words=[f"w{i}" for i in range(300_000)]),
     "bad_words, the most": sends(COMPLETIONS, prompt="a", bad_words=[f"w{i}" for i in range(4096)]),

@@ -123,7 +123,8 @@ class OutputStream:
         params = request.sampling
         self.request = request
         self._tokenizer = tokenizer if params.detokenize else None
-        self._detok = [self._new_detokenizer() for _ in range(params.n)]
+        first = self._new_detokenizer()
+        self._detok = [first if first is None or not i else first.twin() for i in range(params.n)]
         self.output = RequestOutput(
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )

@@ -218,7 +218,7 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) 
     async def generate(http: HttpRequest) -> Response:
         answer = await endpoint.make(service, http)
         assert not isinstance(answer, bytes | Response)
-        return await reply(http, answer, service.config.sse_keep_alive_interval)
+        return await reply(http, answer, service.config.sse_keep_alive_interval, service.threads)
 
     async def plain(http: HttpRequest) -> Response:
         answer = await endpoint.make(service, http)

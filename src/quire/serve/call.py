@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ from quire.serve.tools import Reading
 from quire.types import Delta, Request, Usage
 
 log = logging.getLogger("quire.serve")
+
+SLICE_SECONDS = 0.005
+"""The text of one call is made for so long before others go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +134,23 @@ class Call(EngineCall):
             sum(p.num_rejected for p in parts),
         )
 
-    def pieces(self, deltas: list[Delta]) -> list[Piece]:
-        """The text of deltas. Raises EngineError if a sample failed."""
+    async def slices(self, deltas: list[Delta]) -> AsyncIterator[list[Piece]]:
+        """The text of deltas in parts, between which other calls go on. Raises EngineError if a sample failed."""
         found: list[Piece] = []
+        end = time.monotonic() + SLICE_SECONDS
         for delta in deltas:
+            if time.monotonic() > end:
+                yield found
+                found = []
+                await asyncio.sleep(0)
+                end = time.monotonic() + SLICE_SECONDS
             self._push(delta, found)
+        yield found
+
+    def pieces(self, delta: Delta) -> list[Piece]:
+        """The text of one delta. Raises EngineError if its sample failed."""
+        found: list[Piece] = []
+        self._push(delta, found)
         return found
 
     async def finish(self) -> None:
@@ -142,7 +158,14 @@ class Call(EngineCall):
         # The engine does not see stop strings, so output that may hold one is checked as it arrives.
         whole = not any(stream.request.sampling.stop for stream in self.streams)
         while deltas := await self.generation.take(whole):
-            self.pieces(deltas)
+            async for _ in self.slices(deltas):
+                pass
+
+    @property
+    def size(self) -> int:
+        """How many tokens, and entries of log-probabilities, the outputs have."""
+        each = (1 + (s.request.sampling.logprobs or 0) for s in self.streams)
+        return sum(s.usage.num_output * count for s, count in zip(self.streams, each, strict=True))
 
     def _push(self, delta: Delta, found: list[Piece]) -> None:
         position = self._position[delta.request_id]

@@ -49,6 +49,8 @@ BACKLOG = 2048
 UNKNOWN = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
 # Seconds to send the last answers after all requests have ended.
 FLUSH_SECONDS = 5
+# Threads that work on large bodies give way to the event loop after so many seconds.
+SWITCH_SECONDS = 0.001
 # The same signal again within this many seconds is the same wish: `docker stop` and shells may send it twice.
 SAME_SIGNAL_SECONDS = 1.0
 
@@ -61,6 +63,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     the server cannot start.
     """
     check_limits()
+    sys.setswitchinterval(SWITCH_SECONDS)
     engine_config = for_serving(engine_config)
     if config.check:
         print(check(engine_config, config, maker))

@@ -37,6 +37,7 @@ T = TypeVar("T")
 _decode = msgspec.json.Decoder().decode
 
 BODY_TIMEOUT = 60.0
+VECTOR_BYTES = 1024  # a vector in an answer costs about as much as so many bytes of a body
 
 
 class Service:
@@ -55,7 +56,7 @@ class Service:
         self.draining = False
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
-        self._work = Work()
+        self.threads = Work()
 
     @property
     def metrics(self) -> Metrics:
@@ -110,7 +111,7 @@ class Service:
             check_values(data)
             return accept(fields, _decode(data), self._template_words, strict)
 
-        found, ignored = await self._work.run(len(data), decode)
+        found, ignored = await self.threads.run(len(data), decode)
         for name in ignored:
             self.notice(http, name)
         return found
@@ -151,7 +152,11 @@ class Service:
         inline.
         """
         inline = not slow and (not renders or self.front.renders_quickly)
-        return await self._work.run(http.state.body_size, job, inline)
+        return await self.threads.run(http.state.body_size, job, inline)
+
+    async def make(self, count: int, job: Callable[[], T]) -> T:
+        """Run `job`, which makes an answer of `count` vectors: inline if there are few, else in a thread."""
+        return await self.threads.run(count * VECTOR_BYTES, job)
 
     async def start(self, http: HttpRequest, call_id: str, prompts: list[Prompt]) -> Call:
         """Queue the requests of a call after checking that their constraints compile.

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.serve.errors import HttpError, as_http
+from quire.serve.work import Work
 from quire.types import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -124,14 +125,15 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-async def reply(http: HttpRequest, answer: Answer, keep_alive: float) -> Response:
-    """The answer, streamed or as one JSON body. A client that disconnects ends the call."""
+async def reply(http: HttpRequest, answer: Answer, keep_alive: float, work: Work) -> Response:
+    """The answer, streamed or as one JSON body, which `work` makes. A client that disconnects ends the call."""
     if answer.streaming:
         return EventStream(answer, keep_alive)
     with answer.call:
         async with watched(http.receive, answer.call):
             await answer.call.finish()
-    return Response(answer.whole(), media_type="application/json")
+    body = await work.run(answer.call.size, answer.whole)
+    return Response(body, media_type="application/json")
 
 
 class EventStream(Response):
@@ -156,7 +158,7 @@ class EventStream(Response):
                 async with watched(receive, call):
                     data = b""
                     if not self._keep_alive:
-                        data = self._answer.step(call.pieces(await call.take()))
+                        data = b"".join([part async for part in self._events(await call.take())])
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     # In its own task, so that each event does not wake all the layers above.
                     await asyncio.create_task(self._stream(data, direct))
@@ -166,19 +168,28 @@ class EventStream(Response):
     async def _stream(self, data: bytes, send: Send) -> None:
         answer, call = self._answer, self._answer.call
         try:
-            while True:
-                if data:
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            while deltas := await (self._kept_alive(send) if self._keep_alive else call.take()):
+                async for data in self._events(deltas):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-                deltas = await (self._kept_alive(send) if self._keep_alive else call.take())
-                if not deltas:
-                    break
-                data = answer.step(call.pieces(deltas))
             data = answer.end()
         except Disconnected:
             return
         except Exception as error:
             data = answer.error_event(as_http(error))
         await send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _events(self, deltas: list[Delta]) -> AsyncIterator[bytes]:
+        """The encoded events of deltas, if there are any; a slice at a time if they are many."""
+        answer, call = self._answer, self._answer.call
+        if len(deltas) == 1:
+            if data := answer.step(call.pieces(deltas[0])):
+                yield data
+            return
+        async for pieces in call.slices(deltas):
+            if data := answer.step(pieces):
+                yield data
 
     async def _kept_alive(self, send: Send) -> list[Delta]:
         """The next deltas; sends a comment line after each interval of silence."""

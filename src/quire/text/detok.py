@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from codecs import utf_8_decode
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 from quire.errors import EngineError, RequestError
 from quire.params import SamplingParams
@@ -164,6 +165,13 @@ class Detokenizer:
             prompt_tokens=prompt_tokens,
             min_tokens=sampling.min_tokens,
         )
+
+    def twin(self) -> Detokenizer:
+        """Another detokenizer for the same request, before any token: both use the tables of one matcher."""
+        other = copy(self)
+        other.offsets = []
+        other._matcher = copy(self._matcher)
+        return other
 
     def _prompt_tail(self, prompt_tokens: Sequence[int]) -> bytes:
         data = b""

@@ -43,8 +43,13 @@ async def classify(service: Service, http: HttpRequest) -> bytes:
         raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
     requests = await pooled_requests(service, http, body, None, call_id)
     one_each(requests, "model")
-    data = []
-    for i, vector in enumerate(await run_vectors(service, http, requests)):
-        probs = vector if body.use_activation is False else probabilities(vector, info.scores)
-        data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
-    return _encode(ClassifyAnswer(call_id, service.created, model, data, usage_of(requests)))
+    vectors = await run_vectors(service, http, requests)
+
+    def answer() -> bytes:
+        data = []
+        for i, vector in enumerate(vectors):
+            probs = vector if body.use_activation is False else probabilities(vector, info.scores)
+            data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
+        return _encode(ClassifyAnswer(call_id, service.created, model, data, usage_of(requests)))
+
+    return await service.make(len(vectors), answer)

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.serve.fields.native import POOLING
+from quire.serve.native.protocol import PoolingRequest
 from quire.serve.openai.texts import (
     TextUsage,
     as_bytes,
@@ -20,6 +21,7 @@ from quire.serve.openai.texts import (
     vectors_of,
 )
 from quire.serve.service import Service
+from quire.types import Request
 
 
 class Pooled(msgspec.Struct):
@@ -47,6 +49,18 @@ async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
     requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
     vectors = await run_vectors(service, http, requests)
+    count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in requests)
+    return await service.make(count, lambda: _answer(service, body, model, call_id, requests, vectors))
+
+
+def _answer(
+    service: Service,
+    body: PoolingRequest,
+    model: str,
+    call_id: str,
+    requests: list[Request],
+    vectors: list[list[float]],
+) -> bytes | Response:
     tokens = [len(request.tokens) if request.pooling == "all" else None for request in requests]
     if body.dimensions is not None:
         one_each(requests, "dimensions")

@@ -36,7 +36,8 @@ async def rerank(service: Service, http: HttpRequest) -> bytes:
     model, call_id = service.check_model(body.model), service.new_id("rerank-", http, body.request_id)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     scoring = await plan_pairs(service, http, body, [body.query], texts, call_id)
-    scores = scoring.scores(await run_vectors(service, http, scoring.requests))
+    vectors = await run_vectors(service, http, scoring.requests)
+    scores = await service.make(len(vectors), lambda: scoring.scores(vectors))
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
     shown = texts if body.return_documents else [None] * len(scores)
     results = [

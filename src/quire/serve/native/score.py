@@ -46,9 +46,13 @@ async def score(service: Service, http: HttpRequest) -> bytes:
     model, call_id = service.check_model(body.model), service.new_id("score-", http, body.request_id)
     firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
     scoring = await plan_pairs(service, http, body, firsts, seconds, call_id)
-    scores = scoring.scores(await run_vectors(service, http, scoring.requests))
-    data = [Scored(i, value) for i, value in enumerate(scores)]
-    return _encode(ScoreAnswer(call_id, service.created, model, data, usage_of(scoring.requests)))
+    vectors = await run_vectors(service, http, scoring.requests)
+
+    def answer() -> bytes:
+        data = [Scored(i, value) for i, value in enumerate(scoring.scores(vectors))]
+        return _encode(ScoreAnswer(call_id, service.created, model, data, usage_of(scoring.requests)))
+
+    return await service.make(len(vectors), answer)
 
 
 def _texts(body: ScoreRequest, names: Sequence[str]) -> list[str]:

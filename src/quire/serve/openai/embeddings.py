@@ -55,10 +55,13 @@ async def embed(service: Service, http: HttpRequest) -> bytes | Response:
     requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
     one_each(requests, "pooling")
     vectors = await run_vectors(service, http, requests)
-    vectors, usage = vectors_of(vectors, body.dimensions), usage_of(requests)
-    if body.encoding_format.startswith("bytes"):
-        return as_bytes(
-            vectors, body, {"id": call_id, "created": service.created, "model": model, "usage": usage}
-        )
-    data = [Embedding(i, coded(vector, body)) for i, vector in enumerate(vectors)]
-    return _encode(Embeddings(call_id, service.created, model, data, usage))
+
+    def answer() -> bytes | Response:
+        kept, usage = vectors_of(vectors, body.dimensions), usage_of(requests)
+        if body.encoding_format.startswith("bytes"):
+            head = {"id": call_id, "created": service.created, "model": model, "usage": usage}
+            return as_bytes(kept, body, head)
+        data = [Embedding(i, coded(vector, body)) for i, vector in enumerate(kept)]
+        return _encode(Embeddings(call_id, service.created, model, data, usage))
+
+    return await service.make(len(vectors), answer)

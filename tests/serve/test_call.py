@@ -1,0 +1,81 @@
+"""The text of a large call is made in slices, between which other calls go on; it is the same as in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import quire.serve.call as module
+from quire.client.front import Front
+from quire.params import SamplingParams
+from quire.serve.call import Call, Prompt
+from quire.serve.options import ServerConfig
+from quire.types import Delta, FinishReason, ModelCard, Request, Usage
+from tests.serve.scripted import MAX_LEN, VOCAB, make_tokenizer
+
+N = 20
+CARD = ModelCard(name="scripted", max_model_len=MAX_LEN, vocab_size=VOCAB, eos_token_ids=())
+
+
+class Nothing:
+    """An engine, and a generation, that takes requests and computes nothing."""
+
+    def submit(self, requests: list[Request]) -> Nothing:
+        return self
+
+    def end_sample(self, request_id: str, index: int) -> None:
+        """A stop string was found."""
+
+
+def make_call() -> Call:
+    tokenizer = make_tokenizer()
+    front = Front(CARD, tokenizer, None, 0)
+    request = front.request("a", "hello", SamplingParams(n=N, max_tokens=4, stop=["xy"]))
+    return Call(Nothing(), front, "a", [Prompt(request, "hello")], ServerConfig())  # type: ignore[arg-type]
+
+
+def deltas() -> list[Delta]:
+    texts = [f"ab{i:02d}".encode() if i % 2 else b"axyb" for i in range(N)]
+    return [
+        Delta("a", i, list(text), Usage(5, 0, 4), finish_reason=FinishReason.LENGTH)
+        for i, text in enumerate(texts)
+    ]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e9])
+def test_others_go_on_between_slices(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_SECONDS", seconds)
+    call = make_call()
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run() -> list[Any]:
+        task = asyncio.create_task(other())
+        found = [piece async for pieces in call.slices(deltas()) for piece in pieces]
+        task.cancel()
+        return found
+
+    found = asyncio.run(run())
+    expected = [piece for delta in deltas() for piece in make_call().pieces(delta)]
+    assert [(p.chunk.index, p.chunk.text) for p in found] == [(p.chunk.index, p.chunk.text) for p in expected]
+    assert [o.text for o in call.streams[0].output.outputs] == [
+        f"ab{i:02d}" if i % 2 else "a" for i in range(N)
+    ]
+    assert turns >= N - 1 if seconds < 0 else turns == 0
+
+
+def test_the_samples_of_a_request_share_the_tables_of_its_stop_strings() -> None:
+    first, second, *_ = make_call().streams[0]._detok
+    assert first is not None
+    assert second is not None
+    assert first._matcher is not second._matcher
+    assert first._matcher._next is second._matcher._next  # type: ignore[union-attr]
+    assert (first.push(b"ax"), second.push(b"y"), first.push(b"y")) == ("a", "y", "")
+    assert (first.stopped, second.stopped) == ("xy", None)
