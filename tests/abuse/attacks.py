@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-SECONDS = 20.0
+SECONDS = 10.0
 HELLO = [{"role": "user", "content": "hello"}]
 
 

@@ -411,4 +411,6 @@ def test_times_of_a_request(thinking: Server, path: str) -> None:
             assert found["time_to_first_token_ms"] >= found["queue_time_ms"] >= 0
             assert found["generation_time_ms"] == pytest.approx(7 * found["mean_itl_ms"])
             assert found["tokens_per_second"] == pytest.approx(1000 / found["mean_itl_ms"])
+            assert 0 <= found["others_prompts_time_ms"] <= found["generation_time_ms"]
+        assert not client.post(path, json={**body, "return_metrics": False}).json().get("metrics")
         assert client.post(path, json={**body, "n": 2}).json()["metrics"] is None

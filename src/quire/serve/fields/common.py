@@ -59,6 +59,7 @@ GENERATE = {
     "spaces_between_special_tokens": "put spaces between special tokens",
     "add_special_tokens": "add the tokenizer's special tokens to the prompt",
     "return_token_ids": "token ids of prompt and output",
+    "return_metrics": "the times of the request in the answer, as `metrics` (docs/latency.md)",
     "return_tokens_as_token_ids": "write tokens in logprobs as token_id:N",
     "prediction": "a text that the output may follow, to draft from",
     "speculative_decoding": "false drafts nothing",

@@ -103,6 +103,7 @@ class SamplingFields(DrawFields, kw_only=True):
     prompt_logprobs: CountOrAll | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_metrics: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -135,13 +136,17 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class AnswerMetrics(msgspec.Struct):
-    """Times of one request, in vLLM's names: milliseconds, and tokens per second of generation."""
+    """Times of one request, in vLLM's names: milliseconds, and tokens per second of generation.
+
+    `others_prompts_time_ms`, which vLLM lacks, is the part of the generation time that prompts of others took.
+    """
 
     time_to_first_token_ms: float | None = None
     generation_time_ms: float | None = None
     queue_time_ms: float | None = None
     mean_itl_ms: float | None = None
     tokens_per_second: float | None = None
+    others_prompts_time_ms: float | None = None
 
 
 class UsageInfo(msgspec.Struct):

@@ -24,7 +24,8 @@ class UsageReport:
     def __init__(self, config: ServerConfig, body: SamplingFields) -> None:
         options = body.stream_options
         self._predicted = body.prediction is not None
-        self._metrics = config.enable_per_request_metrics
+        wanted = body.return_metrics
+        self._metrics = config.enable_per_request_metrics if wanted is None else wanted
         self._details = config.enable_prompt_tokens_details
         self.in_end = config.enable_force_include_usage or bool(options and options.include_usage)
         self._in_chunks = self.in_end and bool(options and options.continuous_usage_stats)
@@ -40,6 +41,7 @@ class UsageReport:
         found.queue_time_ms = 1000 * max(0.0, (times.scheduled or times.arrival) - times.arrival)
         seconds = times.last_token - times.first_token
         found.generation_time_ms = 1000 * seconds
+        found.others_prompts_time_ms = 1000 * times.prefill_wait
         if times.num_output > 1 and seconds > 0:
             found.mean_itl_ms = 1000 * seconds / (times.num_output - 1)
             found.tokens_per_second = (times.num_output - 1) / seconds
