@@ -11,7 +11,7 @@ With a target (`--target-step-time`):
 - Every fourth step serves the oldest prompt first, whatever the others cost. So it gets a quarter of the prompts' time
   even if short ones would take all of it, and then the next one does. Hence nobody waits for a first token much longer
   than four times as long as in the order of arrival, which would compute the same prompts before it at full speed
-  (bench/policy.py finds 4.4 at worst over 10,000 requests of a trace, in which decoding differs too).
+  (bench/policy.py finds at most 6 over 10,000 requests of two traces, in which decoding differs too).
 
 Without a target, steps are bounded in tokens only and the order is that of arrival: batches count, not waiting.
 """
