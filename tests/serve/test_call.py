@@ -63,7 +63,7 @@ def test_others_go_on_between_slices(seconds: float, monkeypatch: pytest.MonkeyP
         return found
 
     found = asyncio.run(run())
-    expected = [piece for delta in deltas() for piece in make_call().pieces(delta)]
+    expected = [piece for delta in deltas() for piece in make_call().pieces([delta])]
     assert [(p.chunk.index, p.chunk.text) for p in found] == [(p.chunk.index, p.chunk.text) for p in expected]
     assert [o.text for o in call.streams[0].output.outputs] == [
         f"ab{i:02d}" if i % 2 else "a" for i in range(N)

@@ -147,10 +147,11 @@ class Call(EngineCall):
             self._push(delta, found)
         yield found
 
-    def pieces(self, delta: Delta) -> list[Piece]:
-        """The text of one delta. Raises EngineError if its sample failed."""
+    def pieces(self, deltas: list[Delta]) -> list[Piece]:
+        """The text of deltas. Raises EngineError if a sample failed."""
         found: list[Piece] = []
-        self._push(delta, found)
+        for delta in deltas:
+            self._push(delta, found)
         return found
 
     async def finish(self) -> None:
