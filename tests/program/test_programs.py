@@ -14,6 +14,7 @@ from quire.engine.core import EngineCore
 from quire.engine.start import ASSETS, SHIPPED_MODEL
 from quire.errors import ProgramError, RequestError, SessionExpiredError
 from quire.params import StructuredOutputsParams
+from quire.program import calls
 from quire.program.encoding import Cuts, Encoder
 from quire.program.sessions import SECONDS
 from quire.text.tokenizer import Tokenizer
@@ -30,6 +31,12 @@ def text(value: str) -> dict[str, Any]:
 def gen(name: str | None = None, max_tokens: int = 8, **more: Any) -> dict[str, Any]:
     named = {} if name is None else {"name": name}
     return {"type": "gen", "max_tokens": max_tokens, **named, **more}
+
+
+def forked(count: int) -> list[dict[str, Any]]:
+    """Branches that go on in ways of their own, and their join."""
+    branches = [[text(f" Child {i} said:"), gen("said", 6, ignore_eos=True)] for i in range(count)]
+    return [{"type": "fork", "branches": branches}, {"type": "join"}]
 
 
 def role(name: str, *steps: dict[str, Any]) -> dict[str, Any]:
@@ -167,11 +174,10 @@ def watch(llm: LLM, work: Callable[[], Any]) -> tuple[Any, int, int]:
 
 
 def test_forks_share_blocks_and_compute_the_text_once(llm: LLM) -> None:
-    branches = [[text(f" Child {i} said:"), gen("said", 6, ignore_eos=True)] for i in range(8)]
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     story = len(tokenizer.encode(STORY))
-    _, most, fresh = watch(llm, lambda: run(llm, [text(STORY), {"type": "fork", "branches": branches}]))
+    _, most, fresh = watch(llm, lambda: run(llm, [text(STORY), *forked(8)]))
     prompts = [STORY + f" Child {i} said:" for i in range(8)]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     blocks = -(-(story + 13) // 16)
@@ -273,6 +279,25 @@ def test_sessions_are_bounded_in_time_and_memory(llm: LLM, monkeypatch: pytest.M
     for i, one in enumerate(kept):
         if i != 3:
             llm.end_session(one["session"])
+    nothing_left(llm)
+
+
+@pytest.mark.parametrize("sentence", ["The dog ran home. ", "日本語。"])
+def test_long_texts_are_tokenized_beside_the_steps(sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is, others go on; the results are the same, and leaving meanwhile leaves nothing."""
+    llm = LLM(max_num_seqs=16)
+    long = (sentence * 3000)[:12_000]
+    short = llm.stream("Once", SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    with pytest.raises(ProgramError, match="this model's maximum context length is 1024"):
+        run(llm, [text(long), gen("a", 5)])
+    assert len(list(short)[-1].outputs[0].token_ids) == 50
+    steps = [text(sentence * 20), gen("a", 5), *forked(4), gen("b", 5)]
+    wanted = run(llm, steps)
+    monkeypatch.setattr(calls, "MAX_CHARACTERS", 3)
+    assert run(llm, steps)["variables"] == wanted["variables"]
+    leaving = llm.run_program({"steps": [text(long), gen("a", 5)], "stream": True})
+    assert next(leaving)["event"] == "start"
+    leaving.close()  # type: ignore[attr-defined]
     nothing_left(llm)
 
 
@@ -378,9 +403,11 @@ def test_texts_that_grow_have_the_tokens_of_the_whole(path: Path) -> None:
         "x y",
     ]
     cuts = Cuts(tokenizer)
-    for _ in range(30):
+    for number in range(30):
         encoder, text = Encoder(cuts), ""
         for _ in range(12):
             text += "".join(rng.choices(parts, k=rng.randint(1, 9)))
+            if number % 2 and (part := encoder.long_part(text, 16)) is not None:
+                encoder.learn(part, tokenizer.encode(part))
             assert encoder.encode(text) == tokenizer.encode(text)
             assert encoder.encode(text + " x") == tokenizer.encode(text + " x")

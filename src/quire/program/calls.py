@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request, TokenLogprobs
 
 MAX_LIVE = 8  # choices of one select under way at a time
+MAX_CHARACTERS = 8192  # that are tokenized between two steps: a few ms
 
 Show = Callable[[int, str], None]
 
@@ -42,11 +44,7 @@ class Calls:
     ) -> None:
         self.counts: Counts = (0, 0, 0)
         self._run, self._tasks, self._encoder, self._gens = run, tasks, encoder, gens
-        self._tokenizer, self._max_model_len, self._caching = (
-            texts.tokenizer,
-            texts.max_model_len,
-            texts.caching,
-        )
+        self._texts, self._tokenizer = texts, texts.tokenizer
         self._open: dict[str, Generated | Scored] = {}
         self._numbers = itertools.count()
 
@@ -60,7 +58,8 @@ class Calls:
     async def generate(self, text: str, gen: Gen, show: Show) -> Result:
         """Continue `text`."""
         template = self._gens[id(gen)]
-        request = self._request(template, self._encode(text), template.sampling, template.max_tokens)
+        tokens = await self._encode(text)
+        request = self._request(template, tokens, template.sampling, template.max_tokens)
         made = Generated(self._run, request, self._tokenizer, show, Signal(self._tasks))
         await self._whole(request, made)
         self._count(made.counts)
@@ -68,8 +67,8 @@ class Calls:
 
     async def choose(self, text: str, select: Select) -> tuple[Decision, Counts]:
         """Score each choice after `text`, in a request of its own. The first one leaves the text in the cache."""
-        start = max(0, len(self._encode(text)) - 2)
-        rows = [self._encode(text + choice) for choice in select.choices]
+        start = max(0, len(await self._encode(text)) - 2)
+        rows = [await self._encode(text + choice) for choice in select.choices]
         scored = await self._score([(row, start) for row in rows])
         entries = [kept(text, [self._entry(e) for e in one.entries]) for one in scored]
         counts = _total(one.counts for one in scored)
@@ -85,22 +84,28 @@ class Calls:
 
     async def compute(self, text: str) -> None:
         """Compute `text`, so that requests that begin with it find it in the prefix cache."""
-        if self._caching:
-            tokens = self._encode(text)
+        if self._texts.caching:
+            tokens = await self._encode(text)
             await self._score([(tokens, len(tokens) - 1)])
 
     # --- requests
 
-    def _encode(self, text: str) -> list[int]:
-        tokens = self._encoder.encode(text)
-        if not tokens:
+    async def _encode(self, text: str) -> list[int]:
+        """The tokens of a text; what is long is tokenized beside the steps. Raises StepError if they are too many."""
+        part = self._encoder.long_part(text, MAX_CHARACTERS)
+        if part is not None:
+            tokens: Signal[list[int]] = Signal(self._tasks)
+            self._run.later(self._texts.beside(partial(self._tokenizer.encode, part)), tokens.set)
+            self._encoder.learn(part, await tokens)
+        found = self._encoder.encode(text)
+        if not found:
             raise StepError("there is no text to continue: begin with a text step")
-        if len(tokens) >= self._max_model_len:
+        if len(found) >= self._texts.max_model_len:
             raise StepError(
-                f"the text has {len(tokens)} tokens, and this model's maximum context length is "
-                f"{self._max_model_len}, including at least one of output: shorten it or raise --max-model-len"
+                f"the text has {len(found)} tokens, and this model's maximum context length is "
+                f"{self._texts.max_model_len}, including at least one of output: shorten it or raise --max-model-len"
             )
-        return tokens
+        return found
 
     def _request(
         self, template: Request, tokens: list[int], sampling: SamplingParams, max_tokens: int

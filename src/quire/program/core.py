@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
 from quire.steps import Event
 from quire.types import Delta, EngineStats, Request, ScheduledBatch
+
+T = TypeVar("T")
 
 
 class Core(Protocol):
@@ -34,16 +37,21 @@ class Core(Protocol):
     def stop_profile(self) -> str | None: ...
 
 
+Later = tuple["Run", Future[Any], Callable[[Any], None]]
+"""Work of a run in a thread, and what takes its result."""
+
+
 class Run:
     """The requests of one program. It receives their deltas; when it ends, the rest are dropped."""
 
-    def __init__(self, request: Request, core: Core, owners: dict[str, Run]) -> None:
+    def __init__(self, request: Request, core: Core, owners: dict[str, Run], later: list[Later]) -> None:
         self.request = request
         self.live: dict[str, int] = {}  # samples that run, by request
         self.num_cached = 0  # prompt tokens of the first request found in the prefix cache
         self.events: list[Event] = []  # the next step returns them
         self._core = core
         self._owners = owners  # the runs of all live requests
+        self._later = later  # work of all runs
         self._first = True
 
     def add(self, request: Request) -> None:
@@ -71,6 +79,15 @@ class Run:
         """End one sample of a request and drop its remaining deltas."""
         self._core.drop(request_id, index)
         self._ended(request_id)
+
+    def later(self, work: Future[T], take: Callable[[T], None]) -> None:
+        """Call `take` with the result of `work` between two steps; then the program goes on, with an empty delta."""
+        self._later.append((self, work, take))
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests or other work of the program are under way."""
+        return bool(self.live) or any(run is self for run, _, _ in self._later)
 
     def report(self, event: Event) -> None:
         """Send an event to the caller of the program."""

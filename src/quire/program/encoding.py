@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from quire.text.tokenizer import Tokenizer
 
-MAX_HEADS = 64
+MAX_HEADS = 32
 _WORD_END = re.compile(
     r".*[A-Za-z](?= [A-Za-z])", re.DOTALL
 )  # up to the last end of a word within a line of words
@@ -42,24 +42,48 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`."""
+        if text in self._heads:
+            return self._heads[text]
+        head = self._known_head(text)
+        whole = self._longest_head(text, head)
+        if whole != head:
+            self.learn(whole, self._after(head, whole))
+        return self._after(whole, text)
+
+    def long_part(self, text: str, most: int) -> str | None:
+        """The beginning of `text` to `learn` first, if `encode` would tokenize more than about `most` characters."""
+        if text in self._heads:
+            return None
+        head = self._known_head(text)
+        whole = self._longest_head(text, head)
+        if len(text) - len(whole) > most:
+            return text
+        return whole if len(whole) - len(head) > most else None
+
+    def learn(self, head: str, tokens: list[int]) -> None:
+        """Remember the tokens of a text that is whole, or a beginning up to the end of a word."""
+        self._heads[head] = tokens
+        if len(self._heads) > MAX_HEADS:
+            self._heads.popitem(last=False)
+
+    def _known_head(self, text: str) -> str:
+        """The longest beginning of `text` whose tokens are known."""
         if not self._cuts.at_words:
-            return self._tokenizer.encode(text)
+            return ""
         head = max((head for head in self._heads if self._continues(text, head)), key=len, default="")
-        end = _WORD_END.match(text, len(head))
-        if end is not None:
-            whole = text[: end.end()]
-            self._heads[whole] = self._after(head, whole)
-            head = whole
-            if len(self._heads) > MAX_HEADS:
-                self._heads.popitem(last=False)
-        if not head:
-            return self._tokenizer.encode(text)
-        self._heads.move_to_end(head)
-        return self._after(head, text)
+        if head:
+            self._heads.move_to_end(head)
+        return head
+
+    def _longest_head(self, text: str, head: str) -> str:
+        """The beginning of `text` up to the last end of a word; `head` if there is none after it."""
+        end = _WORD_END.match(text, len(head)) if self._cuts.at_words else None
+        return head if end is None else text[: end.end()]
 
     def _continues(self, text: str, head: str) -> bool:
-        """Whether `text` is `head`, a space, a letter, and more."""
-        return text.startswith(head) and _WORD_BEGIN.match(text, len(head)) is not None
+        """Whether `text` is `head`, which ends in a letter, then a space, a letter, and more."""
+        ends = head[-1:].isascii() and head[-1:].isalpha()
+        return ends and text.startswith(head) and _WORD_BEGIN.match(text, len(head)) is not None
 
     def _after(self, head: str, text: str) -> list[int]:
         """The tokens of `text`, given those of its beginning."""

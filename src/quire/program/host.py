@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Generic, TypeVar
 
 from quire.program.beam import beam_search
-from quire.program.core import Core, Program, Run
+from quire.program.core import Core, Later, Program, Run
 from quire.program.interpret import Interpreting
 from quire.program.selection import select
 from quire.program.texts import Texts
@@ -30,6 +31,7 @@ class Programs(Generic[C]):
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
         self._owners: dict[str, Run] = {}  # by request of a program
         self._waiting: dict[str, Request] = {}  # for the tokenizer
+        self._later: list[Later] = []
         self._ready: list[Delta] = []  # the next step returns them
 
     def _program_of(self, request: Request) -> Program | None:
@@ -58,7 +60,7 @@ class Programs(Generic[C]):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ready or self._waiting) or self.core.has_work
+        return bool(self._ready or self._waiting or self._later) or self.core.has_work
 
     def add(self, request: Request) -> None:
         """Queue a request, or start the program that answers it."""
@@ -76,7 +78,7 @@ class Programs(Generic[C]):
             self._start(request, program)
 
     def _start(self, request: Request, program: Program) -> None:
-        run = Run(request, self.core, self._owners)
+        run = Run(request, self.core, self._owners, self._later)
         steps = program(request, run)
         self._runs[request.id] = run, steps
         self._resume(run, lambda: next(steps))
@@ -116,6 +118,8 @@ class Programs(Generic[C]):
         """Step the core and pass programs' deltas to them; returns all others."""
         if self._waiting:
             self._start_waiting()
+        if self._later:
+            self._take_later()
         deltas = self.core.step()
         if self._owners:
             passed = []
@@ -138,6 +142,22 @@ class Programs(Generic[C]):
             waiting, self._waiting = self._waiting, {}
             for request in waiting.values():
                 self._start(request, self._interpret)
+
+    def _take_later(self) -> None:
+        """Let runs go on whose work in a thread is done."""
+        if not (self.core.has_work or self._ready):
+            wait([work for _, work, _ in self._later], IDLE_WAIT, FIRST_COMPLETED)
+        done = [one for one in self._later if one[1].done()]
+        self._later[:] = [one for one in self._later if not one[1].done()]
+        for run, work, take in done:
+            if self._runs.get(run.request.id, (None,))[0] is run:  # it has not ended meanwhile
+                error = work.exception()
+                if error is not None:
+                    self._runs[run.request.id][1].close()
+                    self._end(run, _last(run, FinishReason.ERROR, f"{type(error).__name__}: {error}"))
+                    continue
+                take(work.result())
+                self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)))
 
     def _push(self, run: Run, delta: Delta) -> None:
         _, steps = self._runs[run.request.id]

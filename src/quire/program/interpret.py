@@ -44,7 +44,7 @@ class Interpreting:
             done = tasks.start(interpreter.run(program, tasks, calls, run.report))
             tasks.run()
             while not done.is_set:
-                if not run.live:
+                if not run.waits:
                     raise StepError("the steps wait for each other's variables: nothing can go on")
                 calls.take((yield))
                 tasks.run()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from quire.errors import QuireError
 from quire.program.encoding import Cuts
 from quire.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class Texts:
@@ -18,6 +21,7 @@ class Texts:
         self._load = load
         self._loaded: Future[Tokenizer] | None = None
         self._cuts: Cuts | None = None
+        self._threads: ThreadPoolExecutor | None = None
 
     def use(self, tokenizer: Tokenizer | None) -> None:
         """Take a tokenizer that the process has loaded already."""
@@ -31,10 +35,14 @@ class Texts:
             return True  # `tokenizer` raises
         if self._loaded is None:
             assert self._load is not None
-            threads = ThreadPoolExecutor(1, "quire-tokenizer")
-            self._loaded = threads.submit(self._load)
-            threads.shutdown(wait=False)
+            self._loaded = self.beside(self._load)
         return self._loaded.done()
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` in a thread."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "quire-texts")
+        return self._threads.submit(work)
 
     def wait(self, seconds: float) -> None:
         """Wait at most so long for the tokenizer."""
