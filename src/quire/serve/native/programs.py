@@ -98,6 +98,17 @@ class RunningProgram(EngineCall):
                 self.ended += self.reader.push(delta)
                 self.reader.raise_failure(delta)
 
+    def _log(self) -> None:
+        usage = self.reader.usage
+        fields = {
+            "prompt_tokens": usage.num_prompt,
+            "cached_tokens": usage.num_cached,
+            "output_tokens": usage.num_output,
+            "finish_reason": "stop" if self.reader.finished else "abort",
+        }
+        for times in self.generation.times:
+            self._log_request(times, fields)
+
 
 class ProgramAnswer:
     """Writes a program as an answer of /v1/programs."""
