@@ -198,6 +198,9 @@ class ModelConfig:
     def pooling(self) -> Pooling | None:
         """How vectors are pooled, if options say so. ConfigError: a key or value is not supported."""
         keys = json_object("--pooler-config", self.pooler_config)
+        _ = self.longest_text
+        for name in ("enable_chunked_processing", "max_embed_len"):
+            keys.pop(name, None)
         kind = keys.pop("pooling_type", None) or keys.pop("seq_pooling_type", None)
         unknown = [key for key, value in keys.items() if value is not None]
         if unknown or str(kind).lower() not in ("none", "auto", "mean", "last", "cls", "all"):
@@ -206,6 +209,23 @@ class ModelConfig:
                 f"--pooler-config: {what} is not supported: pooling_type is MEAN, LAST, CLS or ALL"
             )
         return cast("Pooling | None", None if kind is None or kind == "auto" else str(kind).lower())
+
+    @property
+    def longest_text(self) -> int | None:
+        """Most tokens of a text that becomes a vector in parts; None: texts are not split. ConfigError."""
+        keys = json_object("--pooler-config", self.pooler_config)
+        splits, longest = keys.get("enable_chunked_processing"), keys.get("max_embed_len")
+        if not isinstance(splits, bool | None):
+            raise ConfigError("--pooler-config: enable_chunked_processing must be true or false")
+        if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+            raise ConfigError("--pooler-config: max_embed_len must be a positive number of tokens")
+        if longest is not None and not splits:
+            raise ConfigError("--pooler-config: max_embed_len needs enable_chunked_processing")
+        return (longest or MAX_EMBED_LEN) if splits else None
+
+
+MAX_EMBED_LEN = 1 << 20
+"""Most tokens of a text that is split, unless options say otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -301,4 +301,6 @@ def _byte_letters() -> list[str]:
 
 def start_front(config: EngineConfig, info: ModelCard) -> Front:
     tokenizer = make_tokenizer()
-    return Front(info, tokenizer, lambda: ChatTemplate.load(tokenizer), config.seed)
+    front = Front(info, tokenizer, lambda: ChatTemplate.load(tokenizer), config.seed)
+    front.longest_text = config.model.longest_text
+    return front

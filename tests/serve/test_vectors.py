@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from quire import LLM
+from quire.config import EngineConfig
+from quire.errors import ConfigError
 from tests.model.test_encoders import SIZES, write_tokenizer
 from tests.serve import scripted
 from tests.serve.running import Server, start
@@ -90,6 +92,76 @@ def test_rerank_puts_the_best_first(path: str, server: Server) -> None:
     assert best == [{"index": 1, "relevance_score": scores[0]}]
 
 
+def test_the_query_has_two_names_and_needs_one(server: Server) -> None:
+    documents = ["one", "two"]
+    assert (
+        post(server, "/rerank", queries="one", documents=documents)["results"]
+        == post(server, "/rerank", query="one", documents=documents)["results"]
+    )
+    assert refusal(server, "/rerank", documents=documents)["param"] == "query"
+
+
+def test_tasks_name_what_pooling_makes(server: Server) -> None:
+    by_token = post(server, "/pooling", input="one", pooling="all")["data"]
+    assert post(server, "/pooling", input="one", task="token_embed")["data"] == by_token
+    whole = post(server, "/pooling", input="one")["data"]
+    assert all(
+        post(server, "/pooling", input="one", task=task)["data"] == whole for task in ("embed", "encode")
+    )
+    assert refusal(server, "/pooling", input="one", task="classify")["param"] == "task"
+    assert refusal(server, "/pooling", input="one", task="token_embed", pooling="mean")["param"] == "task"
+
+
+SPLITS = json.dumps({"enable_chunked_processing": True, "max_embed_len": 40})
+
+
+@pytest.fixture(scope="module")
+def splitting() -> Iterator[Server]:
+    running = start(max_model_len=16, pooler_config=SPLITS)
+    yield running
+    assert running.stop() == 0
+
+
+def test_a_long_text_is_the_weighted_mean_of_its_parts(splitting: Server) -> None:
+    text = "a text of thirty-nine characters in all"
+    parts = [text[i : i + 16] for i in range(0, len(text), 16)]
+    mean = np.average([vector(part) for part in parts], axis=0, weights=[len(part) for part in parts])
+    answer = post(splitting, "/v1/embeddings", input=[text, "short"])
+    long, short = (item["embedding"] for item in answer["data"])
+    assert long == pytest.approx(mean / np.linalg.norm(mean))
+    assert short == pytest.approx(vector("short"))
+    assert answer["usage"]["prompt_tokens"] == len(text) + len("short")
+    rows = post(splitting, "/pooling", input=text, task="token_embed")["data"][0]["data"]
+    np.testing.assert_allclose(rows, [vector(letter) for letter in text])
+    assert "at most 40" in refusal(splitting, "/v1/embeddings", input="x" * 41)["message"]
+    assert "at most 16" in refusal(splitting, "/score", text_1=text, text_2="b")["message"]
+
+
+def test_long_texts_offline(tiny_model: Callable[..., str]) -> None:
+    model = tiny_model()
+    llm = LLM(model, threads=1, max_model_len=8, pooler_config=SPLITS)
+    tokens = list(range(3, 22))
+    prompts = [{"prompt_token_ids": tokens[i : i + 8]} for i in range(0, 19, 8)]
+    parts = [out.outputs.embedding for out in llm.embed(prompts)]
+    (whole,) = llm.embed({"prompt_token_ids": tokens})
+    mean = np.average(parts, axis=0, weights=[8, 8, 3])
+    assert whole.outputs.embedding == pytest.approx(mean / np.linalg.norm(mean))
+    assert whole.prompt_token_ids == tokens
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"enable_chunked_processing": 1}, "true or false"),
+        ({"enable_chunked_processing": True, "max_embed_len": 0}, "positive number"),
+        ({"max_embed_len": 10}, "needs enable_chunked_processing"),
+    ],
+)
+def test_how_texts_are_split_is_checked(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig.from_options(pooler_config=config)
+
+
 def test_a_model_without_labels_classifies_nothing(server: Server) -> None:
     assert "not a classifier" in refusal(server, "/classify", input="one")["message"]
 
@@ -135,6 +207,9 @@ def test_a_classifier_writes_and_embeds_nothing(classifier: tuple[Server, str]) 
     assert (
         "makes vectors, not text" in refusal(server, "/v1/completions", prompt="a", model="tiny")["message"]
     )
+    logits = post(server, "/pooling", input="a b c", task="classify")["data"][0]["data"]
+    assert post(server, "/classify", input="a b c", use_activation=False)["data"][0]["probs"] == logits
+    assert refusal(server, "/pooling", input="a", task="embed")["param"] == "task"
     assert "at most 130" in refusal(server, "/classify", input="a " * 200)["message"]
     assert post(server, "/classify", input="a " * 200, truncate_prompt_tokens=-1)["data"][0]["probs"]
     with httpx.Client(base_url=server.url) as client:

@@ -60,7 +60,13 @@ class Front:
         self.reasoning_plugins: tuple[ReasoningFormat, ...] = ()
         self.template_defaults: dict[str, Any] = {}  # variables of the chat template
         self.content_format = "auto"
+        self.longest_text: int | None = None  # most tokens of a text that becomes a vector in parts
         self._seeds = random.Random(seed)
+
+    @property
+    def longest_input(self) -> int:
+        """Most tokens that the model reads at once."""
+        return min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -262,13 +268,15 @@ class Front:
         priority: int = 0,
         salt: str = "",
         activate: bool = True,
+        splits: bool = False,
     ) -> Request:
         """A request for one vector; `pooling` None means the model's own way, else the last hidden state.
 
-        Without `activate`, an embedding is not scaled to length 1.
+        Without `activate`, an embedding is not scaled to length 1. With `splits`, a text that is too long is taken if
+        options allow parts (`quire.client.chunks`).
         """
         self._check_tokens(tokens)
-        longest = min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
+        longest = self.longest_text if splits and self.longest_text else self.longest_input
         if len(tokens) > longest:
             raise RequestError(
                 f"the text has {len(tokens)} tokens, and this model takes at most {longest}: shorten it, or set "

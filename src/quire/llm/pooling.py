@@ -168,7 +168,7 @@ class PoolingMethods(RunningEngine):
 
     def _pooled(self, texts: Sequence[list[int]], each: Sequence[PoolingParams]) -> list[Request]:
         return [
-            pooled_request(self._front, self._new_id(), tokens, params)
+            pooled_request(self._front, self._new_id(), tokens, params, splits=True)
             for tokens, params in zip(texts, each, strict=True)
         ]
 
@@ -178,12 +178,15 @@ def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:
     return PoolingOutput(by_token(vector, len(request.tokens)) if request.pooling == "all" else vector)
 
 
-def pooled_request(front: Front, request_id: str, tokens: list[int], params: PoolingParams) -> Request:
-    """The request for one vector."""
+def pooled_request(
+    front: Front, request_id: str, tokens: list[int], params: PoolingParams, splits: bool = False
+) -> Request:
+    """The request for one vector; `splits` as in Front.pooled."""
     if params.task not in (None, *TASKS) or params.task == "plugin":
         raise RequestError(f"task {params.task!r} is not supported: take embed, classify or score", "task")
     kind = cast("Pooling | None", "all" if params.task in BY_TOKEN else params.pooling)
-    return front.pooled(request_id, tokens, kind, activate=params.use_activation is not False)
+    activate = params.use_activation is not False
+    return front.pooled(request_id, tokens, kind, activate=activate, splits=splits)
 
 
 def _each(params: Params | None, count: int, pooling: Pooling | None) -> list[PoolingParams]:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quire.client.chunks import joined, split_long
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.start import start_front
@@ -180,14 +181,16 @@ class RunningEngine:
     def _compute(self, requests: Sequence[Request]) -> list[list[float]]:
         """Run pooled requests and return their vectors in order. QuireError if one fails."""
         vectors: dict[str, list[float]] = {}
-        with self._submit(requests) as call:
+        texts = split_long(requests, self._front.longest_input)
+        with self._submit([part for parts in texts for part in parts]) as call:
             for deltas in call:
                 for delta in deltas:
                     if delta.finish_reason is FinishReason.ERROR:
                         raise QuireError(f"request {delta.request_id} failed: {delta.error}")
                     if delta.embedding is not None:
                         vectors[delta.request_id] = delta.embedding
-        return [vectors[request.id] for request in requests]
+        is_embedding = self._front.info.scores is None
+        return [joined(parts, [vectors[part.id] for part in parts], is_embedding) for parts in texts]
 
 
 def push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:

@@ -66,12 +66,13 @@ EMBEDDINGS = Fields(
 POOLING = Fields(
     path="/pooling",
     body=PoolingRequest,
-    taken={**_TEXTS, **_VECTORS},
-    ignored=_IGNORED,
-    refused={
-        **_REFUSED,
-        "task": Refused("use pooling: all makes a vector of each token", ("embed", "classify", "encode")),
+    taken={
+        **_TEXTS,
+        **_VECTORS,
+        "task": "embed, classify or encode as the model does; token_embed or token_classify: a result of each token",
     },
+    ignored=_IGNORED,
+    refused=_REFUSED,
     inner={"messages": MESSAGES},
 )
 CLASSIFY = Fields(
@@ -109,6 +110,7 @@ RERANK = Fields(
     taken={
         **_PAIRS,
         "query": "a text",
+        "queries": "another name of query",
         "documents": "texts, or objects with a text",
         "top_n": "return this many documents; 0 returns all",
         "return_documents": "repeat the texts in the answer",

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quire.serve.errors import invalid
 from quire.serve.fields.native import POOLING
 from quire.serve.native.protocol import PoolingRequest
 from quire.serve.openai.texts import (
@@ -21,7 +22,7 @@ from quire.serve.openai.texts import (
     vectors_of,
 )
 from quire.serve.service import Service
-from quire.types import Request
+from quire.types import Pooling, Request
 
 
 class Pooled(msgspec.Struct):
@@ -44,10 +45,25 @@ class PoolingAnswer(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 
 
+def _pooling_of(service: Service, body: PoolingRequest) -> Pooling | None:
+    """The pooling that the body asks for, by its task or by name. 400 if the model does not do the task."""
+    task, is_classifier = body.task, service.front.info.scores is not None
+    if task is None or task == "encode":
+        return body.pooling or service.config.pooling
+    if task.endswith("classify") != is_classifier:
+        kind = "a classifier" if is_classifier else "not a classifier"
+        raise invalid(f"task {task}: {service.name} is {kind}", "task", "unsupported_parameter")
+    if not task.startswith("token_"):
+        return body.pooling or service.config.pooling
+    if body.pooling not in (None, "all"):
+        raise invalid(f"task {task} contradicts pooling {body.pooling}", "task", "invalid_value")
+    return "all"
+
+
 async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     body = await service.read(http, POOLING)
     model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
-    requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
+    requests = await pooled_requests(service, http, body, _pooling_of(service, body), call_id)
     vectors = await run_vectors(service, http, requests)
     count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in requests)
     return await service.make(count, lambda: _answer(service, body, model, call_id, requests, vectors))

@@ -21,6 +21,7 @@ from quire.serve.openai.protocol import (
 from quire.types import Pooling
 
 Texts = str | list[str]
+Task = Literal["embed", "classify", "encode", "token_embed", "token_classify"]
 
 
 class TextsRequest(msgspec.Struct, kw_only=True):
@@ -42,8 +43,8 @@ class TextsRequest(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
 
 
-class PoolingRequest(TextsRequest, kw_only=True):
-    """POST /pooling."""
+class VectorsRequest(TextsRequest, kw_only=True):
+    """The fields of every body whose answer is vectors."""
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     embed_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -52,7 +53,13 @@ class PoolingRequest(TextsRequest, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
 
-class EmbeddingRequest(PoolingRequest, kw_only=True):
+class PoolingRequest(VectorsRequest, kw_only=True):
+    """POST /pooling."""
+
+    task: Task | None = None
+
+
+class EmbeddingRequest(VectorsRequest, kw_only=True):
     """POST /v1/embeddings."""
 
 
@@ -93,8 +100,9 @@ class RerankDocument(msgspec.Struct):
 class RerankRequest(PairsRequest, kw_only=True):
     """POST /rerank. `top_n` 0 returns all documents."""
 
-    query: str
     documents: list[str | RerankDocument]
+    query: str | None = None
+    queries: str | None = None
     top_n: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
     return_documents: bool = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request as HttpRequest
 
+from quire.serve.errors import invalid
 from quire.serve.fields.native import RERANK
 from quire.serve.native.protocol import RerankDocument
 from quire.serve.native.score import plan_pairs
@@ -34,8 +35,11 @@ async def rerank(service: Service, http: HttpRequest) -> bytes:
     """Read, check, queue and wait. Documents with equal scores keep their order."""
     body = await service.read(http, RERANK)
     model, call_id = service.check_model(body.model), service.new_id("rerank-", http, body.request_id)
+    if (body.query is None) == (body.queries is None):
+        raise invalid("give one of query, queries", "query", "missing_required_parameter")
+    query = body.query or body.queries or ""
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    scoring = await plan_pairs(service, http, body, [body.query], texts, call_id)
+    scoring = await plan_pairs(service, http, body, [query], texts, call_id)
     vectors = await run_vectors(service, http, scoring.requests)
     scores = await service.make(len(vectors), lambda: scoring.scores(vectors))
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]

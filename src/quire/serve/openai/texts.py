@@ -13,11 +13,12 @@ import numpy as np
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quire.client.chunks import joined, split_long
 from quire.client.generation import Generation
 from quire.client.vectors import by_token, shortened
 from quire.errors import EngineError
 from quire.serve.errors import invalid
-from quire.serve.native.protocol import PoolingRequest, TextsRequest
+from quire.serve.native.protocol import TextsRequest, VectorsRequest
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import render
 from quire.serve.openai.prompts import split_prompts
@@ -61,6 +62,7 @@ async def pooled_requests(
                 body.priority,
                 body.cache_salt or "",
                 body.use_activation is not False,
+                splits=True,
             )
             for tokens in rows
         ]
@@ -90,11 +92,13 @@ async def run_vectors(service: Service, http: HttpRequest, requests: list[Reques
     """Queue pooled requests and wait for their vectors, in order. A client that disconnects aborts them."""
     service.check_draining()
     owner = http.state.owner or http.state.request_id
-    requests = [owned(request, owner) for request in requests]
-    with service.engine.submit(requests) as generation:
+    front = service.front
+    texts = split_long([owned(request, owner) for request in requests], front.longest_input)
+    with service.engine.submit([part for parts in texts for part in parts]) as generation:
         async with watched(http.receive, generation):
             vectors = await _vectors(generation)
-    return [vectors[request.id] for request in requests]
+    is_embedding = front.info.scores is None
+    return [joined(parts, [vectors[part.id] for part in parts], is_embedding) for parts in texts]
 
 
 async def _vectors(generation: Generation) -> dict[str, list[float]]:
@@ -127,7 +131,7 @@ def one_each(requests: Sequence[Request], param: str) -> None:
 
 
 def coded(
-    vector: list[float], body: PoolingRequest, tokens: int | None = None
+    vector: list[float], body: VectorsRequest, tokens: int | None = None
 ) -> list[float | list[float]] | str:
     """The vector as JSON numbers, or as base64 of its bytes. With `tokens`, the vectors of so many tokens."""
     if body.encoding_format != "float":
@@ -135,7 +139,7 @@ def coded(
     return list(vector) if tokens is None else list(by_token(vector, tokens))
 
 
-def packed(vector: list[float], body: PoolingRequest) -> bytes:
+def packed(vector: list[float], body: VectorsRequest) -> bytes:
     """The numbers as bytes, in the type and byte order that the body asks for."""
     numbers = np.asarray(vector, np.float32).astype(DTYPES[body.embed_dtype])
     native_big = sys.byteorder == "big"
@@ -145,7 +149,7 @@ def packed(vector: list[float], body: PoolingRequest) -> bytes:
 
 def as_bytes(
     vectors: list[list[float]],
-    body: PoolingRequest,
+    body: VectorsRequest,
     head: dict[str, Any],
     tokens: Sequence[int | None] | None = None,
 ) -> Response:
