@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from msgspec import Meta
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError, RequestError
 from quire.params import SamplingParams
-from quire.types import Pooling
+from quire.types import PoolerOptions, Pooling
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 # Beside what Quire makes of weights, the names of methods that a checkpoint may be quantized by (weights/schemes.py).
@@ -169,7 +169,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        _ = self.config_changes, self.generation_changes, self.pooling
+        _ = self.config_changes, self.generation_changes, self.pooler
 
     @property
     def config_changes(self) -> dict[str, Any]:
@@ -196,36 +196,13 @@ class ModelConfig:
 
     @property
     def pooling(self) -> Pooling | None:
-        """How vectors are pooled, if options say so. ConfigError: a key or value is not supported."""
-        keys = json_object("--pooler-config", self.pooler_config)
-        _ = self.longest_text
-        for name in ("enable_chunked_processing", "max_embed_len"):
-            keys.pop(name, None)
-        kind = keys.pop("pooling_type", None) or keys.pop("seq_pooling_type", None)
-        unknown = [key for key, value in keys.items() if value is not None]
-        if unknown or str(kind).lower() not in ("none", "auto", "mean", "last", "cls", "all"):
-            what = unknown[0] if unknown else f"pooling_type {kind!r}"
-            raise ConfigError(
-                f"--pooler-config: {what} is not supported: pooling_type is MEAN, LAST, CLS or ALL"
-            )
-        return cast("Pooling | None", None if kind is None or kind == "auto" else str(kind).lower())
+        """How vectors are pooled, if options say so."""
+        return self.pooler.pooling
 
     @property
-    def longest_text(self) -> int | None:
-        """Most tokens of a text that becomes a vector in parts; None: texts are not split. ConfigError."""
-        keys = json_object("--pooler-config", self.pooler_config)
-        splits, longest = keys.get("enable_chunked_processing"), keys.get("max_embed_len")
-        if not isinstance(splits, bool | None):
-            raise ConfigError("--pooler-config: enable_chunked_processing must be true or false")
-        if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
-            raise ConfigError("--pooler-config: max_embed_len must be a positive number of tokens")
-        if longest is not None and not splits:
-            raise ConfigError("--pooler-config: max_embed_len needs enable_chunked_processing")
-        return (longest or MAX_EMBED_LEN) if splits else None
-
-
-MAX_EMBED_LEN = 1 << 20
-"""Most tokens of a text that is split, unless options say otherwise."""
+    def pooler(self) -> PoolerOptions:
+        """The keys of --pooler-config. ConfigError: a key or value is not supported."""
+        return PoolerOptions.read(json_object("--pooler-config", self.pooler_config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,16 +4,51 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
+from quire.errors import ConfigError
 from quire.params import SamplingParams
 from quire.steps import Event, Program
 
 SEED_MASK = (1 << 64) - 1
 
 Pooling = Literal["mean", "last", "cls", "all"]
+MAX_EMBED_LEN = 1 << 20
+"""Most tokens of a text that is split, unless options say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerOptions:
+    """How vectors are made: None is the model's own pooling.
+
+    `longest_text` is the most tokens of a text that becomes a vector in parts; None: texts are not split.
+    """
+
+    pooling: Pooling | None = None
+    longest_text: int | None = None
+
+    @classmethod
+    def read(cls, keys: dict[str, Any]) -> PoolerOptions:
+        """From vLLM's keys of --pooler-config. ConfigError: a key or value is not supported."""
+        given = {key: value for key, value in keys.items() if value is not None}
+        splits, longest = given.pop("enable_chunked_processing", False), given.pop("max_embed_len", None)
+        kind = str(given.pop("pooling_type", given.pop("seq_pooling_type", "auto"))).lower()
+        if given or kind not in ("auto", "none", *get_args(Pooling)):
+            what = next(iter(given), f"pooling_type {kind.upper()!r}")
+            raise ConfigError(
+                f"--pooler-config: {what} is not supported: pooling_type is MEAN, LAST, CLS or ALL"
+            )
+        if not isinstance(splits, bool):
+            raise ConfigError("--pooler-config: enable_chunked_processing must be true or false")
+        if longest is not None and (type(longest) is not int or longest < 1):
+            raise ConfigError("--pooler-config: max_embed_len must be a positive number of tokens")
+        if longest is not None and not splits:
+            raise ConfigError("--pooler-config: max_embed_len needs enable_chunked_processing")
+        pooling = cast("Pooling | None", None if kind in ("auto", "none") else kind)
+        return cls(pooling, (longest or MAX_EMBED_LEN) if splits else None)
+
 
 UNSEEN = -1
 """Stands for a token that an earlier, unfinished step samples for the same slot (ScheduledSeq.tokens)."""

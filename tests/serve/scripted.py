@@ -302,5 +302,5 @@ def _byte_letters() -> list[str]:
 def start_front(config: EngineConfig, info: ModelCard) -> Front:
     tokenizer = make_tokenizer()
     front = Front(info, tokenizer, lambda: ChatTemplate.load(tokenizer), config.seed)
-    front.longest_text = config.model.longest_text
+    front.longest_text = config.model.pooler.longest_text
     return front

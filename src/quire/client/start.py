@@ -25,7 +25,7 @@ def start_front(
     """A front with the tokenizer and the chat template of the configured model."""
     front = _make_front(config, info, skip_tokenizer, seed)
     front.processors = load_processors(config.model.logits_processors)
-    front.longest_text = config.model.longest_text
+    front.longest_text = config.model.pooler.longest_text
     front.processed_logprobs = config.model.logprobs_mode != "raw_logprobs"
     return front
 
