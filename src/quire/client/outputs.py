@@ -131,6 +131,7 @@ class OutputStream:
         self.times: RequestTimes | None = None  # those of the engine, if they are known
         self._num_open = params.n
         self._drafted = [(0, 0)] * params.n  # tokens of drafts accepted and rejected
+        self._num_accepted = self._num_rejected = 0  # of all samples
         self._shown = [(0, 0)] * params.n  # characters and tokens that new_part has returned
         self._metrics = self.output.metrics = RequestMetrics(request.arrival, queued_ts=time.perf_counter())
         if params.wants_logprobs:
@@ -150,9 +151,13 @@ class OutputStream:
     @property
     def usage(self) -> Usage:
         """Token counts of the whole request."""
-        num_output = sum(len(o.token_ids) for o in self.output.outputs)
-        accepted, rejected = (sum(counts) for counts in zip(*self._drafted, strict=True))
-        return Usage(len(self.request.tokens), self.output.num_cached_tokens, num_output, accepted, rejected)
+        return Usage(
+            len(self.request.tokens),
+            self.output.num_cached_tokens,
+            self._metrics.num_generation_tokens,
+            self._num_accepted,
+            self._num_rejected,
+        )
 
     def new_part(self) -> RequestOutput:
         """`output` reduced to what is new since the last call."""
@@ -177,7 +182,7 @@ class OutputStream:
         if sample.finished:
             return None
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, delta.usage.num_cached)
-        self._drafted[delta.index] = delta.usage.num_accepted, delta.usage.num_rejected
+        self._count_drafts(delta)
         if delta.prompt_logprobs:
             self._add_prompt_logprobs(delta.prompt_logprobs)
         finish = None if delta.finish_reason is None else delta.finish_reason.value
@@ -203,6 +208,12 @@ class OutputStream:
             self._metrics.scheduled_ts = 0.0 if self.times is None else self.times.scheduled
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
+
+    def _count_drafts(self, delta: Delta) -> None:
+        accepted, rejected = self._drafted[delta.index]
+        counts = self._drafted[delta.index] = delta.usage.num_accepted, delta.usage.num_rejected
+        self._num_accepted += counts[0] - accepted
+        self._num_rejected += counts[1] - rejected
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
         """The text that is now safe to show, and the stop string that was found, if any."""

@@ -6,7 +6,6 @@ it closes, the API process has gone, and this one exits too.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import Any, Protocol, cast
 import zmq
 
 from quire.config import EngineConfig
+from quire.engine import garbage
 from quire.engine.ipc import (
     Abort,
     Add,
@@ -194,8 +194,7 @@ class EngineLoop:
             core.sleep(**options)
         elif call.verb == "wake_up":
             core.wake_up(**options)
-            gc.collect()
-            gc.freeze()
+            garbage.keep()
             return core.is_sleeping
         elif call.verb == "start_profile":
             core.start_profile(**options)
@@ -226,8 +225,8 @@ def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
     maker = _load_maker(launch.maker)
     socket.send(encode(Loading(time.monotonic())))
     started = maker.start_core(launch.config)
-    gc.collect()
-    gc.freeze()  # objects made up to here live to the end: the collector need not visit them
+    garbage.keep()
+    garbage.collect_rarely()
     loop = EngineLoop(started.core, socket, launch.stats_interval)
     socket.send(encode(Ready(started.info, started.report.phases, started.core.stats())))
     loop.run()

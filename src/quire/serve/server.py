@@ -24,6 +24,7 @@ from quire.client.front import load_maker
 from quire.client.grammar_check import GrammarChecker
 from quire.client.metrics import Metrics
 from quire.config import EngineConfig
+from quire.engine import garbage
 from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError
 from quire.serve import banner
@@ -64,6 +65,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     """
     check_limits()
     sys.setswitchinterval(SWITCH_SECONDS)
+    garbage.collect_rarely()
     engine_config = for_serving(engine_config)
     if config.check:
         print(check(engine_config, config, maker))

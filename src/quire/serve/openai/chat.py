@@ -234,14 +234,14 @@ class ChatAnswer:
             return b""  # the reader holds this text back until it knows what it belongs to
         events = b""
         if ended and choice.delta != _NOTHING:  # some clients drop the text of a chunk with a finish reason
-            events = event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
+            events = event(self._chunk([choice], self._usage.in_chunk(lambda: self.call.usage)))
             choice = ChatChunkChoice(chunk.index, ChatDelta())
             if self._body.return_token_ids:
                 choice.token_ids = []
         if ended:
             choice.finish_reason = _reason(chunk.finish_reason, chunk.index in self._calling)
             choice.stop_reason = chunk.stop_reason
-        return events + event(self._chunk([choice], self._usage.in_chunk(self.call.usage)))
+        return events + event(self._chunk([choice], self._usage.in_chunk(lambda: self.call.usage)))
 
     def _delta(self, chunk: Chunk) -> ChatDelta:
         """The content, reasoning and calls that become known with this chunk."""

@@ -166,9 +166,9 @@ class CompletionAnswer:
                 if choice.logprobs is not None:
                     last.logprobs = CompletionLogprobs([], [], [], [])
                 choice.finish_reason = choice.stop_reason = None
-                chunks.append(event(self._chunk([choice], self._usage.in_chunk(self._counts))))
+                chunks.append(event(self._chunk([choice], self._usage.in_chunk(lambda: self._counts))))
                 choice = last
-            chunks.append(event(self._chunk([choice], self._usage.in_chunk(self._counts))))
+            chunks.append(event(self._chunk([choice], self._usage.in_chunk(lambda: self._counts))))
         return b"".join(chunks)
 
     def end(self) -> bytes:

@@ -35,6 +35,8 @@ def sampling_params(
             **msgspec.structs.asdict(body.repetition_detection)
         )
     given |= _beam(body)
+    if logprobs is not None:
+        given["flat_logprobs"] = True  # many samples would hold millions of objects
     return front.default_params(
         max_tokens=max_tokens, logprobs=logprobs, structured_outputs=constraint_of(body), **given
     )

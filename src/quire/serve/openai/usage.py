@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import UNSET
@@ -59,10 +60,10 @@ class UsageReport:
 
     def at_start(self, usage: Usage) -> Any:
         """The usage field of the first chunk, which carries no output."""
-        return self.in_chunk(Usage(usage.num_prompt, usage.num_cached, 0))
+        return self.in_chunk(lambda: Usage(usage.num_prompt, usage.num_cached, 0))
 
-    def in_chunk(self, usage: Usage) -> Any:
+    def in_chunk(self, usage: Callable[[], Usage]) -> Any:
         """The usage field of a chunk before the end: the running counts, null, or nothing."""
         if self._in_chunks:
-            return self.of(usage)
+            return self.of(usage())
         return None if self.in_end else UNSET
