@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from quire import SamplingParams
+from quire.params import BeamRules
 from quire.spec_decode.proposer import Draft, SpecSequence, StepView, TokenProposer
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.exactness.test_schedule import load, results
@@ -150,6 +151,27 @@ def test_a_model_that_drafts_for_itself_is_always_right(
             stats = llm.stats()
             drafted = stats.spec_draft_tokens - before.spec_draft_tokens
             assert stats.spec_accepted_tokens - before.spec_accepted_tokens >= drafted - 3 * params.n, params
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", "itself", "tree"])
+def test_beams_are_those_without_speculation(proposer: str, tiny_model: Callable[..., str]) -> None:
+    """Beams fork, drop and continue sequences while others in the batch are drafted for."""
+    options = options_of("itself" if proposer == "tree" else proposer, tiny_model) | {"adaptive": False}
+    if proposer == "tree":
+        options |= {"tree_top_k": 3, "tree_tokens": 6}
+    sampled = [SamplingParams(seed=seed, max_tokens=40, temperature=0.3, ignore_eos=True) for seed in (1, 2)]
+    each = [
+        SamplingParams(n=3, beam=BeamRules(beam_width=3), max_tokens=20, logprobs=0, ignore_eos=True),
+        *sampled,
+        SamplingParams(n=2, beam=BeamRules(beam_width=4), max_tokens=30, logprobs=0),
+    ]
+    prompts = [[7, 8, 9], [5, 6] * 12, [40, 41, 42, 43] * 8, [1, 2, 3] * 9]
+    wanted = results(load(tiny_model, "llama-f32"), prompts, each)
+    llm = load(tiny_model, "llama-f32", speculative_config=options)
+    for _ in range(2):
+        assert results(llm, prompts, each) == wanted
+    assert llm.stats().spec_accepted_tokens > 0
+    llm._core.core.scheduler.check()
 
 
 class Checking(TokenProposer):

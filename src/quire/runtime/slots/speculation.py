@@ -25,6 +25,9 @@ HOLD = 4
 DECODE_TOKENS = 2
 """A step measures the cost of rows if each sequence computes at most so many tokens besides its draft."""
 
+IN_FLIGHT = 4
+"""Steps after which drafts have been computed or dropped."""
+
 Ask = tuple[SpecSequence, int]
 
 
@@ -57,6 +60,7 @@ class SpeculationPart:
         self._looks_only = proposer is None or proposer.drafts_freely
         self._late: list[dict[int, list[int]]] = []  # tokens of steps without planning, by slot
         self._turn = 0
+        self._quiet = 0  # steps since the last drafts
         self._step: StepLayout | None = None
         self._began = 0.0
 
@@ -103,7 +107,12 @@ class SpeculationPart:
             return
         num_seqs = len(output.tokens)
         asleep = self.controller.asleep(num_seqs)
-        if asleep and self._looks_only and not any(seq.draft for seq in step.seqs):
+        self._quiet += 1
+        if (
+            asleep
+            and self._looks_only
+            and (self._quiet > IN_FLIGHT or not any(seq.draft for seq in step.seqs))
+        ):
             self._late.append(output.tokens)
             return
         taken = time.perf_counter()
@@ -115,6 +124,7 @@ class SpeculationPart:
             self._proposer.observe(computed, view)
         if drawing and not asleep:
             drafting = self._draft(drawing, num_seqs, view, output)
+            self._quiet = 0 if output.drafts else self._quiet
             self.controller.record_overhead(time.perf_counter() - taken - drafting)
 
     def _wake(self) -> None:
