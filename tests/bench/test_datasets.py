@@ -112,7 +112,7 @@ def test_sharegpt(tokenizer: Tokenizer, tmp_path: Path) -> None:
     samples = samples_of(tokenizer, **options)
     assert {(s.prompt, s.prompt_len, s.output_len) for s in samples} == {("a question", 10, 9)}
     assert len(samples) == 3
-    assert len(samples_of(tokenizer, **options, no_oversample=True)) == 1
+    assert len(samples_of(tokenizer, **options, oversample=False)) == 1
     assert {s.output_len for s in samples_of(tokenizer, **options, sharegpt_output_len=2)} == {2}
     with pytest.raises(ConfigError, match="--tokenizer"):
         samples_of(None, **options)
@@ -183,7 +183,7 @@ def test_a_trace_may_hold_texts(tmp_path: Path) -> None:
 def test_real_conversations(data: Path, tokenizer: Tokenizer, name: str, count: int) -> None:
     path = str(data / "prompts-sharegpt" / name)
     samples = samples_of(
-        tokenizer, dataset_name="custom", dataset_path=path, num_prompts=5000, no_oversample=True
+        tokenizer, dataset_name="custom", dataset_path=path, num_prompts=5000, oversample=False
     )
     assert len(samples) == count
     assert len(samples_of(None, dataset_name="sharegpt", dataset_path=path, num_prompts=9, output_len=4)) == 9

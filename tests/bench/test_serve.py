@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.bench.client import Outcome
+from quire.bench.client import Outcome, Target
 from quire.bench.datasets import Sample
 from quire.bench.metrics import (
     Summary,
@@ -21,7 +22,7 @@ from quire.bench.metrics import (
     spec_result,
 )
 from quire.bench.plot import need_matplotlib
-from quire.bench.serve import COMMAND, ServeOptions, run
+from quire.bench.serve import COMMAND, ServeOptions, _served, run
 from quire.cli import main
 from quire.errors import ConfigError, EngineError
 from tests.bench.fake_server import FakeServer, fake_server
@@ -66,6 +67,7 @@ def test_the_result_has_vllms_keys_and_the_counts_that_were_served(tmp_path: Pat
         assert result["request_goodput"] is None
         assert result["request_rate"] == "inf"
         assert result["max_concurrent_requests"] <= 4
+        assert result["max_output_tokens_per_s"] >= result["output_throughput"]
         assert server.behaviour.most_running <= 4
         assert [len(gaps) for gaps in result["itls"]] == [4] * 12
         assert result["generated_texts"] == ["".join(f" t{i}é" for i in range(5))] * 12
@@ -346,3 +348,34 @@ def test_the_servers_counters_are_read_before_and_after(tmp_path: Path) -> None:
 
 def test_the_command_needs_no_engine() -> None:
     assert not COMMAND.engine
+
+
+class Late:
+    """A client whose server listens from the third request on."""
+
+    target = Target.from_url("http://127.0.0.1:9", {}, False)
+    tries = 0
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        self.tries += 1
+        if self.tries < 3:
+            raise EngineError("connection refused")
+        return 200, json.dumps({"data": [{"id": "m", "max_model_len": 7}]}).encode()
+
+
+def test_a_server_that_is_starting_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    late = Late()
+    served = asyncio.run(_served(late, ServeOptions()))  # type: ignore[arg-type]
+    assert (served.name, served.max_model_len, late.tries) == ("m", 7, 3)
+    assert capsys.readouterr().err.splitlines() == ["waiting for http://127.0.0.1:9 ..."]
+    with pytest.raises(EngineError):
+        asyncio.run(_served(Late(), ServeOptions(ready_check_timeout_sec=0)))  # type: ignore[arg-type]
+
+
+def test_help_says_what_each_parameter_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", "--help-all"])
+    shown = capsys.readouterr().out
+    assert "0 takes the likeliest token" in shown
+    assert "--no-oversample" in shown
+    assert "--no-no-" not in shown

@@ -75,7 +75,7 @@ class DatasetOptions:
         1.0, "timed_trace: factor for all times; 0.5 replays twice as fast.", low=0
     )
     disable_shuffle: bool = option(False, "Keep the dataset's order.")
-    no_oversample: bool = option(False, "Send fewer requests instead of repeating prompts.")
+    oversample: bool = option(True, "Repeat prompts if the dataset has too few; else send fewer requests.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -221,7 +221,7 @@ def _pick(options: DatasetOptions, samples: Iterator[Sample], rng: np.random.Gen
         yield sample
         if len(picked) == options.num_prompts:
             return
-    if picked and not options.no_oversample:
+    if picked and options.oversample:
         for i in rng.integers(0, len(picked), options.num_prompts - len(picked)):
             yield picked[i]
 

@@ -103,7 +103,7 @@ class Summary:
             "queue_times": [o.queue_time for o in outcomes],
             "generated_texts": [o.text for o in outcomes],
             "errors": [o.error for o in outcomes],
-            "max_output_tokens_per_s": peak_tokens,
+            "max_output_tokens_per_s": max(peak_tokens, total_out / duration),  # for runs below a second
             "max_concurrent_requests": peak_requests,
         }
         values = observed(done)

@@ -21,7 +21,7 @@ def need_matplotlib() -> Any:
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'quire[plot]'") from error
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from error
 
 
 def plot_sweep(results: Sequence[dict[str, Any]], load: str, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -67,13 +68,17 @@ class ServeOptions(DatasetOptions):
     self_timed: bool | None = option(None, "Send at the dataset's times; on by default for timed_trace.")
     num_warmups: int = option(0, "Warm-up requests.", low=0)
     ignore_eos: bool = option(False, "Generate exactly the wanted number of tokens.")
-    temperature: float | None = option(None, "Sampling parameter.")
-    top_p: float | None = option(None, "Sampling parameter.")
-    top_k: int | None = option(None, "Sampling parameter.")
-    min_p: float | None = option(None, "Sampling parameter.")
-    frequency_penalty: float | None = option(None, "Sampling parameter.")
-    presence_penalty: float | None = option(None, "Sampling parameter.")
-    repetition_penalty: float | None = option(None, "Sampling parameter.")
+    temperature: float | None = option(
+        None, "Temperature; 0 takes the likeliest token. Default is the server's."
+    )
+    top_p: float | None = option(None, "Keep the smallest set of tokens with this probability.")
+    top_k: int | None = option(None, "Keep this many of the likeliest tokens.")
+    min_p: float | None = option(None, "Keep tokens at least this fraction as likely as the best.")
+    frequency_penalty: float | None = option(
+        None, "Subtracted from a token's logit once per occurrence in the output."
+    )
+    presence_penalty: float | None = option(None, "Subtracted from the logits of tokens that the output has.")
+    repetition_penalty: float | None = option(None, "Divides the logits of tokens that prompt or output has.")
     logprobs: int | None = option(None, "Log probabilities to request per token.", low=0)
     extra_body: str | None = option(None, "JSON object to merge into each request.")
     goodput: tuple[str, ...] = option((), 'Objectives in ms, like "ttft:200 tpot:50 e2el:5000".')
@@ -93,7 +98,7 @@ class ServeOptions(DatasetOptions):
     result_filename: str | None = option(None, "Name of the result file.")
     label: str | None = option(None, "Label of the result; default is the backend.")
     metadata: tuple[str, ...] = option((), "NAME=VALUE to keep in the result; repeat for several.")
-    ready_check_timeout_sec: int = option(0, "Seconds to wait for the server; 0 does not wait.", low=0)
+    ready_check_timeout_sec: int = option(30, "Seconds to wait for the server; 0 does not wait.", low=0)
     request_timeout_sec: float = option(21600.0, "Seconds after which a request counts as failed.", low=0.001)
     disable_tqdm: bool = option(False, "Show no progress.")
 
@@ -218,7 +223,7 @@ class _Served:
 
 async def _served(client: Client, options: ServeOptions) -> _Served:
     """Wait for the server, and return the model to request, as the server lists it."""
-    end = time.monotonic() + options.ready_check_timeout_sec
+    end, waiting = time.monotonic() + options.ready_check_timeout_sec, False
     while True:
         try:
             status, body = await client.get("/v1/models")
@@ -227,6 +232,9 @@ async def _served(client: Client, options: ServeOptions) -> _Served:
         except EngineError:
             if time.monotonic() > end:
                 raise
+        if not waiting:
+            print(f"waiting for {client.target.url} ...", file=sys.stderr)
+            waiting = True
         await asyncio.sleep(0.25)
     wanted = options.served_model_name or options.model
     if status != 200:

@@ -1,0 +1,24 @@
+"""docs/operations.md names every metric."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.client.metrics import Metrics
+from quire.config import CacheConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_the_page_lists_the_metrics() -> None:
+    metrics = Metrics("m", "quire", 1024)
+    metrics.name_model("m", CacheConfig(), 1024)
+    families = text_string_to_metric_families(metrics.text()[0].decode())
+    made = {f.name.removeprefix("quire:") for f in families if f.name.startswith("quire:")}
+    table = PAGE.read_text().partition("## Metrics")[2]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    listed = {name for row in rows for name in re.findall(r"`([a-z_0-9]+)`", row)}
+    assert listed == made
