@@ -33,6 +33,7 @@ class RandomTrees:
     """
 
     drafts_freely = False
+    may_sleep = True
 
     def __init__(self, known: dict[int, list[int]], seed: int) -> None:
         self._known, self._rng = known, random.Random(seed)

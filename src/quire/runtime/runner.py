@@ -70,8 +70,8 @@ class Runner:
         Must not run while submitted batches are unfinished.
         """
         for slot in batch.freed:
-            self._inputs.clear(slot)
             self._clear(slot)
+            self._inputs.clear(slot)
             self._failed.pop(slot, None)
         for new in batch.new:
             for part in self.parts:

@@ -49,6 +49,11 @@ class ChainProposer:
         self._reads_hidden = bool(head.taps)
         self._progress: dict[int, Progress] = {}  # by slot
 
+    @property
+    def may_sleep(self) -> bool:
+        """A draft model reads tokens that it missed later; a head needs every hidden state, unless some are lost."""
+        return not self._reads_hidden or all(progress.lost for progress in self._progress.values())
+
     def start(self, seq: SpecSequence) -> None:
         self._progress[seq.slot] = Progress()
 

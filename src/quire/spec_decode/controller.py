@@ -18,7 +18,7 @@ PROBE_SHARE = 8
 """Of that many sequences one is drafted for to measure acceptance again."""
 LEAST_GAIN = 0.03
 """Drafts must make tokens come faster by that share: less is within the error of what was measured."""
-MOST_OVERHEAD = 0.01
+MOST_OVERHEAD = 0.005
 """Share of the time that looking for drafts may take while there are none."""
 EXPLORE = 1.25
 """A step may have so many times the rows that were ever measured, and a few more."""

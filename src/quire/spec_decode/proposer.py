@@ -104,6 +104,10 @@ class Proposer(Protocol):
     def drafts_freely(self) -> bool:
         """Whether drafting costs next to nothing, so that drafts are made first and cut afterwards."""
 
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it need not observe steps that plan no drafts: it learns later where they computed."""
+
     def start(self, seq: SpecSequence) -> None:
         """A sequence takes a slot."""
 
@@ -121,6 +125,7 @@ class TokenProposer:
     """The part of the protocol that proposers which only look at tokens do not need."""
 
     drafts_freely = True
+    may_sleep = True
 
     def start(self, seq: SpecSequence) -> None: ...
 

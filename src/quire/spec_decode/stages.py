@@ -21,6 +21,7 @@ class StageProposer:
     """
 
     drafts_freely = False
+    may_sleep = True
 
     def __init__(self, head: Head, stages: Sequence[Pass], picker: Picker, max_seqs: int) -> None:
         self._head, self._stages, self._picker = head, stages, picker

@@ -59,6 +59,8 @@ class SpeculationPart:
         self._seqs: dict[int, SpecSequence] = {}
         self._looks_only = proposer is None or proposer.drafts_freely
         self._late: list[dict[int, list[int]]] = []  # tokens of steps without planning, by slot
+        self._slept: dict[int, int] = {}  # by slot, the first position computed in them
+        self._asleep = False
         self._turn = 0
         self._quiet = 0  # steps since the last drafts
         self._step: StepLayout | None = None
@@ -97,7 +99,10 @@ class SpeculationPart:
 
     def rows(self, step: StepLayout) -> list[int]:
         self._step = step
-        self._began = time.perf_counter()
+        self._asleep = self.controller.asleep(len(step.seqs))
+        self._quiet += 1
+        if not self._asleep:
+            self._began = time.perf_counter()
         return []
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
@@ -105,18 +110,16 @@ class SpeculationPart:
         step = self._step
         if step is None:
             return
-        num_seqs = len(output.tokens)
-        asleep = self.controller.asleep(num_seqs)
-        self._quiet += 1
-        if (
-            asleep
-            and self._looks_only
-            and (self._quiet > IN_FLIGHT or not any(seq.draft for seq in step.seqs))
-        ):
+        asleep = self._asleep
+        if asleep and self._quiet > IN_FLIGHT and (self._proposer is None or self._proposer.may_sleep):
             self._late.append(output.tokens)
+            if not self._looks_only:
+                for item in step.seqs:
+                    self._slept.setdefault(item.slot, item.start)
             return
-        taken = time.perf_counter()
-        self._measure(step, taken - self._began)
+        num_seqs, taken = len(output.tokens), time.perf_counter()
+        if not asleep:
+            self._measure(step, taken - self._began)
         self._wake()
         computed, drawing = self._take_tokens(step, output)
         view = self._view(step, rows)
@@ -128,13 +131,17 @@ class SpeculationPart:
             self.controller.record_overhead(time.perf_counter() - taken - drafting)
 
     def _wake(self) -> None:
-        """Record the tokens of steps without planning."""
+        """Record the tokens of steps without planning, and what they computed."""
         for tokens in self._late:
             for slot, new in tokens.items():
                 seq = self._seqs.get(slot)
                 if seq is not None:
                     seq.tokens.extend(new)
         self._late.clear()
+        if self._slept and self._proposer is not None:
+            inputs, starts = self._inputs, list(self._slept.items())
+            self._slept = {}
+            self._proposer.observe([], StepView(inputs.block_table_SM, inputs.num_blocks, starts))
 
     def _view(self, step: StepLayout, rows: StepRows) -> StepView:
         inputs = self._inputs
