@@ -26,7 +26,7 @@ KINDS: list[dict[str, Any]] = [
     {"quantization": "int4", "quantization_pure": True},
     {"quantization": "int4wo", "quantization_group_size": 128},
     {"quantization": "int8", "kv_cache_dtype": "int8"},
-    {"quantization": "fp8"},
+    {"quantization": "fp8", "kv_cache_dtype": "fp8"},
     {"quantization": "mxfp4"},
     {"quantization": "nvfp4", "quantization_activations": "int8"},
 ]
@@ -104,7 +104,7 @@ def test_a_built_engine_cannot_be_quantized_otherwise(tmp_path: Path) -> None:
             "--quantization-pure is for --quantization int4",
         ),
         ({"quantization_pure": True}, "--quantization-pure is for --quantization int4"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype must be one of"),
+        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype must be one of"),
     ],
 )
 def test_bad_options_say_what_is_allowed(options: dict[str, Any], message: str) -> None:

@@ -32,7 +32,7 @@ LEVELS = [
     {"program"},
     {"engine"},
     {"client"},
-    {"llm", "build", "serve", "cluster"},
+    {"llm", "build", "serve", "cluster", "quantize"},
     {"cli"},
     {"bench", "commands", "entrypoints"},
 ]

@@ -6,6 +6,7 @@
 
 #include "attention/attention_tile.h"
 #include "simd/kernels.h"
+#include "simd/simd_narrow.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -55,7 +56,7 @@ class LayerKV {
 
   // Whether vectors of keys and values are whole in the cache.
   bool whole_vectors() const {
-    return kv_.block_size % kLanes == 0 && kv_.head_dim % kLanes == 0 && !kv_.shared_values;
+    return kv_.block_size % kLanes == 0 && kv_.head_dim % kLanes == 0 && !kv_.shared_values && !kv_.widens();
   }
 
   // Pointers into the cache; valid if vectors are whole there.
@@ -137,6 +138,10 @@ class LayerKV {
 
   static float widen(float x) { return x; }
   static float widen(uint16_t x) { return bf16_to_float(x); }
+  template <class E>
+  static float widen(E x) {
+    return widened_one(x);
+  }
 
   // Copies bytes unchanged: missing elements may be garbage, because their factors are 0.
   template <class T>
@@ -158,8 +163,19 @@ class LayerKV {
     });
   }
 
+  // Narrow elements are copied as floats.
   template <class T>
   void copy(const int32_t* table, int head, TileRange range, float* to_keys, float* to_values) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (kv_.type == KVType::f16) return copy_floats<Half>(table, head, range, to_keys, to_values);
+      if (kv_.type == KVType::e4m3) return copy_floats<E4m3>(table, head, range, to_keys, to_values);
+      if (kv_.type == KVType::e5m2) return copy_floats<E5m2>(table, head, range, to_keys, to_values);
+    }
+    copy_floats<T>(table, head, range, to_keys, to_values);
+  }
+
+  template <class T>
+  void copy_floats(const int32_t* table, int head, TileRange range, float* to_keys, float* to_values) const {
     const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
     auto key_to = [&](size_t place) { return to_keys + place / kLanes * H * kLanes + place % kLanes; };
     for_runs(table, range, [&](int place, int block, int offset, int length) {

@@ -45,6 +45,7 @@ using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::
 using GroupFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BlockTuple = std::pair<std::string, int>;  // (kind, rows)
 using CodesTuple = std::tuple<Codes, GroupFloats, std::optional<GroupFloats>>;
+using InputsTuple = std::tuple<Ints, Floats>;
 using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>>;
 
 constexpr const char* kLayouts[] = {
@@ -63,6 +64,9 @@ KVType to_kv_type(const std::string& name) {
   if (name == "float32") return KVType::f32;
   if (name == "bfloat16") return KVType::bf16;
   if (name == "int8") return KVType::i8;
+  if (name == "float16") return KVType::f16;
+  if (name == "fp8_e4m3") return KVType::e4m3;
+  if (name == "fp8_e5m2") return KVType::e5m2;
   throw std::invalid_argument("a KV cache cannot be of type '" + name + "'");
 }
 
@@ -112,8 +116,17 @@ std::shared_ptr<PackedMatrix> pack(const std::vector<Source>& sources, const For
   return std::make_shared<PackedMatrix>(parts, cols, format, gated, kernels, pool);
 }
 
+// (order, factors), each with one element for each of `cols` columns.
+ColumnInputs column_inputs(const std::optional<InputsTuple>& inputs, size_t cols) {
+  if (!inputs) return {};
+  const auto& [order, factors] = *inputs;
+  if (order.shape(0) != cols || factors.shape(0) != cols)
+    throw std::invalid_argument("inputs of columns need an order and a factor for each column");
+  return {order.data(), factors.data()};
+}
+
 std::shared_ptr<PackedMatrix> pack_codes(const std::vector<CodesTuple>& tuples, const Format& format, bool gated,
-                                         ThreadPool& pool) {
+                                         const std::optional<InputsTuple>& inputs, ThreadPool& pool) {
   if (tuples.empty()) throw std::invalid_argument("a weight needs at least one part");
   const size_t cols = std::get<0>(tuples.front()).shape(1);
   std::vector<SourceCodes> parts;
@@ -128,8 +141,9 @@ std::shared_ptr<PackedMatrix> pack_codes(const std::vector<CodesTuple>& tuples, 
       throw std::invalid_argument("a weight of codes needs one offset for each group of a row");
     parts.push_back({codes.data(), scales.data(), offsets ? offsets->data() : nullptr, rows});
   }
+  const ColumnInputs columns = column_inputs(inputs, cols);
   nb::gil_scoped_release release;
-  return std::make_shared<PackedMatrix>(parts, cols, format, gated, pool);
+  return std::make_shared<PackedMatrix>(parts, cols, format, gated, columns, pool);
 }
 
 BlockKind to_block_kind(const std::string& name) {
@@ -161,7 +175,7 @@ std::vector<BlockTuple> from_block_parts(const BlockParts& blocks) {
 }
 
 std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size_t cols, const Format& format,
-                                          bool gated, ThreadPool& pool) {
+                                          bool gated, const std::optional<InputsTuple>& inputs, ThreadPool& pool) {
   if (arrays.empty()) throw std::invalid_argument("a weight needs at least one part");
   std::vector<SourceBlocks> parts;
   int part = 0, left = format.blocks.parts[0].rows;
@@ -175,8 +189,9 @@ std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size
     left -= int(rows);
     parts.push_back({reinterpret_cast<const char*>(array.data()), rows, row_bytes});
   }
+  const ColumnInputs columns = column_inputs(inputs, cols);
   nb::gil_scoped_release release;
-  return std::make_shared<PackedMatrix>(parts, cols, format, gated, pool);
+  return std::make_shared<PackedMatrix>(parts, cols, format, gated, columns, pool);
 }
 
 Activation activation(const std::string& name) {
@@ -317,22 +332,24 @@ void bind_weights(nb::module_& m) {
   nb::class_<Format>(m, "Format", "How a weight is held and what it is multiplied with (csrc/linear/format.h).")
       .def("__init__",
            [](Format* self, const std::string& layout, int group, bool offsets, bool narrow, bool int8_rows,
-              bool screened, const std::vector<BlockTuple>& blocks) {
+              bool inputs, bool screened, const std::vector<BlockTuple>& blocks) {
              new (self) Format{.layout = to_layout(layout),
                                .group = group,
                                .offsets = offsets,
                                .narrow = narrow,
                                .int8_rows = int8_rows,
+                               .inputs = inputs,
                                .screened = screened,
                                .blocks = to_block_parts(blocks)};
            },
            nb::kw_only(), "layout"_a, "group"_a = 0, "offsets"_a = false, "narrow"_a = false, "int8_rows"_a = false,
-           "screened"_a = false, "blocks"_a = std::vector<BlockTuple>{})
+           "inputs"_a = false, "screened"_a = false, "blocks"_a = std::vector<BlockTuple>{})
       .def_prop_ro("layout", [](const Format& f) { return kLayouts[int(f.layout)]; })
       .def_ro("group", &Format::group)
       .def_ro("offsets", &Format::offsets)
       .def_ro("narrow", &Format::narrow)
       .def_ro("int8_rows", &Format::int8_rows)
+      .def_ro("inputs", &Format::inputs)
       .def_ro("screened", &Format::screened)
       .def_prop_ro("blocks", [](const Format& f) { return from_block_parts(f.blocks); });
   m.def("layouts", [] { return std::vector<std::string>(std::begin(kLayouts), std::end(kLayouts)); },
@@ -362,9 +379,9 @@ void bind_weights(nb::module_& m) {
       "A weight in place in bytes that `PackedMatrix.bytes` returned.");
   m.def("pack", &pack, "parts"_a, "format"_a, "gated"_a, "isa"_a, "pool"_a,
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
-  m.def("pack_codes", &pack_codes, "parts"_a, "format"_a, "gated"_a, "pool"_a,
+  m.def("pack_codes", &pack_codes, "parts"_a, "format"_a, "gated"_a, "inputs"_a.none(), "pool"_a,
         "The same for (codes, scales, offsets) parts, which are kept bit for bit.");
-  m.def("pack_blocks", &pack_blocks, "parts"_a, "cols"_a, "format"_a, "gated"_a, "pool"_a,
+  m.def("pack_blocks", &pack_blocks, "parts"_a, "cols"_a, "format"_a, "gated"_a, "inputs"_a.none(), "pool"_a,
         "The same for rows of blocks, whose kinds are the format's.");
 }
 

@@ -49,7 +49,11 @@ namespace quire {
   X(nf4, 64, 36, 0, 0)        \
   X(fp4, 64, 36, 0, 0)        \
   X(lut3, 32, 12, 0, 0)       \
-  X(lut4, 32, 16, 0, 0)
+  X(lut4, 32, 16, 0, 0)       \
+  X(affine4_32, 32, 24, 0, 0) \
+  X(affine4_64, 64, 40, 0, 0) \
+  X(affine8_32, 32, 40, 0, 0) \
+  X(affine8_128, 128, 136, 0, 0)
 
 enum class BlockKind : uint8_t {
 #define QUIRE_BLOCK_NAME(name, columns, bytes, head, head_bytes) name,

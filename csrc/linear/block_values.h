@@ -86,6 +86,39 @@ struct Values<BlockKind::fp4> {
   QUIRE_INLINE static void block(const PackedBlock& b, float* out) { table_values(b, kFp4, out); }
 };
 
+// scale * (code - zero): a scale and a zero point in float32, then codes of four bits (half byte i of a word is column i of
+// its eight) or of one byte.
+template <int columns>
+struct Affine4 {
+  QUIRE_INLINE static void block(const PackedBlock& b, float* out) {
+    const V scale = float_of(b.word(0)), zero = float_of(b.word(1));
+    for (int i = 0; i < columns / 8; ++i, out += 128) {
+      const I w = b.word(2 + i);
+      unrolled<8>([&](auto j) QUIRE_INLINE_LAMBDA {
+        store(out + j.value * 16, (to_float(shr<4 * j.value>(w) & iset1(15)) - zero) * scale);
+      });
+    }
+  }
+};
+template <int columns>
+struct Affine8 {
+  QUIRE_INLINE static void block(const PackedBlock& b, float* out) {
+    const V scale = float_of(b.word(0)), zero = float_of(b.word(1));
+    for (int i = 0; i < columns / 4; ++i, out += 64) {
+      const I w = b.word(2 + i);
+      unrolled<4>([&](auto j) QUIRE_INLINE_LAMBDA { store(out + j.value * 16, (unsigned_byte<j.value>(w) - zero) * scale); });
+    }
+  }
+};
+template <>
+struct Values<BlockKind::affine4_32> : Affine4<32> {};
+template <>
+struct Values<BlockKind::affine4_64> : Affine4<64> {};
+template <>
+struct Values<BlockKind::affine8_32> : Affine8<32> {};
+template <>
+struct Values<BlockKind::affine8_128> : Affine8<128> {};
+
 // Each row has a table; codes are a stream of bits, low ones first.
 template <>
 struct Values<BlockKind::lut4> {

@@ -35,6 +35,7 @@ struct Format {
   bool offsets = false;    // int4: values are scale * code - offset, else scale * (code - 8)
   bool narrow = false;     // int4: scales are bfloat16, and an offset is held as its zero point, offset / scale
   bool int8_rows = false;  // codes: activations are rounded to int8, one scale per row; blocks: one per block of columns
+  bool inputs = false;     // codes and blocks: columns have an order of their own, and inputs are multiplied first
   bool screened = false;   // float layouts: a screen lies behind the panels; int8: this is a screen
   BlockParts blocks;       // blocks: their kinds
 };
@@ -71,7 +72,13 @@ struct MatrixView {
   // The screen: a copy rounded to int8 that follows the panels (screen.h).
   QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::int8; }
   MatrixView screen() const;
-  // Includes the screen.
+  // With `inputs`, behind the panels: the input that each column multiplies, and the factor that it is multiplied with.
+  QUIRE_INLINE size_t inputs_bytes() const { return format.inputs ? size_t(cols + 15) / 16 * 128 : 0; }
+  QUIRE_INLINE const int32_t* order() const { return reinterpret_cast<const int32_t*>(data + panels_bytes); }
+  QUIRE_INLINE const float* factors() const {
+    return reinterpret_cast<const float*>(order() + (cols + 15) / 16 * 16);
+  }
+  // Includes the screen and the inputs.
   size_t nbytes() const;
 };
 

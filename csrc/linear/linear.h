@@ -36,12 +36,22 @@ inline size_t float_workspace(const MatrixView& weight, int max_rows) {
   return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
 }
 
-// The same product for rows [begin, end) after the norm, which are in `memory`; at most kMaxRows.
+// The same product for rows [begin, end) after the norm and in the order of the weight's columns, which are in `memory`;
+// at most kMaxRows, and one more.
 inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
   const int width = a.weight.cols;
-  if (!a.norm.weight) return a;
-  for (int r = begin; r < end; ++r)
-    norm_row(a.x + size_t(r) * a.x_stride, width, a.norm, memory + size_t(r - begin) * size_t(width));
+  const bool ordered = a.weight.format.inputs;
+  if (!a.norm.weight && !ordered) return a;
+  float* spare = memory + size_t(end - begin) * size_t(width);
+  for (int r = begin; r < end; ++r) {
+    const float* x = a.x + size_t(r) * a.x_stride;
+    float* to = memory + size_t(r - begin) * size_t(width);
+    if (a.norm.weight) norm_row(x, width, a.norm, ordered ? spare : to), x = spare;
+    if (!ordered) continue;
+    const int32_t* order = a.weight.order();
+    const float* factors = a.weight.factors();
+    for (int k = 0; k < width; ++k) to[k] = x[order[k]] * factors[k];
+  }
   a.x = memory - ptrdiff_t(begin) * width, a.x_stride = size_t(width), a.norm = {};
   return a;
 }
@@ -336,7 +346,8 @@ void linear_as(const LinearArgs& args, ThreadPool& pool) {
   int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
   if (a.weight.format.offsets) a.x_sums = sums;
   if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
-    if (a.rows == 1 && padded == a.weight.cols && !a.norm.weight && !a.weight.format.offsets)
+    if (a.rows == 1 && padded == a.weight.cols && !a.norm.weight && !a.weight.format.offsets &&
+        !a.weight.format.inputs)
       return linear_stream<Dot>(a, a.x, pool);
   auto pack = [&](int tile, int thread) {
     const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,7 @@ namespace quire {
 namespace {
 
 constexpr int kLanes = PanelRows::kLanes;
+constexpr int kMostOrderedColumns = 28 << 10;  // rows of a tile are put in order in scratch memory
 constexpr float kNoBound = 1e20f;  // the rounding of padding rows in a screen, so that they bound nothing
 
 // Rows of all parts, which are two of equal shape if gated.
@@ -64,12 +66,16 @@ MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated)
   // Sums of products of bytes, 255 x 127 each, have to fit in 32 bits.
   if (format.layout == Layout::int8 && format.int8_rows && cols > 65536)
     throw std::invalid_argument("a weight of int8 that is multiplied with int8 has at most 65536 columns");
+  if (format.inputs && cols > size_t(kMostOrderedColumns))
+    throw std::invalid_argument("a weight whose columns have an order of their own has at most 28672 columns");
   MatrixView view;
   view.rows = int(rows), view.cols = int(cols);
   view.format = format;
   view.gated = gated;
   with_layout(format.layout, [&](auto layout) QUIRE_INLINE_LAMBDA {
     layout.check(format);
+    if (format.inputs && layout.kHolds == Holds::floats)
+      throw std::invalid_argument("columns of weights of floats have no order of their own");
     view.geometry = layout.geometry(format, view.cols);
     view.panels_bytes = view.panel_bytes() * size_t(view.panels());
   });
@@ -88,7 +94,7 @@ MatrixView MatrixView::screen() const {
 }
 
 size_t MatrixView::nbytes() const {
-  return panels_bytes + (has_screen() ? screen().nbytes() : 0);
+  return panels_bytes + (has_screen() ? screen().nbytes() : 0) + inputs_bytes();
 }
 
 PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated)
@@ -111,6 +117,28 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool 
     throw std::invalid_argument("a packed weight must be 64-byte aligned");
   view_.data = data;
   if (view_.has_screen()) check_screen();
+  if (view_.format.inputs) check_inputs();
+}
+
+void PackedMatrix::check_inputs() const {
+  std::vector<bool> seen(size_t(view_.cols));
+  for (int k = 0; k < view_.cols; ++k) {
+    const int from = view_.order()[k];
+    if (from < 0 || from >= view_.cols || seen[size_t(from)] || !std::isfinite(view_.factors()[k]))
+      throw std::invalid_argument("the order of a weight's columns names each of them once, with a finite factor");
+    seen[size_t(from)] = true;
+  }
+}
+
+void PackedMatrix::put_inputs(const ColumnInputs& inputs) {
+  if ((inputs.order != nullptr) != view_.format.inputs)
+    throw std::invalid_argument("inputs of columns must be given for a format that has them, and for no other");
+  if (!inputs.order) return;
+  char* to = bytes_of(view_.data + view_.panels_bytes);
+  std::memset(to, 0, view_.inputs_bytes());
+  std::memcpy(to, inputs.order, size_t(view_.cols) * 4);
+  std::memcpy(bytes_of(reinterpret_cast<const char*>(view_.factors())), inputs.factors, size_t(view_.cols) * 4);
+  check_inputs();
 }
 
 // A screen's bounds decide which rows a greedy step reads.
@@ -170,13 +198,14 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, co
 }
 
 PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated,
-                           ThreadPool& pool)
+                           const ColumnInputs& inputs, ThreadPool& pool)
     : PackedMatrix(stacked_rows(parts, gated), cols, format, gated) {
   std::vector<std::pair<const SourceCodes*, size_t>> table;
   table.reserve(size_t(view_.rows));
   for (const SourceCodes& part : parts)
     for (size_t r = 0; r < part.rows; ++r) table.emplace_back(&part, r);
   allocate();
+  put_inputs(inputs);
   with_layout(format.layout, [&](auto layout) {
     if constexpr (layout.kHolds != Holds::codes) {
       throw std::invalid_argument("only weights of int8 and int4 are packed from codes");
@@ -193,7 +222,7 @@ PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, c
 }
 
 PackedMatrix::PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated,
-                           ThreadPool& pool)
+                           const ColumnInputs& inputs, ThreadPool& pool)
     : PackedMatrix(stacked_rows(parts, gated), cols, format, gated) {
   if (format.layout != Layout::blocks) throw std::invalid_argument("blocks are not packed as another layout");
   std::vector<const char*> table;
@@ -201,6 +230,7 @@ PackedMatrix::PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, 
   for (const SourceBlocks& part : parts)
     for (size_t r = 0; r < part.rows; ++r) table.push_back(part.data + r * part.row_bytes);
   allocate();
+  put_inputs(inputs);
   pool.parallel_for(view_.panels(), [&](int panel, int) {
     const char* rows[kLanes] = {};
     for (int lane = 0; lane < kLanes; ++lane)
@@ -224,6 +254,12 @@ void PackedMatrix::unpack(float* out, const Kernels& kernels, ThreadPool& pool) 
       if (row < 0) continue;
       read_lane(view_, panel, lane, [to = out + size_t(row) * cols](int k, float value) { to[k] = value; });
     }
+  });
+  if (!view_.format.inputs) return;
+  pool.parallel_for(view_.rows, [&](int row, int) {
+    float* to = out + size_t(row) * cols;
+    const std::vector<float> packed(to, to + cols);
+    for (size_t k = 0; k < cols; ++k) to[view_.order()[k]] = packed[k] * view_.factors()[k];
   });
 }
 

@@ -13,6 +13,12 @@
 
 namespace quire {
 
+// The input that each column multiplies, and its factor: as many as there are columns. Null: none.
+struct ColumnInputs {
+  const int32_t* order = nullptr;
+  const float* factors = nullptr;
+};
+
 class PackedMatrix {
  public:
   // A shape without values, for planning: `view().data` is null, and no memory is taken.
@@ -24,10 +30,12 @@ class PackedMatrix {
                const Kernels& kernels, ThreadPool& pool);
 
   // The same for codes, which are kept bit for bit.
-  PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
+  PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated,
+               const ColumnInputs& inputs, ThreadPool& pool);
 
   // The same for whole blocks; the format's parts are those of the sources.
-  PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated, ThreadPool& pool);
+  PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated,
+               const ColumnInputs& inputs, ThreadPool& pool);
 
   // Uses bytes in memory that the same version packed; the caller keeps `data` alive. Throws std::invalid_argument if
   // its size or alignment is not this shape's, or a screen has impossible bounds.
@@ -41,6 +49,8 @@ class PackedMatrix {
  private:
   void allocate();
   void check_screen() const;
+  void check_inputs() const;
+  void put_inputs(const ColumnInputs& inputs);
   char* bytes_of(const char* place) { return static_cast<char*>(memory_.data()) + (place - view_.data); }
 
   HugeBuffer memory_;

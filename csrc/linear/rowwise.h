@@ -9,6 +9,7 @@
 #include "linear/norm.h"
 #include "simd/simd.h"
 #include "simd/simd_int.h"
+#include "simd/simd_narrow.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -130,6 +131,14 @@ inline void store_int8_value(const float* v, const KVView& kv, char* tile, int o
   for (; h < H; ++h, to += 4) to[place] = q[h];
 }
 
+// Calls f with a tile's elements by their type.
+template <class F>
+QUIRE_INLINE void with_narrow(KVType type, char* tile, F&& f) {
+  if (type == KVType::f16) f(reinterpret_cast<Half*>(tile));
+  else if (type == KVType::e4m3) f(reinterpret_cast<E4m3*>(tile));
+  else f(reinterpret_cast<E5m2*>(tile));
+}
+
 // Stores the keys of `count` tokens of a head, `k_stride` elements apart, in a block from `offset` on. Elements of a
 // stored key are `block_size` apart. `scratch` has room for 16 keys.
 inline void store_keys(const float* k, size_t k_stride, int count, const KVView& kv, int head, int block, int offset,
@@ -140,6 +149,11 @@ inline void store_keys(const float* k, size_t k_stride, int count, const KVView&
     return transpose(k, k_stride, count, int(H), reinterpret_cast<float*>(tile) + offset, stride);
   if (kv.type == KVType::i8)
     return store_int8_keys(k, k_stride, count, kv, tile, offset, reinterpret_cast<uint32_t*>(scratch));
+  if (kv.widens())
+    return with_narrow(kv.type, tile, [&](auto* elements) QUIRE_INLINE_LAMBDA {
+      for (int i = 0; i < count; ++i)
+        for (size_t h = 0; h < H; ++h) narrowed(k[size_t(i) * k_stride + h], elements + h * stride + offset + i);
+    });
   uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
   if (count == kLanes) {
     transpose(k, k_stride, count, int(H), scratch, kLanes);
@@ -160,6 +174,10 @@ inline void store_value(const float* v, const KVView& kv, int head, int block, i
   const size_t H = size_t(kv.head_dim), first = size_t(offset) * H;
   if (kv.type == KVType::i8) {
     store_int8_value(v, kv, tile, offset, reinterpret_cast<int8_t*>(scratch));
+  } else if (kv.widens()) {
+    with_narrow(kv.type, tile, [&](auto* elements) QUIRE_INLINE_LAMBDA {
+      for (size_t h = 0; h < H; ++h) narrowed(v[h], elements + first + h);
+    });
   } else if (kv.type == KVType::bf16) {
     uint16_t* to = reinterpret_cast<uint16_t*>(tile) + first;
     size_t h = 0;

@@ -3,7 +3,7 @@
 // [block][layer], so that memory is touched as blocks are used; in each, keys come first, then values:
 //   K [kv_head][head_dim][block_size]   transposed: vector lanes are positions, so scores need no horizontal sums
 //   V [kv_head][block_size][head_dim]
-// Elements are float, bfloat16 (uint16_t) or int8. A head's tile is contiguous: head_dim * block_size elements.
+// Elements are float, float16, bfloat16 (uint16_t), FP8 of two kinds, or int8. A head's tile is contiguous: head_dim * block_size elements.
 // In int8, four elements that a dot product of bytes multiplies together are neighbours. A tile's elements are followed
 // by one float scale per position: that of its key, or of its value, in this head.
 //   K [kv_head][head_dim / 4][block_size][4]   bytes are value + 128; head_dim is rounded up to a multiple of 4
@@ -19,7 +19,7 @@
 
 namespace quire {
 
-enum class KVType : int { f32, bf16, i8 };
+enum class KVType : int { f32, bf16, i8, f16, e4m3, e5m2 };
 
 // Heads of one layer; layers may differ. 0 heads: the layer keeps nothing.
 struct KVLayer {
@@ -38,7 +38,11 @@ struct KVView {
   KVType type = KVType::f32;
   bool shared_values = false;
 
-  QUIRE_INLINE size_t element_bytes() const { return type == KVType::f32 ? 4 : type == KVType::bf16 ? 2 : 1; }
+  QUIRE_INLINE size_t element_bytes() const {
+    return type == KVType::f32 ? 4 : type == KVType::bf16 || type == KVType::f16 ? 2 : 1;
+  }
+  // Whether elements are widened to float before they are multiplied.
+  QUIRE_INLINE bool widens() const { return type == KVType::f16 || type == KVType::e4m3 || type == KVType::e5m2; }
   QUIRE_INLINE size_t tile_elements() const {
     return size_t(type == KVType::i8 ? (head_dim + 3) / 4 * 4 : head_dim) * size_t(block_size);
   }

@@ -78,6 +78,7 @@ int Plan::width(int buffer) const { return buffers_.at(size_t(buffer)).width; }
 int Plan::embed(std::shared_ptr<PackedMatrix> table, float scale) {
   const MatrixView view = table->view();
   require(!view.gated, "an embedding table cannot be a gated weight");
+  require(!view.format.inputs, "the columns of an embedding table have no order of their own");
   vocab_rows_ = vocab_rows_ == 0 ? view.rows : std::min(vocab_rows_, view.rows);
   Op op{.kind = OpKind::embed};
   op.weight = std::move(table);

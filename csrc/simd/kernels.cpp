@@ -22,6 +22,9 @@ bool Kernels::screened_best(const LinearArgs& a, int32_t* best, ThreadPool& pool
 void Kernels::attention(const AttentionArgs& a, ThreadPool& pool) const {
   switch (a.kv.type) {
     case KVType::f32:
+    case KVType::f16:
+    case KVType::e4m3:
+    case KVType::e5m2:
       return attention_f32(a, pool);
     case KVType::bf16:
       return attention_bf16(a, pool);

@@ -40,6 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "build": Entry(
         "quire.commands.build", "Pack a checkpoint for this machine into a directory that starts at once."
     ),
+    "quantize": Entry("quire.commands.quantize", "Make a smaller checkpoint, calibrated on a text."),
     "inspect": Entry("quire.commands.inspect", "Show how Quire describes a model; check a built engine."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),

@@ -25,7 +25,7 @@ Quantization = Literal[
     "fbgemm_fp8", "fp8", "gguf", "gptq", "gptq_marlin", "hqq", "inc", "modelopt", "modelopt_fp4", "mxfp4", "nvfp4",
     "quark", "squeezellm", "torchao",
 ]  # fmt: skip
-KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
+KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
 ModelImpl = Literal["auto", "quire", "transformers"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -212,8 +212,9 @@ class CacheConfig:
     block_size: int = option(16, "Tokens per KV block.", low=1, high=1024)
     kv_cache_dtype: KVDtype = option(
         "auto",
-        "Type of the KV cache; auto is the checkpoint's; int8 has one scale per token and head.",
+        "Type of the KV cache; auto is the checkpoint's; int8 has one scale per token and head; fp8 is fp8_e4m3.",
         common=True,
+        aliases={"fp8": "fp8_e4m3", "half": "float16"},
     )
     gpu_memory_utilization: float = option(
         0.5, "Share of free memory for weights and KV cache.", low=0.01, high=1.0, common=True

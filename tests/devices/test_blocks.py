@@ -66,6 +66,8 @@ def random_own(kind: str, rows: int, columns: int, rng: np.random.Generator) -> 
     elif not kind.startswith("lut") and not about.row:
         scales = (normal(rng, *raw.shape[:2], 1) * 0.02).astype(np.float32)
         raw[..., :4] = scales.view(np.uint8)
+    if kind.startswith("affine"):
+        raw[..., 4:8] = (np.abs(normal(rng, *raw.shape[:2], 1)) * 8).astype(np.float32).view(np.uint8)
     words = (normal(rng, rows, about.row // 4) * 0.02).astype(np.float32)
     return Blocks(kind).tensor(np.concatenate([words.view(np.uint8), raw.reshape(rows, -1)], axis=1))
 

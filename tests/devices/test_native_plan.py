@@ -16,6 +16,7 @@ from quire import _native
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.machine import cgroup_cores, usable_threads
 from quire.devices.host import HostLogits
+from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import (
     Arithmetic,
     Attention,
@@ -31,6 +32,7 @@ from quire.devices.protocol import (
     WeightType,
 )
 from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.reference.cache import KEPT
 from quire.errors import EngineError
 from quire.weights.layouts import Int4, Int8
 from quire.weights.schemes import Quantized
@@ -128,7 +130,7 @@ def three_steps(backend: Backend, dtype: FloatDtype, kv_dtype: KVDtype, poison: 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "float16", "fp8_e4m3", "fp8_e5m2"])
 def test_steps_equal_the_reference(isa: str, dtype: FloatDtype, kv_dtype: KVDtype) -> None:
     want = three_steps(ReferenceBackend(), dtype, kv_dtype)
     got = three_steps(native(isa), dtype, kv_dtype, poison=True)
@@ -167,7 +169,7 @@ def test_rows_that_nobody_reads_change_no_logits(parallel: bool, data: st.DataOb
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "float16", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("head_dim", [20, 48])
 def test_keys_are_the_same_stored_together_and_one_by_one(isa: str, kv_dtype: KVDtype, head_dim: int) -> None:
     backend, count, heads = native(isa), 41, 3
@@ -695,3 +697,46 @@ def test_a_product_takes_turns_with_its_limit(kind: str) -> None:
     assert all(turn.seconds > 0 and 1e7 < turn.limit < 1e14 for turn in turns)
     with pytest.raises(ValueError, match="at least one weight"):
         _native.compare_linear(backend.isa, backend.pool, [], 3, kind, 2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", ["float16", "fp8_e4m3", "fp8_e5m2"])
+def test_narrow_caches_round_to_the_nearest(isa: str, kv_dtype: KVDtype) -> None:
+    """The output over one position is its value, as the cache holds it: to even where two are as near."""
+    kept = KEPT[kv_dtype]
+    held = np.arange(1 << (8 * np.dtype(kept).itemsize), dtype=f"u{np.dtype(kept).itemsize}").view(kept)
+    numbers = np.sort(held.astype(np.float32)[np.isfinite(held.astype(np.float32))])
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    sizes = [
+        numbers,
+        middles,
+        np.nextafter(middles, np.float32(np.inf)),
+        np.nextafter(middles, np.float32(-np.inf)),
+    ]
+    values = np.unique(np.concatenate([*sizes, [1e-9, 1e4, 1e9, -3e38]]).astype(np.float32))
+    most = {"float16": np.inf, **FP8_MOST}[kv_dtype]
+    with np.errstate(over="ignore"):
+        wanted = np.clip(values, -most, most).astype(kept).astype(np.float32)
+    finite = np.isfinite(wanted)
+    values, wanted = values[finite], wanted[finite]
+    values, wanted = (np.pad(v, (0, -len(v) % 64)).reshape(-1, 64) for v in (values, wanted))
+    backend, rows = native(isa), len(values)
+    qkv = backend.matrix([np.concatenate([np.zeros((rows, 128), np.float32), values], axis=1)], "float32")
+
+    def attend(ops: Any) -> Any:
+        return ops.select_rows(
+            ops.attention(ops.store_kv(ops.embed(qkv), 0, 1, None, None, None), 0, 1, Attention(1.0))
+        )
+
+    head = backend.matrix([np.ones((8, 64), np.float32)], "float32")
+    graph = Graph(attend, lambda ops, h: ops.linear(h, head), 8, 64, num_token_ids=rows)
+    executable: Any = backend.compile(
+        graph, backend.kv_cache(KVSpec(1, 1, 64, kv_dtype), 64, 4), Limits(64, 64, 64)
+    )
+    for start in range(0, rows, 64):
+        tokens = np.arange(start, min(start + 64, rows), dtype=np.int32)
+        count = len(tokens)
+        each, ones = np.arange(count, dtype=np.int32), np.ones(count, np.int32)
+        ends, table = np.arange(count + 1, dtype=np.int32), np.arange(count, dtype=np.int32).reshape(-1, 1)
+        executable.run(ModelInput(tokens, 0 * each, ends, ones, each, table, each))
+        np.testing.assert_array_equal(executable.hidden(), wanted[start : start + count])

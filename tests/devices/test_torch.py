@@ -45,7 +45,7 @@ TYPES: list[WeightType] = [
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "float16", "fp8_e4m3"])
 def test_steps_equal_the_reference(dtype: FloatDtype, kv_dtype: KVDtype) -> None:
     want, got = three_steps(REFERENCE, dtype, kv_dtype), three_steps(TORCH, dtype, kv_dtype)
     for a, b in zip(got, want, strict=True):

@@ -36,8 +36,8 @@ MODELS = {
     "qwen2-moe-int4": ("qwen2_moe", "bfloat16", {}),
     "deepseek-v3-int8-kv-int8": ("deepseek_v3", "float32", {}),
     "qwen2-int4wo-asymmetric": ("qwen2", "bfloat16", {}),
-    "llama-fp8": ("llama", "bfloat16", {}),
-    "qwen2-moe-nvfp4": ("qwen2_moe", "bfloat16", {}),
+    "llama-fp8-kv-fp8": ("llama", "bfloat16", {}),
+    "qwen2-moe-nvfp4-kv-f16": ("qwen2_moe", "bfloat16", {}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama-f32-kv-bf16": {"kv_cache_dtype": "bfloat16"},
@@ -47,8 +47,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen2-moe-int4": {"quantization": "int4", "quantization_group_size": 32},
     "deepseek-v3-int8-kv-int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
     "qwen2-int4wo-asymmetric": {"quantization": "int4wo", "quantization_symmetric": False},
-    "llama-fp8": {"quantization": "fp8"},
-    "qwen2-moe-nvfp4": {"quantization": "nvfp4"},
+    "llama-fp8-kv-fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "qwen2-moe-nvfp4-kv-f16": {"quantization": "nvfp4", "kv_cache_dtype": "float16"},
 }
 # Families that meet the hardest schedule alone; tests/model compares chunks of theirs bit for bit.
 OTHER_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -59,4 +59,6 @@ def test_a_model_gives_its_logits(folder: Path) -> None:
         sizes[dtype] = model.weight_bytes
         held = dtype == "auto" and any(checkpoint.layout(name) for name in checkpoint.names())
         assert (model.info.quantized is not None) == held
-    assert sizes["auto"] <= sizes["float32"] * (0.65 if held else 1)
+    # Projections that were ordered apart from each other (on random activations here) are not stacked, but decoded.
+    apart = "desc-act" in folder.name or "g-idx" in folder.name
+    assert sizes["auto"] <= sizes["float32"] * (0.75 if apart else 0.65 if held else 1)

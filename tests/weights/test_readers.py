@@ -40,6 +40,33 @@ def test_a_method_named_beside_the_config_is_not_overlooked(
     assert found.reader()
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "settings"),
+    [
+        ("gptq_model-4bit-128g.safetensors", "gptq", {"bits": 4, "group_size": 128}),
+        ("gptq_model-8bit--1g.safetensors", "gptq", {"bits": 8, "group_size": -1}),
+        ("Wizard-7B-GPTQ-4bit-128g.act.order.safetensors", "gptq", {"bits": 4, "desc_act": True}),
+        ("sq-llama-7b-w3-s0.pt", "squeezellm", {"wbits": 3}),
+        ("model.safetensors", None, {}),
+        ("vicuna.safetensors", None, {}),
+    ],
+)
+def test_old_repositories_tell_the_method_in_the_name_of_their_file(
+    name: str, method: str | None, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).touch()
+    found = find_quantization({}, "config.json", tmp_path)
+    assert (None if found is None else found.method) == method
+    assert found is None or settings.items() <= found.settings.items()
+
+
+def test_weights_of_any_single_name_are_found(tmp_path: Path) -> None:
+    save_file({"a": np.ones(3, np.float32)}, tmp_path / "4bit-128g-00001-of-00001.safetensors")
+    index = {"weight_map": {"a": "4bit-128g-00001-of-00001.safetensors"}}
+    (tmp_path / "4bit-128g.safetensors.index.json").write_text(json.dumps(index))
+    assert list(open_checkpoint(tmp_path).names()) == ["a"]
+
+
 def test_a_method_without_a_reader_is_refused(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", quantization_config={"quant_method": "aqlm"})
     with pytest.raises(ModelError, match=r"quantized .* \(aqlm\)"):

@@ -1,4 +1,4 @@
-"""`quire bench quality`: the loss by quantized weights or a quantized KV cache, against the same model in float32.
+"""`quire bench quality`: the loss by quantized weights or a quantized KV cache, against the model in float32.
 
 Both models read the same text in windows, and every next-token distribution is compared: perplexity of each, the
 divergence KL(float32 || configured), and how often both agree on the likeliest token.
@@ -28,6 +28,10 @@ MAX_TEXT = 64 << 20  # bytes
 class QualityOptions:
     """Options of `quire bench quality`."""
 
+    base: str | None = option(
+        None,
+        "The float model that a quantized checkpoint was made of; by default the model itself, in float32.",
+    )
     text: str = option("", "File of UTF-8 text that the model was not trained on.")
     window: int = option(256, "Tokens of a window; each token sees those before it.", low=2)
     max_tokens: int = option(8192, "Most tokens of the text to read.", low=2)
@@ -57,6 +61,7 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
         config,
         model=replace(
             config.model,
+            model=options.base or config.model.model,
             dtype="float32",
             quantization="auto",
             quantization_pure=False,

@@ -6,7 +6,11 @@ from typing import Literal
 
 import msgspec
 
-KVDtype = Literal["float32", "bfloat16", "int8"]
+KVDtype = Literal["float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
+ELEMENT_BYTES: dict[KVDtype, int] = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1
+}  # fmt: skip
+FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are stored as these
 
 
 class KVLayer(msgspec.Struct, frozen=True):
@@ -44,4 +48,4 @@ class KVSpec(msgspec.Struct, frozen=True):
         heads = layer.num_kv_heads * (2 if self.value_dim is None else 1)
         if self.dtype == "int8":
             return heads * (-(-layer.head_dim // 4) * 4 + 4)
-        return heads * layer.head_dim * (2 if self.dtype == "bfloat16" else 4)
+        return heads * layer.head_dim * ELEMENT_BYTES[self.dtype]

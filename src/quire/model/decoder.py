@@ -338,10 +338,11 @@ class Decoder:
         self.weights = weights
         self.layers = Layers(spec)
 
-    def graph(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
+    def graph(self, layers: range | None = None, taps: Sequence[int] = (), headless: bool = False) -> Graph:
         """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
 
-        Only layers of the stage are tapped. ModelError if `layers` or `taps` are not layers of the model.
+        Only layers of the stage are tapped. With `headless` the last stage, too, gives the output of its last layer
+        for all tokens. ModelError if `layers` or `taps` are not layers of the model.
         """
         count, spec, head = self.spec.num_layers, self.spec, self.weights.head
         layers = range(count) if layers is None else layers
@@ -355,17 +356,18 @@ class Decoder:
         shortcut = spec.moe is not None and spec.moe.shortcut
         if shortcut and any(i > 0 and spec.is_sparse(i - 1) for i in (layers.start, layers.stop)):
             raise ModelError(f"layers {layers.start} to {layers.stop - 1} part a mixture from where it joins")
-        hidden = partial(self._hidden, layers=layers, taps=own)
-        if layers.stop < count:
+        ends = layers.stop == count and not headless
+        hidden = partial(self._hidden, layers=layers, taps=own, ends=ends)
+        if not ends:
             return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
         if head is None:
             return Graph(hidden, self.head, spec.hidden_size, spec.hidden_size, layers, own)
         return Graph(hidden, self.head, spec.vocab_size, head.shape[1], layers, own)
 
-    def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...]) -> T:
+    def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...], ends: bool) -> T:
         """The step's tokens, or the previous stage's output -> final hidden states of the logit rows: [L, D].
 
-        For a stage before the last: the hidden states of all tokens [T, D].
+        For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
         weights = self.weights
         x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
@@ -379,7 +381,7 @@ class Decoder:
             x = self.layers.finish(ops, x, embedding, layer)
             if index in taps:
                 ops.tap(x)
-        if layers.stop < self.spec.num_layers:
+        if not ends:
             return x
         x = ops.select_rows(x)
         if weights.norm is not None:

@@ -39,8 +39,10 @@ from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
+from quire.weights.readers import find_quantization
+from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization, asks_for_other
-from quire.weights.source import Source, open_source
+from quire.weights.source import Source, open_source, quantization_method
 from quire.weights.tensor import FloatDtype
 
 
@@ -209,6 +211,18 @@ def outline_model(
     return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
 
 
+def open_for_reading(directory: Path) -> tuple[ArchSpec, Checkpoint, TensorNames]:
+    """The spec, the tensors and their names of a float checkpoint. Raises ModelError if it is not one."""
+    if engine_dir.is_engine(directory) or is_gguf(directory):
+        raise ModelError(
+            f"{directory} is a built engine or a GGUF file: give the checkpoint that it was made of"
+        )
+    if (method := quantization_method(directory)) is not None:
+        raise ModelError(f"{directory} is quantized already ({method}): give the float checkpoint")
+    _, spec, checkpoint, names = _open(directory, "auto", None, AS_IT_IS)
+    return spec, checkpoint, names
+
+
 def open_tensors(directory: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
     """The config, the tensors and their names of a model that is not built: what drafters find beside its layers."""
     if engine_dir.is_engine(directory):
@@ -242,8 +256,21 @@ def outline_config(
     if dtype not in ("auto", "float32", "bfloat16"):
         raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
+    planned = _planned(path, spec, names)
+    if planned is not None and dtype == "auto":
+        quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
     info = _info(path.parent, spec, names, kept, quantized, _eos({}, config, str(path)), {})
-    return LoadedModel(info, spec, outline_weights(spec, names, backend, WeightTypes.of(kept, quantized)))
+    weights = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
+    return LoadedModel(info, spec, weights)
+
+
+def _planned(path: Path, spec: ArchSpec, names: TensorNames) -> Checkpoint | None:
+    """The layouts that a config's quantization gives its weights; None if they are plain."""
+    found = find_quantization(read_json(path), str(path), path.parent)
+    if found is None:
+        return None
+    tensors = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}
+    return PlannedCheckpoint(path, found.method, found.settings, tensors)
 
 
 def _built(

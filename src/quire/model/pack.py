@@ -102,7 +102,7 @@ class Packer:
     outline: bool = False
 
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
-        if use in ("linear", "table", "head") and (kept := self._kept(parts)):
+        if use in ("linear", "table", "head") and (kept := self._kept(parts, use == "table")):
             return self.backend.matrix(*kept)
         pack = self.backend.head if use == "head" else self.backend.matrix
         return pack(*self._rounded(parts, self.types.types[use]))
@@ -134,13 +134,18 @@ class Packer:
             return [layout.outline(*array.shape) for array in read], dtype
         return [layout.quantize(np.asarray(array, np.float32)) for array in read], dtype
 
-    def _kept(self, parts: Sequence[Part]) -> tuple[list[QuantTensor], WeightType] | None:
-        """Parts that stay as the checkpoint quantized them: all in layouts that make one weight of the backend's."""
+    def _kept(
+        self, parts: Sequence[Part], table: bool = False
+    ) -> tuple[list[QuantTensor], WeightType] | None:
+        """Parts that stay as the checkpoint quantized them: all in layouts that make one weight of the backend's.
+
+        Rows of a `table` are read one by one, in the order of its columns.
+        """
         if self.checkpoint is None or self.types.kept is None:
             return None
         found = [part.layout(self.checkpoint) for part in parts]
         layouts = [layout for layout in found if layout is not None and self.backend.takes(layout)]
-        if len(layouts) < len(parts):
+        if len(layouts) < len(parts) or (table and any(layout.inputs for layout in layouts)):
             return None
         tensors = [part.quantized(self.checkpoint, self.outline) for part in parts]
         if not stackable(tensors):

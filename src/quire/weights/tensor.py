@@ -30,6 +30,14 @@ class Layout(Protocol):
     def columns(self, width: int) -> int:
         """Columns of a row whose codes take `width` bytes."""
 
+    @property
+    def floats(self) -> bool:
+        """Whether codes stand for floats, so that activations in int8 cannot multiply them."""
+
+    @property
+    def inputs(self) -> bool:
+        """Whether tensors have `inputs`."""
+
     def format(self) -> dict[str, Any]:
         """The fields of a native `Format` by name."""
 
@@ -41,11 +49,33 @@ class Layout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """The input that each column [K] multiplies, and the factor that it is multiplied with first."""
+
+    order: NDArray[np.int32]
+    factors: FloatArray
+
+    def seen(self, x: FloatArray) -> FloatArray:
+        """Activations [..., K] as the columns get them."""
+        return x[..., self.order] * self.factors
+
+    def restored(self, values: FloatArray) -> FloatArray:
+        """The values [O, K] of columns as those of inputs."""
+        out = np.empty_like(values)
+        out[:, self.order] = values * self.factors
+        return out
+
+    def equals(self, other: Inputs) -> bool:
+        return np.array_equal(self.order, other.order) and np.array_equal(self.factors, other.factors)
+
+
+@dataclass(frozen=True, slots=True)
 class QuantTensor:
     """A weight [O, K] of integer codes [O, K] and what turns them into values, per group of columns: [O, G].
 
     `codes` are unsigned bytes, one per element; a layout may pack several of them, and scales, into a row's bytes. The
-    layout gives the formula; `zeros` is None if it needs none. All fields have rows on axis 0, so rows can be picked
+    layout gives the formula; `zeros` is None if it needs none. `inputs` are those of the columns if they are not the
+    plain ones. All other fields have rows on axis 0, so rows can be picked
     without touching a value.
     """
 
@@ -53,6 +83,7 @@ class QuantTensor:
     codes: Bytes
     scales: FloatArray
     zeros: FloatArray | None = None
+    inputs: Inputs | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,12 +91,13 @@ class QuantTensor:
         return rows, self.layout.columns(width)
 
     def dequantize(self) -> FloatArray:
-        return self.layout.dequantize(self)
+        values = self.layout.dequantize(self)
+        return values if self.inputs is None else self.inputs.restored(values)
 
     def rows(self, picked: Rows) -> QuantTensor:
         """The tensor made of these rows, in this order."""
         zeros = None if self.zeros is None else self.zeros[picked]
-        return QuantTensor(self.layout, self.codes[picked], self.scales[picked], zeros)
+        return QuantTensor(self.layout, self.codes[picked], self.scales[picked], zeros, self.inputs)
 
 
 def nothing(dtype: Any, *shape: int) -> Array:

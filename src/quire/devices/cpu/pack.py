@@ -19,7 +19,7 @@ from quire.weights.layouts import Blocks
 from quire.weights.schemes import Quantized, WeightType
 from quire.weights.tensor import QuantTensor
 
-FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "screened", "blocks")
+FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "inputs", "screened", "blocks")
 
 
 class NativeMatrix:
@@ -72,11 +72,11 @@ def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: st
     with native_errors:
         if tensors and format.layout == "blocks":
             format, rows = _with_blocks(format, tensors), [np.ascontiguousarray(t.codes) for t in tensors]
-            packed = _native.pack_blocks(rows, tensors[0].shape[1], format, gated, pool)
+            packed = _native.pack_blocks(rows, tensors[0].shape[1], format, gated, _inputs(tensors[0]), pool)
             return NativeMatrix(packed, pool)
         if tensors:
             codes = [_codes(tensor, format.layout) for tensor in tensors]
-            return NativeMatrix(_native.pack_codes(codes, format, gated, pool), pool)
+            return NativeMatrix(_native.pack_codes(codes, format, gated, _inputs(tensors[0]), pool), pool)
         return NativeMatrix(_native.pack([_floats(part) for part in parts], format, gated, isa, pool), pool)
 
 
@@ -116,7 +116,14 @@ def _with_blocks(format: Any, tensors: Sequence[QuantTensor]) -> Any:
         if not isinstance(tensor.layout, Blocks):
             raise EngineError(f"a weight of {tensor.layout.name} cannot be packed as blocks")
         kinds.append((tensor.layout.kind, tensor.shape[0]))
-    return _native.Format(layout="blocks", int8_rows=format.int8_rows, blocks=kinds)
+    return _native.Format(layout="blocks", int8_rows=format.int8_rows, inputs=format.inputs, blocks=kinds)
+
+
+def _inputs(tensor: QuantTensor) -> tuple[Array, Array] | None:
+    """Those of the columns of a weight, which its parts share."""
+    if tensor.inputs is None:
+        return None
+    return np.ascontiguousarray(tensor.inputs.order, np.int32), np.ascontiguousarray(tensor.inputs.factors)
 
 
 def _codes(tensor: QuantTensor, layout: str) -> tuple[Array, Array, Array | None]:

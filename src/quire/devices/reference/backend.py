@@ -27,7 +27,7 @@ from quire.devices.widths import widest_activation
 from quire.errors import EngineError
 from quire.weights.layouts import AnyLayout
 from quire.weights.schemes import rounds_activations
-from quire.weights.tensor import QuantTensor
+from quire.weights.tensor import Inputs, QuantTensor
 
 
 class ReferenceBackend:
@@ -61,13 +61,23 @@ class ReferenceBackend:
         return "reference"
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
-        values = matrix.dequantize()
-        about = {"rows": len(values), "layout": "float32", "rounded": own_matrix(matrix).rounded}
+        values = own_matrix(matrix).values.astype(np.float32)
+        inputs = own_matrix(matrix).inputs
+        given = None if inputs is None else (inputs.order.tolist(), inputs.factors.tolist())
+        about = {
+            "rows": len(values),
+            "layout": "float32",
+            "rounded": own_matrix(matrix).rounded,
+            "inputs": given,
+        }
         return about, values.reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
         matrix = ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
         matrix.rounded = about["rounded"]
+        if about["inputs"] is not None:
+            order, factors = about["inputs"]
+            matrix.inputs = Inputs(np.array(order, np.int32), np.array(factors, np.float32))
         return matrix
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:

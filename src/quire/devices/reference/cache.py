@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from quire.devices.protocol import (
-    Array,
-    FloatArray,
-    KVSpec,
-)
-from quire.devices.reference.weights import DTYPES, round_int8
+from quire.devices.kv import FP8_MOST
+from quire.devices.protocol import Array, FloatArray, KVDtype, KVSpec
+from quire.devices.reference.weights import round_int8
+
+KEPT: dict[KVDtype, Any] = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "int8": np.float32,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
 
 
 class ReferenceKVCache:
     """Keys and values of each layer [num_blocks, block_size, G, H], NaN until written: a stray read shows."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
-        kept = np.float32 if spec.dtype == "int8" else DTYPES[spec.dtype]
+        kept = KEPT[spec.dtype]
         layers = [spec.layer(index) for index in range(spec.num_layers)]
         shapes = [(num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
         self.keys = [np.full(shape, np.nan, kept) for shape in shapes]
@@ -43,7 +51,10 @@ class ReferenceKVCache:
     def rounded(self, heads: Array) -> FloatArray:
         """Keys or values [heads, H] as the cache keeps them, before its own type's rounding."""
         values: FloatArray = heads.astype(np.float32)
-        return round_int8(values) if self._spec.dtype == "int8" else values
+        if self._spec.dtype == "int8":
+            return round_int8(values)
+        most = FP8_MOST.get(self._spec.dtype)
+        return values if most is None else np.clip(values, -most, most)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         sides = self.keys + (self.values if self._spec.value_dim is None else [])

@@ -20,10 +20,11 @@ DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bf
 
 
 class ReferenceMatrix:
-    """A weight [O, K], its values rounded to `dtype` and held as float64."""
+    """A weight [O, K], its values rounded to `dtype` and held as float64, in the order of its columns."""
 
     def __init__(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> None:
         layouts = [part.layout for part in parts if isinstance(part, QuantTensor)]
+        self.inputs = next((part.inputs for part in parts if isinstance(part, QuantTensor)), None)
         self.rounded = rounded_columns(dtype, layouts)
         self.values: Float64Array = np.concatenate([_rounded(part, dtype) for part in parts]).astype(
             np.float64
@@ -43,10 +44,12 @@ class ReferenceMatrix:
         return self.nbytes
 
     def dequantize(self) -> FloatArray:
-        return self.values.astype(np.float32)
+        values: FloatArray = self.values.astype(np.float32)
+        return values if self.inputs is None else self.inputs.restored(values)
 
     def seen(self, row: FloatArray) -> Float64Array:
         """One row of activations [K] in the precision that products with this weight use."""
+        row = row if self.inputs is None else self.inputs.seen(row).astype(np.float32)
         rounded = row if self.rounded is None else round_int8_by(row[None], self.rounded)[0]
         seen: Float64Array = rounded.astype(np.float64)
         return seen
@@ -63,7 +66,7 @@ def own_matrix(weight: Matrix) -> ReferenceMatrix:
 def _rounded(part: Array | QuantTensor, dtype: WeightType) -> FloatArray:
     """The float32 values of a part of a weight, rounded to this type."""
     if isinstance(part, QuantTensor):
-        return part.dequantize()
+        return part.layout.dequantize(part)  # in the order of its columns
     floats: FloatArray = np.asarray(part).astype(np.float32)
     if not isinstance(dtype, Quantized):
         rounded: FloatArray = floats.astype(DTYPES[dtype]).astype(np.float32)

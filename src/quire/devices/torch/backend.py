@@ -70,7 +70,7 @@ class TorchBackend:
         return TorchMatrix.pack([gate, up], dtype, self._device)
 
     def takes(self, layout: AnyLayout) -> bool:
-        return True
+        return not layout.inputs
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)

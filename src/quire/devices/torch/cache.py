@@ -15,7 +15,10 @@ from quire.devices.protocol import IntArray, KVDtype, KVSpec, ModelInput
 DTYPES: dict[KVDtype, Any] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
     "int8": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 

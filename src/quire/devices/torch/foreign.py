@@ -91,9 +91,9 @@ class TransformersModel:
         return int(self.num_parameters * DTYPES[self.dtype].itemsize)
 
     def kv_spec(self, dtype: KVDtype) -> KVSpec:
-        if dtype == "int8":
+        if dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(
-                "--kv-cache-dtype int8 is for Quire's own families; this model runs through transformers"
+                f"--kv-cache-dtype {dtype} is for Quire's own families; this model runs through transformers"
             )
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
 

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from quire.devices.host import received
+from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import (
     GELU,
     XIELU,
@@ -360,10 +361,13 @@ class TorchOps:
                 side[place] = side[step.places_T[t]]
 
     def _store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
-        place, rounds = self.step.places_T[t], self._kv.spec.dtype == "int8"
+        place, dtype = self.step.places_T[t], self._kv.spec.dtype
         for side, new in ((self._kv.keys, keys_GH), (self._kv.values, values_GH)):
-            if new is not None:
-                side[layer][place] = (round_int8(new) if rounds else new).to(side[layer].dtype)
+            if new is None:
+                continue
+            if (most := FP8_MOST.get(dtype)) is not None:
+                new = new.clamp(-most, most)
+            side[layer][place] = (round_int8(new) if dtype == "int8" else new).to(side[layer].dtype)
 
 
 def _route(scores: Any, routing: Routing, correction: Any, scales: Any) -> Any:

@@ -72,9 +72,13 @@ def open_checkpoint(directory: Path) -> Checkpoint:
             return opener(single)
         if index.exists():
             return _open_shards(index, opener)
-    other = sorted(directory.glob("*.safetensors"))
-    if len(other) == 1:  # such as gptq_model-4bit-128g.safetensors
-        return SafetensorsFile(other[0])
+    # Older quantized models have names of their own, such as gptq_model-4bit-128g.safetensors or sq-llama-7b-w3-s0.pt.
+    for pattern, opener in (("*.safetensors", SafetensorsFile), ("*.pt", TorchFile)):
+        index_files, other = sorted(directory.glob(f"{pattern}.index.json")), sorted(directory.glob(pattern))
+        if len(index_files) == 1:
+            return _open_shards(index_files[0], opener)
+        if len(other) == 1:
+            return opener(other[0])
     looked = ", ".join(f"{name}[.index.json]" for name, _ in FORMATS)
     raise ModelError(f"{directory}: no weights found; looked for {looked}")
 

@@ -18,7 +18,13 @@ AnyLayout = Int8 | Int4 | Blocks  # distinguished by their tags in an engine's m
 
 
 def stackable(tensors: Sequence[QuantTensor]) -> bool:
-    """Whether tensors can be stacked on rows to one weight: of one layout, or blocks whose kinds fill whole panels."""
+    """Whether tensors can be stacked on rows to one weight: of one layout, or blocks whose kinds fill whole panels.
+
+    Their columns have the same inputs.
+    """
+    given = [tensor.inputs for tensor in tensors if tensor.inputs is not None]
+    if given and (len(given) < len(tensors) or not all(given[0].equals(inputs) for inputs in given[1:])):
+        return False
     if len({tensor.layout for tensor in tensors}) == 1:
         return True
     whole = all(tensor.shape[0] % PANEL == 0 for tensor in tensors)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import msgspec
 
 
-class PlainLayout(msgspec.Struct, frozen=True):
-    """A layout with one code of one byte per element, whose products round activations by rows."""
+class PlainLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout with one code of one byte per element, whose products round activations by rows.
+
+    `inputs`: columns have an order of their own, or inputs are multiplied with factors first.
+    """
+
+    inputs: bool = False
 
     @property
     def label(self) -> str:

@@ -32,6 +32,7 @@ class Int4(PlainLayout, frozen=True, tag="int4"):
             "group": self.group_size,
             "offsets": not self.symmetric,
             "narrow": self.scales == "bfloat16",
+            "inputs": self.inputs,
         }
 
     def quantize(self, values: FloatArray) -> QuantTensor:

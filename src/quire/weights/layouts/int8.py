@@ -19,7 +19,7 @@ class Int8(PlainLayout, frozen=True, tag="int8"):
         return "int8"
 
     def format(self) -> dict[str, Any]:
-        return {"layout": self.name}
+        return {"layout": self.name, "inputs": self.inputs}
 
     def quantize(self, values: FloatArray) -> QuantTensor:
         """The largest magnitude of a row becomes 127."""

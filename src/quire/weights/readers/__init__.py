@@ -6,6 +6,7 @@ refused: its packed bytes must never be taken for weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -79,13 +80,30 @@ class Quantization:
 
 def find_quantization(config: Mapping[str, Any], where: str, directory: Path | None) -> Quantization | None:
     """The quantization of a model directory, or of a config alone; None if its weights are plain. Raises ModelError."""
-    for key in KEYS:
-        if config.get(key) is not None:
-            return _described(config[key], f"{where}: {key}", None)
-    paths = [] if directory is None else [directory / name for name in METHODS]
-    for path in paths:
+    text = config.get("text_config")
+    for about in (config, text if isinstance(text, dict) else {}):
+        for key in KEYS:
+            if about.get(key) is not None:
+                return _described(about[key], f"{where}: {key}", None)
+    if directory is None:
+        return None
+    for path in (directory / name for name in METHODS):
         if path.exists():
             return _described(read_json(path), str(path), METHODS[path.name])
+    return _named(directory)
+
+
+def _named(directory: Path) -> Quantization | None:
+    """What the only weight file is called, in repositories that say it nowhere else."""
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.pt")]
+    if len(files) != 1 or files[0].name == "model.safetensors":
+        return None
+    name = files[0].name.lower()
+    if match := re.match(r"sq-.*-w([34])-s\d", name):
+        return Quantization("squeezellm", {"wbits": int(match[1])}, str(files[0]))
+    if match := re.search(r"(?:^|[-_.])([2348])bit[-_.](-?\d{1,5})g\b", name):
+        settings = {"bits": int(match[1]), "group_size": int(match[2])}
+        return Quantization("gptq", {**settings, "desc_act": "act" in name}, str(files[0]))
     return None
 
 

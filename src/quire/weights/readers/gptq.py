@@ -76,13 +76,16 @@ def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Pac
         fields.check("qzeros", (I32,), (groups, num_words(rows, bits)))
     if "g_idx" in fields:
         fields.check("g_idx", (I32,), (columns,))
-    ordered = "g_idx" in fields and not is_plain(check_order(fields, "g_idx", groups), size)
+    order = check_order(fields, "g_idx", groups) if "g_idx" in fields else None
+    order = None if order is None or is_plain(order, size) else order
     symmetric = setting(settings, where, "sym", bool, True)
-    read = partial(_gptq_groups, fields, bits, size, ordered, symmetric, first)
-    return packed_groups((rows, columns), bits, size, symmetric, ordered, read)
+    read = partial(_gptq_groups, fields, bits, size, order, symmetric, first)
+    return packed_groups((rows, columns), bits, size, symmetric, order, read)
 
 
-def _gptq_groups(fields: Fields, bits: int, size: int, ordered: bool, symmetric: bool, first: bool) -> Groups:
+def _gptq_groups(
+    fields: Fields, bits: int, size: int, order: Array | None, symmetric: bool, first: bool
+) -> Groups:
     scales = fields.floats("scales").T
     words = np.ascontiguousarray(fields.words("qweight").T)
     codes = unpack(words, bits, words.shape[1] * 32 // bits)
@@ -105,7 +108,6 @@ def _gptq_groups(fields: Fields, bits: int, size: int, ordered: bool, symmetric:
                 zeros = unpack(stored + np.uint32(ONES[bits]), bits, scales.shape[0]).T
     elif not symmetric:
         raise fields.wrong("qzeros", "there, since the config says that weights are not symmetric")
-    order = check_order(fields, "g_idx", scales.shape[1]) if ordered else None
     return Groups(codes, np.ascontiguousarray(scales), zeros, size, order)
 
 
@@ -139,7 +141,7 @@ def _gemm_module(size: int, fields: Fields) -> Packed:
     size = columns if size == -1 else size
     group_count(fields, "scales", columns, size, groups)
     fields.check("qzeros", (I32,), (groups, rows // 8))
-    return packed_groups((rows, columns), 4, size, False, False, partial(_gemm_groups, fields, size))
+    return packed_groups((rows, columns), 4, size, False, None, partial(_gemm_groups, fields, size))
 
 
 def _gemm_groups(fields: Fields, size: int) -> Groups:
@@ -170,7 +172,7 @@ def _gemv_module(size: int, fields: Fields) -> Packed:
     if fields.shape("qzeros")[1] * 8 < groups:
         raise fields.wrong("qzeros", f"of at least {groups} groups")
     read = partial(_gemv_groups, fields, size, groups)
-    return packed_groups((rows, columns), 4, size, False, False, read)
+    return packed_groups((rows, columns), 4, size, False, None, read)
 
 
 def _gemv_groups(fields: Fields, size: int, groups: int) -> Groups:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from quire.errors import ModelError
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
-from quire.weights.layouts.blocks.make import byte_kind, byte_rows
+from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
 from quire.weights.readers.fields import Fields
 from quire.weights.readers.module import Packed
-from quire.weights.tensor import Array, FloatArray, QuantTensor
+from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 NATIVE_GROUPS = (32, 64, 128)
 
@@ -45,9 +45,17 @@ class Groups:
         return values
 
     def tensor(self, layout: AnyLayout) -> QuantTensor:
-        """The same in a layout; one of larger groups repeats the scales."""
+        """The same in a layout; one of larger groups repeats the scales. Columns are put in the order of groups."""
+        if self.order is not None:
+            columns = np.argsort(self.order, kind="stable").astype(np.int32)
+            plain = replace(self, codes=np.ascontiguousarray(self.codes[:, columns]), order=None)
+            inputs = Inputs(columns, np.ones(len(columns), np.float32))
+            return replace(plain.tensor(layout), inputs=inputs)
         if isinstance(layout, Int8):
             return QuantTensor(layout, self.codes, self.scales)
+        if isinstance(layout, Blocks) and layout.kind.startswith("affine"):
+            zeros = np.broadcast_to(self.zeros, self.scales.shape).astype(np.float32)
+            return layout.tensor(affine_rows(layout.kind, self.codes, self.scales, zeros, self.size))
         if isinstance(layout, Blocks):
             return layout.tensor(byte_rows(layout.kind, self.codes, self.scales, self.size))
         assert isinstance(layout, Int4)
@@ -60,23 +68,32 @@ class Groups:
 
 
 def packed_groups(
-    shape: tuple[int, int], bits: int, size: int, symmetric: bool, ordered: bool, read: Callable[[], Groups]
+    shape: tuple[int, int],
+    bits: int,
+    size: int,
+    symmetric: bool,
+    order: Array | None,
+    read: Callable[[], Groups],
 ) -> Packed:
-    """A weight that stays in codes if a layout holds it: up to 4 bits as int4, symmetric 8 bits as bytes."""
+    """A weight that stays in codes if a layout holds it: up to 4 bits as int4, 8 bits as bytes.
+
+    `order` is the group of each column if groups are no runs; they must then be of one size to be held.
+    """
+    ordered, columns = order is not None, shape[1]
     layout: AnyLayout | None = None
-    columns = shape[1]
-    if not ordered and bits <= 4 and (group := _native_group(size, columns)):
-        layout = Int4(group, symmetric and bits == 4, "float32")
-    elif not ordered and bits == 8 and size >= columns and symmetric:
+    kind = None
+    if order is not None and len(set(np.bincount(order).tolist())) > 1:
+        return Packed(shape, lambda: read().dequantize())
+    if bits <= 4 and (group := _native_group(size, columns)):
+        layout = Int4(group, symmetric and bits == 4, "float32", inputs=ordered)
+    elif bits == 8 and size >= columns and symmetric:
         layout = Int8()
-    elif (
-        not ordered
-        and bits == 8
-        and symmetric
-        and columns % size == 0
-        and (kind := byte_kind("int8", columns, size))
-    ):
-        layout = Blocks(kind)
+    elif columns % size == 0:
+        kind = (
+            byte_kind("int8", columns, size) if bits == 8 and symmetric else affine_kind(bits, columns, size)
+        )
+    if kind is not None:
+        layout = Blocks(kind, inputs=ordered)
     codes = None if layout is None else partial(_tensor, read, layout)
     return Packed(shape, lambda: read().dequantize(), layout, codes)
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from quire.weights.checkpoint.protocol import Checkpoint
-from quire.weights.layouts import AnyLayout, Int8
-from quire.weights.readers.fields import FLOATS, I8, I32, I64, U8, Fields
+from quire.weights.layouts import Blocks, Int8
+from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
+from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, I64, U8, Fields
 from quire.weights.readers.grouped import Groups, packed_groups
 from quire.weights.readers.module import ModuleCheckpoint, Packed
-from quire.weights.readers.scaled import FP8
-from quire.weights.tensor import Array, FloatArray, QuantTensor
+from quire.weights.readers.scaled import FP8, finite_fp8
+from quire.weights.tensor import Array, Bytes, FloatArray, QuantTensor
 
 HQQ_USED = ("W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "packing")
 HQQ_IGNORED = ("channel_wise", "compute_dtype", "encoded_state_dict", "offload_meta", "optimize", "quant_scale",
@@ -51,16 +52,35 @@ def _hqq_module(fields: Fields) -> Packed:
     wanted = (groups, 1) if axis == 1 else (1, groups)
     fields.check("scale", FLOATS, wanted)
     fields.check("zero", FLOATS, wanted)
-    return Packed((rows, columns), partial(_hqq_values, fields, bits, height, (rows, columns)))
+    decode = partial(_hqq_values, fields, bits, height, (rows, columns))
+    kind = affine_kind(bits, columns, size) if axis == 1 and columns % size == 0 else None
+    if kind is None:
+        return Packed((rows, columns), decode)
+    layout = Blocks(kind)
+    return Packed(
+        (rows, columns), decode, layout, partial(_hqq_tensor, fields, bits, (rows, columns), size, layout)
+    )
 
 
-def _hqq_values(fields: Fields, bits: int, height: int, shape: tuple[int, int]) -> FloatArray:
+def _hqq_tensor(fields: Fields, bits: int, shape: tuple[int, int], size: int, layout: Blocks) -> QuantTensor:
+    rows, columns = shape
+    codes = _hqq_codes(fields, bits, rows * columns // size).reshape(shape)
+    scales, zeros = (fields.floats(name).reshape(rows, -1) for name in ("scale", "zero"))
+    return layout.tensor(affine_rows(layout.kind, codes, scales, zeros, size))
+
+
+def _hqq_codes(fields: Fields, bits: int, height: int) -> Bytes:
     """The rows of the codes lie in equal parts of a word, the first part in the highest bits."""
     packed = fields.get("W_q")
     each = 10 if bits == 3 else 8 // bits
     shifts = np.arange(each - 1, -1, -1, dtype=packed.dtype) * packed.dtype.type(bits)
     parts = packed[None] >> shifts[:, None, None] & packed.dtype.type((1 << bits) - 1)
-    codes = parts.reshape(-1, packed.shape[1])[:height].astype(np.float32)
+    codes: Bytes = parts.reshape(-1, packed.shape[1])[:height].astype(np.uint8)
+    return codes
+
+
+def _hqq_values(fields: Fields, bits: int, height: int, shape: tuple[int, int]) -> FloatArray:
+    codes = _hqq_codes(fields, bits, height).astype(np.float32)
     values: FloatArray = (codes - fields.floats("zero")) * fields.floats("scale")
     return values.reshape(shape)
 
@@ -80,17 +100,20 @@ def _torchao_module(fields: Fields) -> Packed:
         fields.check("_weight_zero_point", (I8,), scales)
     rows, columns = shape
     if not fields.is_of("_weight_qdata", I8):
-        return Packed(
-            (rows, columns), partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
-        )
+        decode = partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
+        group = columns // scales[1]
+        kind = byte_kind("e4m3" if fields.is_of("_weight_qdata", E4M3) else "e5m2", columns, group)
+        if kind is None or "_weight_zero_point" in fields:
+            return Packed((rows, columns), decode)
+        layout = Blocks(kind)
+        return Packed((rows, columns), decode, layout, partial(_torchao_fp8, fields, layout, group))
     zeros = "_weight_zero_point" in fields and bool(fields.get("_weight_zero_point").any())
-    layout: AnyLayout | None = Int8() if scales == (rows, 1) and not zeros else None
     decode = partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
-    if layout is not None:
-        return Packed((rows, columns), decode, layout, partial(_torchao_int8, fields))
+    if scales == (rows, 1) and not zeros:
+        return Packed((rows, columns), decode, Int8(), partial(_torchao_int8, fields))
     if scales[0] == rows and _are_four_bits(fields):
         read = partial(_torchao_int4, fields, columns // scales[1])
-        return packed_groups((rows, columns), 4, columns // scales[1], not zeros, False, read)
+        return packed_groups((rows, columns), 4, columns // scales[1], not zeros, None, read)
     return Packed((rows, columns), decode)
 
 
@@ -106,6 +129,14 @@ def _torchao_groups(fields: Fields, widen: Callable[[Array], FloatArray]) -> Flo
         codes = codes - fields.get("_weight_zero_point").astype(np.float32).repeat(size, 1)
     values: FloatArray = codes * scales.repeat(size, 1)
     return values
+
+
+def _torchao_fp8(fields: Fields, layout: Blocks, group: int) -> QuantTensor:
+    codes = finite_fp8(fields, "_weight_qdata").view(np.uint8)
+    scales = fields.floats("_weight_scale")
+    return layout.tensor(
+        byte_rows(layout.kind, codes, np.broadcast_to(scales, (len(codes), scales.shape[1])), group)
+    )
 
 
 def _torchao_int8(fields: Fields) -> QuantTensor:

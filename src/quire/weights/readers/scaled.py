@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.weights.checkpoint.protocol import Checkpoint
@@ -35,7 +37,7 @@ from quire.weights.readers.fields import (
 from quire.weights.readers.grouped import Groups, check_order, is_plain, packed_groups, refuse
 from quire.weights.readers.module import ModuleCheckpoint, Packed
 from quire.weights.readers.mxfp4 import MXFP4_BLOCKS, mxfp4_blocks
-from quire.weights.tensor import Array, FloatArray, QuantTensor
+from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
         "weight_zero_point", "weight_shape", "weight_g_idx", "pre_quant_scale")  # fmt: skip
@@ -50,10 +52,10 @@ class ScaledCheckpoint(ModuleCheckpoint):
     """All of these formats. Raises ModelError, naming the field, for what a config asks for beyond them."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-        settings = _inner(settings)
+        settings = inner_settings(settings)
         _check(settings)
         self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
-        self._blocks = _block_size(settings)
+        self._blocks = block_size(settings)
         self._padded = _is_old(settings.get("version"))
         super().__init__(checkpoint, self._find, USED, IGNORED)
 
@@ -76,7 +78,7 @@ def _unknown(fields: Fields) -> Packed:
     raise fields.wrong("weight", "int8, uint8 or float8 beside its scales")
 
 
-def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def inner_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """hf_quant_config.json has its settings one level deeper."""
     inner = settings.get("quantization")
     return {**inner, **settings} if isinstance(inner, dict) else settings
@@ -108,7 +110,7 @@ def _values(settings: Any, key: str) -> list[Any]:
     return found
 
 
-def _block_size(settings: Mapping[str, Any]) -> tuple[int, int]:
+def block_size(settings: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns of a block that shares a scale."""
     waiting: list[Any] = [settings]
     for value in waiting:
@@ -151,20 +153,19 @@ def _stream(fields: Fields, allowed: frozenset[Any], padded: bool) -> Packed:
     size = columns // scales[1]
     if "weight_zero_point" in fields:
         fields.check("weight_zero_point", (I32, I8))
-    ordered = False
+    order: Array | None = None
     if "weight_g_idx" in fields:
         fields.check("weight_g_idx", (I32,), (columns,))
-        order = fields.get("weight_g_idx")
-        ordered = not (order == -1).all() and not is_plain(
-            check_order(fields, "weight_g_idx", scales[1]), size
-        )
+        if not (fields.get("weight_g_idx") == -1).all():
+            order = check_order(fields, "weight_g_idx", scales[1])
+            order = None if is_plain(order, size) else order
     symmetric = "weight_zero_point" not in fields
-    read = partial(_stream_groups, fields, bits, (rows, columns), size, ordered, old)
-    return packed_groups((rows, columns), bits, size, symmetric, ordered, read)
+    read = partial(_stream_groups, fields, bits, (rows, columns), size, order, old)
+    return packed_groups((rows, columns), bits, size, symmetric, order, read)
 
 
 def _stream_groups(
-    fields: Fields, bits: int, shape: tuple[int, int], size: int, ordered: bool, old: bool
+    fields: Fields, bits: int, shape: tuple[int, int], size: int, order: Array | None, old: bool
 ) -> Groups:
     take = unpack_padded if old else unpack
     codes, scales = take(fields.words("weight_packed"), bits, shape[1]), fields.floats("weight_scale")
@@ -175,7 +176,6 @@ def _stream_groups(
         zeros = take(np.ascontiguousarray(fields.words("weight_zero_point").T), bits, shape[0]).T
     if not isinstance(zeros, int) and zeros.shape != scales.shape:
         raise fields.wrong("weight_zero_point", f"one for each of the scales {list(scales.shape)}")
-    order = check_order(fields, "weight_g_idx", scales.shape[1]) if ordered else None
     return Groups(codes, scales, zeros, size, order)
 
 
@@ -203,41 +203,42 @@ def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
         fields.check("weight_zero_point", (I8,))
     tiled = blocks if by_block else None
     decode = partial(_whole_values, fields, scale, tiled)
-    if _has_zeros(fields) or "pre_quant_scale" in fields:
-        return Packed((rows, columns), decode)
+    if _has_zeros(fields):
+        return _multiplied(fields, Packed((rows, columns), decode))
     if fields.is_of("weight", I8) and found in ((), (rows,)):
-        return Packed((rows, columns), decode, Int8(), partial(_int8_tensor, fields, scale))
+        tensor = partial(_int8_tensor, fields, scale)
+        return _multiplied(fields, Packed((rows, columns), decode, Int8(), tensor))
     prefix = "int8" if fields.is_of("weight", I8) else "e4m3" if fields.is_of("weight", E4M3) else "e5m2"
     group = blocks[1] if by_block else columns if found in ((), (rows,)) else columns // found[-1]
     kind = byte_kind(prefix, columns, group)
     if kind is None:
-        return Packed((rows, columns), decode)
-    return Packed(
-        (rows, columns), decode, Blocks(kind), partial(_byte_tensor, fields, scale, kind, group, tiled)
-    )
+        return _multiplied(fields, Packed((rows, columns), decode))
+    codes = partial(_byte_tensor, fields, scale, kind, group, tiled)
+    return _multiplied(fields, Packed((rows, columns), decode, Blocks(kind), codes))
 
 
 def _byte_tensor(
     fields: Fields, scale: str, kind: str, group: int, blocks: tuple[int, int] | None
 ) -> QuantTensor:
-    codes = fields.get("weight")
-    held = (
-        codes.view(np.uint8) ^ np.uint8(128) if codes.dtype == I8 else _finite(fields, codes).view(np.uint8)
-    )
+    if fields.is_of("weight", I8):
+        codes = fields.get("weight").view(np.uint8) ^ np.uint8(128)
+    else:
+        codes = finite_fp8(fields, "weight").view(np.uint8)
     rows, scales = len(codes), fields.floats(scale)
     if blocks is not None:
         scales = scales.reshape(-(-rows // blocks[0]), -1).repeat(blocks[0], 0)[:rows]
     elif scales.size == 1:
         scales = np.broadcast_to(scales.reshape(1, 1), (rows, 1))
     scales = scales.reshape(rows, -1)
-    return Blocks(kind).tensor(byte_rows(kind, held, scales, group))
+    return Blocks(kind).tensor(byte_rows(kind, codes, scales, group))
 
 
-def _finite(fields: Fields, codes: Array) -> Array:
+def finite_fp8(fields: Fields, suffix: str) -> Array:
     """FP8 codes. Raises ModelError for NaN and infinity."""
+    codes = fields.get(suffix)
     bits = codes.view(np.uint8) & np.uint8(127)
     if (bits >= (0x7F if codes.dtype == E4M3 else 0x7C)).any():
-        raise fields.wrong("weight", "finite: it holds NaN or infinity")
+        raise fields.wrong(suffix, "finite: it holds NaN or infinity")
     return codes
 
 
@@ -252,22 +253,32 @@ def _int8_tensor(fields: Fields, scale: str) -> QuantTensor:
 
 
 def _whole_values(fields: Fields, scale: str, blocks: tuple[int, int] | None) -> FloatArray:
-    codes = fields.get("weight")
-    values = (codes if codes.dtype == I8 else _finite(fields, codes)).astype(np.float32)
+    signed = fields.is_of("weight", I8)
+    values = (fields.get("weight") if signed else finite_fp8(fields, "weight")).astype(np.float32)
     scales = fields.floats(scale)
     if "weight_zero_point" in fields:
         values = values - _spread(fields.get("weight_zero_point").astype(np.float32), values.shape, None)
     product: FloatArray = values * _spread(scales, values.shape, blocks)
-    return _before(fields, product)
-
-
-def _before(fields: Fields, values: FloatArray) -> FloatArray:
-    """Times what activations are multiplied with before the product (ModelOpt's pre_quant_scale)."""
-    if "pre_quant_scale" not in fields:
-        return values
-    fields.check("pre_quant_scale", FLOATS, (values.shape[1],))
-    product: FloatArray = values * fields.floats("pre_quant_scale")
     return product
+
+
+def _multiplied(fields: Fields, packed: Packed) -> Packed:
+    """A weight whose inputs are multiplied first, by ModelOpt's pre_quant_scale."""
+    if "pre_quant_scale" not in fields:
+        return packed
+    columns = packed.shape[1]
+    fields.check("pre_quant_scale", FLOATS, (columns,))
+    factors = fields.floats("pre_quant_scale")
+    inputs = Inputs(np.arange(columns, dtype=np.int32), factors)
+    codes = packed.codes
+
+    def values() -> FloatArray:
+        return packed.decode() * factors
+
+    if packed.layout is None or codes is None:
+        return Packed(packed.shape, values)
+    layout = msgspec.structs.replace(packed.layout, inputs=True)
+    return Packed(packed.shape, values, layout, lambda: replace(codes(), layout=layout, inputs=inputs))
 
 
 def _spread(scales: FloatArray, shape: tuple[int, ...], blocks: tuple[int, int] | None) -> FloatArray:
@@ -294,18 +305,18 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
     scales = shape[0], shape[1] // group
     if group == 32:
         fields.check("weight_scale", (U8, E8M0), scales)
-        decode = partial(_mx_values, fields, suffix)
-        if "pre_quant_scale" in fields:
-            return Packed(shape, decode)
-        return Packed(shape, decode, MXFP4_BLOCKS, partial(_mx_tensor, fields, suffix))
+        tensor = partial(_mx_tensor, fields, suffix)
+        return _multiplied(fields, Packed(shape, lambda: tensor().dequantize(), MXFP4_BLOCKS, tensor))
     fields.check("weight_scale", (E4M3,), scales)
     outer = "weight_global_scale" if "weight_global_scale" in fields else "weight_scale_2"
     fields.check(outer, FLOATS, (), (1,))
     decode = partial(_nv_values, fields, suffix, outer)
-    if shape[1] % 64 or "pre_quant_scale" in fields:
-        return Packed(shape, decode)
+    if shape[1] % 64:
+        return _multiplied(fields, Packed(shape, decode))
     layout = Blocks("nvfp4_div" if outer == "weight_global_scale" else "nvfp4")
-    return Packed(shape, decode, layout, partial(_nv_tensor, fields, suffix, outer, layout))
+    return _multiplied(
+        fields, Packed(shape, decode, layout, partial(_nv_tensor, fields, suffix, outer, layout))
+    )
 
 
 def _nv_tensor(fields: Fields, suffix: str, outer: str, layout: Blocks) -> QuantTensor:
@@ -330,15 +341,11 @@ def _mx_tensor(fields: Fields, suffix: str) -> QuantTensor:
     return mxfp4_blocks(fields.get(suffix).reshape(*exponents.shape, 16), exponents)
 
 
-def _mx_values(fields: Fields, suffix: str) -> FloatArray:
-    return _before(fields, _mx_tensor(fields, suffix).dequantize())
-
-
 def _nv_values(fields: Fields, suffix: str, outer: str) -> FloatArray:
     by, inner = _outer_scale(fields, outer), fields.floats("weight_scale")
     scales = inner / by if outer == "weight_global_scale" else inner * by
     values: FloatArray = E2M1[nibbles(fields.get(suffix))] * scales.repeat(16, 1)
-    return _before(fields, values)
+    return values
 
 
 def _int4_pairs(fields: Fields) -> Packed:
@@ -349,9 +356,7 @@ def _int4_pairs(fields: Fields) -> Packed:
         raise fields.wrong("weight_scale", f"one for each group of two weights in each byte of {list(found)}")
     shape, size = (2 * found[0], found[1]), found[1] // scales[1]
     read = partial(_pair_groups, fields, size)
-    if "pre_quant_scale" in fields:
-        return Packed(shape, lambda: _before(fields, read().dequantize()))
-    return packed_groups(shape, 4, size, True, False, read)
+    return _multiplied(fields, packed_groups(shape, 4, size, True, None, read))
 
 
 def _pair_groups(fields: Fields, size: int) -> Groups:

@@ -71,6 +71,10 @@ KINDS: Mapping[str, Kind] = {
     "fp4": Kind(64, 36, floats=True),
     "lut3": Kind(32, 12, row=32, floats=True),
     "lut4": Kind(32, 16, row=64, floats=True),
+    "affine4_32": Kind(32, 24, floats=True),
+    "affine4_64": Kind(64, 40, floats=True),
+    "affine8_32": Kind(32, 40, floats=True),
+    "affine8_128": Kind(128, 136, floats=True),
 }
 ROUNDED = ("e4m3", "e5m2", "mxfp4", "nvfp4")  # to which floats are rounded
 LABELS = {
@@ -79,6 +83,8 @@ LABELS = {
     "e4m3": "FP8 E4M3",
     **dict.fromkeys(("e4m3_32", "e4m3_128"), "FP8 E4M3 by block"),
     "e5m2": "FP8 E5M2",
+    **dict.fromkeys(("affine4_32", "affine4_64"), "UINT4 with zero points"),
+    **dict.fromkeys(("affine8_32", "affine8_128"), "UINT8 with zero points"),
     **dict.fromkeys(("e5m2_32", "e5m2_128"), "FP8 E5M2 by block"),
 }
 DECODERS = {**PLAIN, **GRIDDED}
@@ -111,7 +117,7 @@ class Blocks(PlainLayout, frozen=True, tag="blocks"):
 
     def format(self) -> dict[str, Any]:
         """The kinds follow when the parts are known."""
-        return {"layout": self.name}
+        return {"layout": self.name, "inputs": self.inputs}
 
     def columns(self, width: int) -> int:
         kind = KINDS[self.kind]

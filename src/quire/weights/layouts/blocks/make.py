@@ -42,6 +42,25 @@ def byte_rows(kind: str, codes: Bytes, scales: FloatArray, group: int) -> Bytes:
     return np.concatenate([heads, codes.reshape(rows, -1, size)], axis=2).reshape(rows, -1)
 
 
+def affine_kind(bits: int, columns: int, group: int) -> str | None:
+    """The kind that holds codes of up to `bits` bits with a scale and a zero point of any value; None if none does."""
+    width, large = (8, 128) if bits > 4 else (4, 64)
+    for size in (large, 32):
+        if columns % size == 0 and (group % size == 0 or group >= columns):
+            return f"affine{width}_{size}"
+    return None
+
+
+def affine_rows(kind: str, codes: Bytes, scales: FloatArray, zeros: FloatArray, group: int) -> Bytes:
+    """Rows of an `affine_kind`: codes [O, K], scales and zero points [O, G] of groups of `group` columns."""
+    rows, columns = codes.shape
+    size = int(kind.rpartition("_")[2])
+    heads = np.stack([spread(values, columns, group, size) for values in (scales, zeros)], axis=2)
+    held = codes.reshape(rows, -1, size)
+    held = in_pairs(held) if kind.startswith("affine4") else held
+    return np.concatenate([float_bytes(heads), held], axis=2).reshape(rows, -1)
+
+
 def nvfp4_rows(codes: Bytes, inner: Bytes, outer: FloatArray) -> Bytes:
     """Codes [O, K] of four bits, scales of 16 columns [O, K / 16] in E4M3, scales of rows [O, 1]."""
     rows = len(codes)

@@ -86,6 +86,11 @@ def _int8(row: Floats, blocks: Bytes) -> Floats:
     return _flat((blocks[..., 4:].astype(np.float32) - np.float32(128)) * floats_of(blocks[..., :4]))
 
 
+def _affine(bits: int, row: Floats, blocks: Bytes) -> Floats:
+    codes = blocks[..., 8:] if bits == 8 else pairs(blocks[..., 8:])
+    return _flat((codes.astype(np.float32) - floats_of(blocks[..., 4:8])) * floats_of(blocks[..., :4]))
+
+
 def _mxfp8(row: Floats, blocks: Bytes) -> Floats:
     scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 127).astype(np.float32)
     return _flat(_numbers(blocks[..., 1:], ml_dtypes.float8_e4m3fn) * scales)
@@ -128,4 +133,8 @@ DECODERS: Mapping[str, RowDecoder] = {
     "fp4": partial(_table, FP4),
     "lut3": _lut3,
     "lut4": _lut4,
+    "affine4_32": partial(_affine, 4),
+    "affine4_64": partial(_affine, 4),
+    "affine8_32": partial(_affine, 8),
+    "affine8_128": partial(_affine, 8),
 }

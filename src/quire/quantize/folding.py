@@ -1,0 +1,93 @@
+"""Moves factors of a weight's inputs into what makes them: a norm, an up projection, or the values of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.model.decoder import LayerWeights
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec
+from quire.quantize.methods import Method
+from quire.quantize.stats import InputStats
+from quire.quantize.watch import Input, Noted, norm_of
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.tensor import Array, FloatArray
+
+
+@dataclass(slots=True)
+class Folding:
+    """The tensors of one layer while factors are moved; `changed` has those with other values, in float32."""
+
+    spec: ArchSpec
+    names: TensorNames
+    checkpoint: Checkpoint
+    prefix: str
+    changed: dict[str, Array] = field(default_factory=dict)
+
+    def read(self, name: str) -> FloatArray:
+        array = self.changed[name] if name in self.changed else self.checkpoint.get(name)
+        return np.asarray(array, np.float32)
+
+    def fold(
+        self,
+        inputs: list[Input],
+        stats: dict[int, InputStats],
+        layer: LayerWeights,
+        noted: Noted,
+        method: Method,
+    ) -> None:
+        """Fold each input that allows it; `stats`, by place among the inputs, become those of the divided inputs."""
+        for place, found in enumerate(inputs):
+            if not found.tensors or place not in stats:
+                continue
+            producer = self._producer(found, layer, noted)
+            if producer is None:
+                continue
+            factors = method.factors([self.read(name) for name in found.tensors], stats[place])
+            if (factors == 1).all():
+                continue
+            self._divide(producer, factors)
+            for name in [*found.tensors, *found.others]:
+                self.changed[name] = self.read(name) * factors
+            stats[place] = stats[place].scaled(factors)
+
+    def _producer(self, found: Input, layer: LayerWeights, noted: Noted) -> tuple[str, str] | None:
+        """What makes an input, if nothing else reads it: ("norm" or "rows", module)."""
+        if any(reader != "experts" for reader in found.node.readers):
+            return None
+        norm = norm_of(found.node, layer)
+        if norm is not None:
+            if not self.spec.norm_weight:
+                return None
+            return "norm", self.prefix + (
+                self.names.attention_norm if norm == "attention" else self.names.mlp_norm
+            )
+        made, weight = found.node.made
+        if made == "gated":
+            tensors = noted.tensors(weight)
+            return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
+        shape = self.spec.shape(int(self.prefix.rstrip(".").rpartition(".")[2]))
+        values = f"{self.prefix}{self.names.v}"
+        plain = self.names.qkv is None and self.spec.latent is None and self.spec.value_dim is None
+        if (
+            made == "attention"
+            and plain
+            and shape.num_heads == shape.num_kv_heads
+            and len(found.tensors) == 1
+        ):
+            return "rows", values
+        return None
+
+    def _divide(self, producer: tuple[str, str], factors: FloatArray) -> None:
+        kind, module = producer
+        present = set(self.checkpoint.names())
+        weight, bias = f"{module}.weight", f"{module}.bias"
+        if kind == "norm":
+            offset = np.float32(self.names.norm_offset)
+            self.changed[weight] = (self.read(weight) + offset) / factors - offset
+        else:
+            self.changed[weight] = self.read(weight) / factors[:, None]
+        if bias in present:
+            self.changed[bias] = self.read(bias) / factors

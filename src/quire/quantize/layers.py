@@ -1,0 +1,132 @@
+"""Runs a model one layer at a time over calibration tokens, and shows the inputs of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput
+from quire.errors import ModelError
+from quire.model.assemble import Assembly
+from quire.model.decoder import Decoder, LayerWeights
+from quire.model.families.names import TensorNames
+from quire.model.pack import Packer, WeightTypes
+from quire.model.spec import ArchSpec
+from quire.quantize.watch import Input, Noted, WatchOps
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.tensor import Array
+
+Observe = Callable[[Input, FloatArray], None]
+
+
+class Changed(Unquantized):
+    """A `Checkpoint` in which some tensors have other values."""
+
+    def __init__(self, inner: Checkpoint, arrays: Mapping[str, Array]) -> None:
+        self._inner, self._arrays = inner, arrays
+        self.names, self.shape, self.dtype, self.path = inner.names, inner.shape, inner.dtype, inner.path
+
+    def get(self, name: str) -> Array:
+        return self._arrays[name] if name in self._arrays else self._inner.get(name)
+
+
+@dataclass(slots=True)
+class LayerRunner:
+    """`tokens` [N, S] are the samples; `hidden` [N, S, D] the input of the layer that runs next, None for the first."""
+
+    spec: ArchSpec
+    names: TensorNames
+    checkpoint: Checkpoint
+    backend: Backend
+    tokens: IntArray
+    hidden: FloatArray | None = None
+    _noted: Noted | None = None
+
+    @property
+    def noted(self) -> Noted:
+        """The weights of the layer that ran last."""
+        assert self._noted is not None
+        return self._noted
+
+    def run(
+        self,
+        index: int,
+        changed: Mapping[str, Array],
+        observe: Observe | None = None,
+        keep: bool = False,
+    ) -> tuple[list[Input], LayerWeights]:
+        """Run layer `index`, with the tensors in `changed` replaced, over all samples.
+
+        `observe` gets each input of weights with its values [S, K], sample by sample. With `keep` the layer's output
+        becomes `hidden`. Returns the inputs and the layer's weights.
+        """
+        decoder, noted = self._decoder(index, changed)
+        self._noted = noted
+        watched: list[WatchOps] = []
+        graph = decoder.graph(range(index, index + 1), headless=True)
+        hidden = partial(self._hidden, graph.hidden, noted, watched, observe is not None)
+        count, length = self.tokens.shape
+        spec = self.spec.kv_spec("float32")
+        layers = None if spec.layers is None else (spec.layers[index],)
+        spec = msgspec.structs.replace(spec, num_layers=1, layers=layers)
+        executable = self.backend.compile(
+            msgspec.structs.replace(graph, hidden=hidden),
+            self.backend.kv_cache(spec, 1, length),
+            Limits(length, 1, 1),
+        )
+        out = np.empty((count, length, self.spec.hidden_size), np.float32) if keep else None
+        for sample in range(count):
+            executable.run(self._step(sample))
+            if out is not None:
+                out[sample] = executable.hidden()
+            if observe is not None:
+                taps = executable.taps()
+                for found in watched[-1].inputs:
+                    if found.tap >= 0:
+                        observe(found, taps[found.tap])
+        if out is not None:
+            if not np.isfinite(out).all():
+                raise ModelError(
+                    f"layer {index} gives values that are not finite: the weights or the text are broken"
+                )
+            self.hidden = out
+        return (watched[-1].inputs if observe else []), decoder.weights.layers[index]
+
+    def _hidden(self, run: Any, noted: Noted, watched: list[WatchOps], watches: bool, ops: Any) -> Any:
+        if not watches:
+            return run(ops)
+        watch = WatchOps(ops, noted)
+        watched[:] = [watch]
+        return run(watch).value
+
+    def _decoder(self, index: int, changed: Mapping[str, Array]) -> tuple[Decoder, Noted]:
+        types = WeightTypes.of("float32", None)
+        checkpoint = Changed(self.checkpoint, changed)
+        others = tuple(self.names.layer.format(i=i) for i in range(self.spec.num_layers) if i != index)
+
+        def wanted(name: str) -> bool:
+            return not name.startswith(others) and name != f"{self.names.head}.weight"
+
+        noted = Noted(
+            Packer(checkpoint, self.backend, types),
+            Packer(None, self.backend.outline(), types, outline=True),
+            wanted,
+        )
+        return Decoder(self.spec, Assembly(self.spec, self.names, noted).weights()), noted
+
+    def _step(self, sample: int) -> ModelInput:
+        length = self.tokens.shape[1]
+        places = np.arange(length, dtype=np.int32)
+        one = np.array([length], np.int32)
+        zero, table = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
+        hidden = None if self.hidden is None else np.ascontiguousarray(self.hidden[sample])
+        tokens = np.ascontiguousarray(self.tokens[sample])
+        return ModelInput(
+            tokens, places, np.array([0, length], np.int32), one, zero, table, zero[:0], hidden_TD=hidden
+        )

@@ -1,0 +1,143 @@
+"""Quantizes a model layer by layer and writes the checkpoint. One layer's weights are in memory at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.devices.protocol import Backend, FloatArray, IntArray
+from quire.errors import ModelError
+from quire.files import read_json
+from quire.model.decoder import LayerWeights
+from quire.model.load import open_for_reading
+from quire.quantize.files import Output
+from quire.quantize.folding import Folding
+from quire.quantize.layers import LayerRunner
+from quire.quantize.methods import Method
+from quire.quantize.stats import SAMPLED, InputStats
+from quire.quantize.watch import Input
+from quire.weights.tensor import Array
+
+Importance = Callable[[str], FloatArray]
+
+
+@dataclass(slots=True)
+class Quantizer:
+    """`tokens` [N, S] are the calibration; `importance` gives that of each element of a tensor, if it was measured."""
+
+    source: Path
+    method: Method
+    backend: Backend
+    tokens: IntArray
+    importance: Importance | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return open_for_reading(self.source)[0].num_layers
+
+    def run(self, directory: Path, settings: dict[str, Any], progress: Callable[[], None]) -> list[str]:
+        """Write the checkpoint; returns the modules of layers that stay float. `progress` is called after each layer.
+
+        ModelError if the model cannot be quantized, ConfigError if the directory holds something else.
+        """
+        spec, checkpoint, names = open_for_reading(self.source)
+        if names.transposed or names.expert_stack:
+            raise ModelError(
+                f"{self.source}: matrices that hold several experts, or have outputs as columns, are not quantized"
+            )
+        count = spec.num_layers
+        output = Output.open(directory, settings, count + 1)
+        runner = LayerRunner(spec, names, checkpoint, self.backend, self.tokens, output.hidden())
+        prefixes = [names.layer.format(i=i) for i in range(count)]
+        own = [[n for n in checkpoint.names() if n.startswith(prefix)] for prefix in prefixes]
+        for index in range(count):
+            if index >= output.done:
+                output.write(self._layer(runner, index, own[index], output.kept), runner.hidden)
+            progress()
+        if output.done == count:
+            of_layers = set(itertools.chain(*own))
+            rest = {name: checkpoint.get(name) for name in checkpoint.names() if name not in of_layers}
+            output.write(rest, None)
+        section = self.method.section(output.kept)
+        config = {**read_json(self.source / "config.json"), "quantization_config": section}
+        output.finish(self.source, config, self.method.beside(section))
+        return output.kept
+
+    def _layer(self, runner: LayerRunner, index: int, own: list[str], kept: list[str]) -> dict[str, Array]:
+        """The tensors of a layer as they are written; the runner goes on to the next."""
+        prefix = runner.names.layer.format(i=index)
+        folding = Folding(runner.spec, runner.names, runner.checkpoint, prefix)
+        if runner.hidden is None and index and not self.method.calibrated:
+            runner.hidden = np.zeros((*self.tokens.shape, runner.spec.hidden_size), np.float32)
+        inputs, stats, layer = self._observe(runner, index, folding, self.method.outer and self.method.folds)
+        if self.method.folds:
+            folding.fold(inputs, stats, layer, runner.noted, self.method)
+        floats, quantized = dict(folding.changed), set[str]()
+        encoded: dict[str, Array] = {}
+        for places in _stages(inputs):
+            if self.method.sequential:
+                _, stats, _ = self._observe(runner, index, folding, self.method.outer, places)
+            for place in places:
+                encoded |= self._encode(inputs[place], stats.get(place), folding)
+                quantized.update(inputs[place].tensors)
+        if self.method.calibrated:
+            runner.run(index, folding.changed, keep=True)
+        for name in own:
+            if name in quantized:
+                continue
+            array = floats[name] if name in floats else runner.checkpoint.get(name)
+            encoded[name] = np.asarray(array).astype(runner.checkpoint.dtype(name), copy=False)
+            if array.ndim == 2 and name.endswith(".weight"):
+                kept.append(name.removesuffix(".weight"))
+        return encoded
+
+    def _observe(
+        self,
+        runner: LayerRunner,
+        index: int,
+        folding: Folding,
+        outer: bool,
+        places: Sequence[int] | None = None,
+    ) -> tuple[list[Input], dict[int, InputStats], LayerWeights]:
+        """The inputs of a layer by place, and statistics of those at `places`, or of all."""
+        stats: dict[int, InputStats] = {}
+        keep = max(1, SAMPLED // len(self.tokens))
+
+        def observe(found: Input, x: FloatArray) -> None:
+            if places is not None and found.tap not in places:
+                return
+            if found.tap not in stats:
+                stats[found.tap] = InputStats.of(x.shape[1], outer)
+            stats[found.tap].add(x, keep)
+
+        inputs, layer = runner.run(index, folding.changed, observe)
+        tapped = sorted((found for found in inputs if found.tap >= 0), key=lambda found: found.tap)
+        return tapped, stats, layer
+
+    def _encode(self, found: Input, stats: InputStats | None, folding: Folding) -> dict[str, Array]:
+        """The tensors of the weights of one input; their values take the place of what they were."""
+        weights = {name: folding.read(name) for name in found.tensors}
+        most = max(float(np.abs(weight).max()) for weight in weights.values())
+        encoded: dict[str, Array] = {}
+        for name, weight in weights.items():
+            module = name.removesuffix(".weight")
+            if reason := self.method.unfit(*weight.shape):
+                raise ModelError(f"{self.source}: tensor {name} cannot be quantized: {reason}")
+            if not np.isfinite(weight).all():
+                raise ModelError(f"{self.source}: tensor {name} holds values that are not finite")
+            importance = None if self.importance is None else self.importance(name)
+            tensors, values = self.method.encode(weight, stats, importance, most)
+            encoded |= {f"{module}.{suffix}": array for suffix, array in tensors.items()}
+            folding.changed[name] = values
+        return encoded
+
+
+def _stages(inputs: Sequence[Input]) -> list[list[int]]:
+    """Places of inputs that are observed together: neighbours that are made by the same kind of operation."""
+    grouped = itertools.groupby(range(len(inputs)), key=lambda place: inputs[place].node.made[0])
+    return [list(places) for _, places in grouped]

@@ -1,0 +1,243 @@
+"""The layouts that a quantized model's weights will have, from its config alone: what `quire plan --config` counts.
+
+A reader (the other modules here) decides by the tensors themselves. This follows the config, which they should match.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from quire.errors import ModelError
+from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.layouts import AnyLayout, Blocks, Int8
+from quire.weights.layouts.blocks.make import byte_kind
+from quire.weights.readers.grouped import Groups, packed_groups
+from quire.weights.readers.scaled import block_size, inner_settings
+from quire.weights.tensor import Array
+
+Layouts = Callable[[str, int], AnyLayout | None]  # of a module with so many columns
+MAX_PATTERN = 4096
+SKIPS = (
+    "modules_to_not_convert",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+    "exclude",
+)
+
+
+class PlannedCheckpoint(Unquantized):
+    """The part of a `Checkpoint` that planning asks: layouts by name. `tensors` are the names and shapes of a model.
+
+    Raises ModelError, naming the setting, for what no layout holds.
+    """
+
+    def __init__(
+        self, path: Path, method: str, settings: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self._path, self._tensors = path, tensors
+        settings = inner_settings(settings)
+        of = _planner(method, settings)
+        skipped = [pattern for key in SKIPS for pattern in settings.get(key) or ()]
+        self._layouts: dict[str, AnyLayout] = {}
+        for name, shape in tensors.items():
+            module = name.removesuffix(".weight")
+            if len(shape) < 2 or _is_table(module) or (method == "mxfp4" and len(shape) < 3):
+                continue
+            if any(matches(module, pattern) for pattern in skipped):
+                continue
+            layout = of(module, shape[-1])
+            if layout is not None:
+                self._layouts[name] = layout
+
+    def names(self) -> Iterable[str]:
+        return self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name]
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        held: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return held
+
+    def path(self, name: str) -> Path:
+        return self._path
+
+    def get(self, name: str) -> Array:
+        raise ModelError(f"{self._path}: a config has no values of {name}")
+
+    def layout(self, name: str) -> AnyLayout | None:
+        return self._layouts.get(name)
+
+
+def _is_table(module: str) -> bool:
+    last = module.rpartition(".")[2]
+    return "embed" in last or last in ("lm_head", "wte", "wpe", "output")
+
+
+def matches(module: str, pattern: object) -> bool:
+    """Whether a rule speaks of a module: its name, the end of it, what it lies in, with wildcards or a "re:"."""
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
+        raise ModelError(f"quantization_config: a rule must be a short text, got {pattern!r:.80}")
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], module) is not None
+        except re.error as error:
+            raise ModelError(f"quantization_config: {pattern!r:.80}: {error}") from error
+    inside = fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern.rstrip('.')}.*")
+    return inside or module.rpartition(".")[2] == pattern or module.endswith(f".{pattern}")
+
+
+def _planner(method: str, settings: Mapping[str, Any]) -> Layouts:
+    if method in ("fp8", "fbgemm_fp8", "mxfp8"):
+        return _fp8(method, settings)
+    if method == "mxfp4":
+        return lambda module, columns: Blocks("mxfp4")
+    if method in ("awq", "gptq", "auto-round"):
+        return _integers(method, settings)
+    if method == "modelopt":
+        return _modelopt(settings)
+    if method == "compressed-tensors":
+        return _compressed(settings)
+    raise ModelError(f"quantization_config: the size of {method} weights is not planned from a config alone")
+
+
+def _fp8(method: str, settings: Mapping[str, Any]) -> Layouts:
+    if method == "fp8" and (settings.get("expert_dtype") or settings.get("moe_quant_algo")):
+        what = settings.get("expert_dtype") or settings.get("moe_quant_algo")
+        raise ModelError(f"quantization_config: fp8 with experts in {what!r:.40} is not planned")
+    blocks = settings.get("weight_block_size")
+    kind = "e5m2" if settings.get("fmt") == "e5m2" else "e4m3"
+    return lambda module, columns: _bytes(kind, columns, block_size(settings)[1] if blocks else columns)
+
+
+def _bytes(prefix: str, columns: int, group: int) -> AnyLayout | None:
+    kind = byte_kind(prefix, columns, group)
+    return None if kind is None else Blocks(kind)
+
+
+def _integers(method: str, settings: Mapping[str, Any]) -> Layouts:
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    if type(bits) is not int or type(size) is not int or bits not in (2, 3, 4, 8):
+        raise ModelError(f"quantization_config ({method}): bits and group_size must be known numbers")
+    symmetric = method != "awq" and settings.get("sym", True)
+    rules = settings.get("dynamic") or {}
+    ordered = bool(settings.get("desc_act")) and not settings.get("static_groups")
+    blocks = settings.get("block_name_to_quantize") or settings.get("to_quant_block_names") or ()
+    blocks = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
+
+    def of(module: str, columns: int) -> AnyLayout | None:
+        if blocks and not any(matches(module, block) for block in blocks):
+            return None
+        own_bits, own_size = bits, size
+        for pattern, changes in rules.items():
+            if matches(module, "re:" + pattern.removeprefix("+:").removeprefix("-:")):
+                if pattern.startswith("-:"):
+                    return None
+                own_bits, own_size = changes.get("bits", bits), changes.get("group_size", size)
+                break
+        return _ordered(_groups(own_bits, own_size, columns, symmetric), ordered and own_size != -1)
+
+    return of
+
+
+def _groups(bits: int, size: int, columns: int, symmetric: bool) -> AnyLayout | None:
+    size = columns if size in (-1, None) else size
+    return packed_groups((1, columns), bits, size, symmetric, None, _no_groups).layout
+
+
+def _ordered(layout: AnyLayout | None, ordered: bool) -> AnyLayout | None:
+    return msgspec.structs.replace(layout, inputs=True) if layout is not None and ordered else layout
+
+
+def _no_groups() -> Groups:
+    raise ModelError("a plan has no values")
+
+
+ALGORITHMS: Mapping[str, Callable[[int], AnyLayout | None]] = {
+    "FP8": lambda columns: _bytes("e4m3", columns, columns),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda columns: _bytes("e4m3", columns, columns),
+    "FP8_PB_WO": lambda columns: _bytes("e4m3", columns, 128),
+    "MXFP8": lambda columns: None if columns % 32 else Blocks("e4m3_32"),
+    "MXFP4": lambda columns: Blocks("mxfp4"),
+    "NVFP4": lambda columns: None if columns % 64 else Blocks("nvfp4"),
+    "W4A16_NVFP4": lambda columns: None if columns % 64 else Blocks("nvfp4"),
+    "W4A16_AWQ": lambda columns: _groups(4, 128, columns, True),
+}
+
+
+def _modelopt(settings: Mapping[str, Any]) -> Layouts:
+    layers = settings.get("quantized_layers")
+
+    def algorithm(found: object) -> Callable[[int], AnyLayout | None]:
+        if not isinstance(found, str) or found not in ALGORITHMS:
+            raise ModelError(f"quantization_config (modelopt): quant_algo {found!r:.80} is not planned")
+        return ALGORITHMS[found]
+
+    if settings.get("quant_algo") != "MIXED_PRECISION":
+        of_all = algorithm(settings.get("quant_algo"))
+        return lambda module, columns: of_all(columns)
+    if not isinstance(layers, dict):
+        raise ModelError(
+            "quantization_config (modelopt): MIXED_PRECISION without quantized_layers is not read"
+        )
+    named = {module: algorithm(about.get("quant_algo")) for module, about in layers.items()}
+
+    def of(module: str, columns: int) -> AnyLayout | None:
+        while module:  # a parent stands for all in it
+            if module in named:
+                return named[module](columns)
+            module = module.rpartition(".")[0]
+        return None
+
+    return of
+
+
+def _compressed(settings: Mapping[str, Any]) -> Layouts:
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict):
+        raise ModelError("quantization_config (compressed-tensors): config_groups is missing")
+
+    def of(module: str, columns: int) -> AnyLayout | None:
+        best: tuple[int, Mapping[str, Any]] | None = None
+        for group in groups.values():
+            for target in group.get("targets") or ():
+                rank = (
+                    2
+                    if target == module
+                    else 1
+                    if target.startswith("re:") and matches(module, target)
+                    else 0
+                )
+                if (rank or target == "Linear") and (best is None or rank > best[0]):
+                    best = rank, group
+        return None if best is None else _scheme(best[1].get("weights") or {}, best[1].get("format"), columns)
+
+    return of
+
+
+def _scheme(weights: Mapping[str, Any], form: object, columns: int) -> AnyLayout | None:
+    bits, size, symmetric = weights.get("num_bits"), weights.get("group_size"), weights.get("symmetric", True)
+    if weights.get("type") == "float":
+        if bits == 4:
+            nv = size == 16
+            return (None if columns % 64 else Blocks("nvfp4_div")) if nv else Blocks("mxfp4")
+        return _bytes("e4m3", columns, 128 if weights.get("strategy") == "block" else size or columns)
+    if type(bits) is not int:
+        raise ModelError(
+            f"quantization_config (compressed-tensors): num_bits must be a number, got {bits!r:.40}"
+        )
+    if bits == 8 and form == "int-quantized" and not size:
+        return Int8()
+    ordered = weights.get("actorder") in ("group", "dynamic", True)
+    return _ordered(_groups(bits, size or -1, columns, symmetric), ordered)

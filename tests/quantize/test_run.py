@@ -1,0 +1,152 @@
+"""`quire quantize` on whole tiny models: written, read by the engine, interrupted, resumed, and refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.reference.backend import ReferenceBackend
+from quire.errors import ConfigError, ModelError
+from quire.model.load import inspect_model, load_model, open_for_reading
+from quire.quantize.files import HIDDEN, STATE, Output
+from quire.quantize.folding import Folding
+from quire.quantize.layers import LayerRunner
+from quire.quantize.methods import BITS, Method, Name
+from quire.quantize.run import Quantizer
+from tests.model.tiny_models import Session
+from tests.tiny import VOCAB_SIZE, write_checkpoint
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+FAMILIES = {
+    "llama": {**WIDE, "num_key_value_heads": 4},  # no grouped queries: values fold into the output projection
+    "qwen2_moe": {**WIDE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "gemma3": WIDE,
+}
+TOKENS = np.random.default_rng(0).integers(0, VOCAB_SIZE, (6, 24)).astype(np.int32)
+
+
+def method_of(name: Name, bits: int | None = None) -> Method:
+    return Method.of(name, bits, 32, True, 0.01)
+
+
+def quantize(
+    source: Path, output: Path, name: Name, advance: Any = lambda: None, bits: int | None = None
+) -> list[str]:
+    quantizer = Quantizer(source, method_of(name, bits), NativeBackend(threads=1), TOKENS)
+    return quantizer.run(output, {"method": name}, advance)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("float")
+    return {name: write_checkpoint(root / name, name, **config) for name, config in FAMILIES.items()}
+
+
+def logits(model: Path) -> Any:
+    backend = NativeBackend(threads=1)
+    return Session(load_model(model, backend, "float32"), backend).feed(TOKENS[0].tolist())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", BITS)
+def test_a_model_is_written_and_served(
+    family: str, name: Name, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    kept = quantize(sources[family], tmp_path / "out", name)
+    assert not (tmp_path / "out" / STATE).exists()
+    assert not (tmp_path / "out" / HIDDEN).exists()
+    assert all("gate" in module for module in kept)  # routers
+    info = inspect_model(tmp_path / "out")
+    assert info.quantized is not None
+    right, got = logits(sources[family]), logits(tmp_path / "out")
+    bits = method_of(name).bits
+    part = 0.7 if bits < 8 else 0.25 if family == "qwen2_moe" else 0.1  # random routers choose other experts
+    assert np.abs(got - right).std() < part * right.std()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["awq", "smoothquant"])
+def test_folding_changes_weights_and_not_what_a_layer_computes(
+    family: str, name: Name, sources: dict[str, Path]
+) -> None:
+    spec, checkpoint, names = open_for_reading(sources[family])
+    runner = LayerRunner(spec, names, checkpoint, NativeBackend(threads=1), TOKENS)
+    folding = Folding(spec, names, checkpoint, names.layer.format(i=0))
+    quantizer = Quantizer(sources[family], method_of(name), NativeBackend(threads=1), TOKENS)
+    inputs, stats, layer = quantizer._observe(runner, 0, folding, True)
+    folding.fold(inputs, stats, layer, runner.noted, method_of(name))
+    runner.run(0, {}, keep=True)
+    plain = runner.hidden
+    runner.hidden = None
+    runner.run(0, folding.changed, keep=True)
+    assert plain is not None
+    np.testing.assert_allclose(runner.hidden, plain, rtol=1e-3, atol=2e-4 * np.abs(plain).max())
+    assert len(folding.changed) > 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_one_by_one_are_the_model(family: str, sources: dict[str, Path]) -> None:
+    spec, checkpoint, names = open_for_reading(sources[family])
+    runners = [
+        LayerRunner(spec, names, checkpoint, b, TOKENS[:2])
+        for b in (NativeBackend(threads=1), ReferenceBackend())
+    ]
+    for index in range(spec.num_layers):
+        seen: list[list[Any]] = [[], []]
+        for runner, into in zip(runners, seen, strict=True):
+            runner.run(
+                index,
+                {},
+                lambda found, x, into=into: into.append((tuple(found.tensors), x.copy())),
+                keep=True,
+            )
+        for (tensors, x), (others, y) in zip(*seen, strict=True):
+            assert tensors == others
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
+
+
+def test_an_interrupted_run_goes_on_and_writes_the_same(sources: dict[str, Path], tmp_path: Path) -> None:
+    quantize(sources["llama"], tmp_path / "whole", "gptq")
+    calls = itertools.count()
+
+    def stop() -> None:
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(sources["llama"], tmp_path / "parts", "gptq", stop)
+    assert json.loads((tmp_path / "parts" / STATE).read_text())["done"] == 1
+    first = (tmp_path / "parts" / "model-00001-of-00003.safetensors").stat().st_mtime_ns
+    with pytest.raises(ConfigError, match="other options"):
+        quantize(sources["llama"], tmp_path / "parts", "awq")
+    quantize(sources["llama"], tmp_path / "parts", "gptq")
+    assert (tmp_path / "parts" / "model-00001-of-00003.safetensors").stat().st_mtime_ns == first
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes(), path.name
+
+
+def test_what_cannot_be_quantized_is_refused(sources: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        quantize(sources["llama"], tmp_path / "full", "fp8")
+    quantize(sources["llama"], tmp_path / "once", "fp8")
+    with pytest.raises(ModelError, match=r"quantized already \(compressed-tensors\)"):
+        quantize(tmp_path / "once", tmp_path / "twice", "fp8")
+    with pytest.raises(ConfigError, match="awq makes 4 bits"):
+        Method.of("awq", 3, 128, True, 0.01)
+    narrow = Quantizer(
+        sources["llama"], Method.of("gptq", 4, 128, True, 0.01), NativeBackend(threads=1), TOKENS
+    )
+    with pytest.raises(ModelError, match=r"q_proj\.weight cannot be quantized: .*--group-size"):
+        narrow.run(tmp_path / "narrow", {}, lambda: None)
+    gpt2 = write_checkpoint(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(ModelError, match="outputs as columns"):
+        quantize(gpt2, tmp_path / "never", "fp8")
+    assert Output.open(tmp_path / "new", {}, 3).done == 0

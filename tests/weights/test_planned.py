@@ -1,0 +1,99 @@
+"""Sizes from a config alone: those of the checkpoint, or an error that names what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.devices.cpu.backend import NativeBackend
+from quire.errors import ModelError
+from quire.model.load import outline_config, outline_model
+from quire.weights.layouts import Blocks
+from quire.weights.readers.planned import PlannedCheckpoint, matches
+from tests.weights.test_quantized_checkpoints import DATA, FOLDERS
+
+# Methods that say nothing of sizes in their config, and a folder whose config and tensors differ.
+UNPLANNED = ("bnb", "hqq", "squeezellm", "quark", "torchao")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
+    outline = NativeBackend(threads=1).outline()
+    wanted = outline_model(folder, outline).weight_bytes
+    if folder.name.startswith(UNPLANNED):
+        with pytest.raises(ModelError, match="not planned from a config alone"):
+            outline_config(folder / "config.json", outline)
+        return
+    planned = outline_config(folder / "config.json", outline).weight_bytes
+    # Vectors of orders and factors, and rows of 64 columns, are known from the tensors alone.
+    assert planned == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("Qwen--Qwen3-32B-FP8-Static-PerTensor", 8.0, 8.9),
+        ("nvidia--Llama-3.1-70B-Instruct-FP8", 8.0, 9.0),
+        ("openai--gpt-oss-20b", 5.0, 5.6),
+        ("nvidia--Gemma-4-31B-IT-NVFP4", 4.5, 9.0),
+    ],
+)
+def test_published_configs_take_the_bits_of_their_format(name: str, least: float, most: float) -> None:
+    path = DATA.parent / f"model-configs/{name}_config.json"
+    if not path.exists():
+        pytest.skip("no published configs")
+    model = outline_config(path, NativeBackend(threads=1).outline())
+    assert least < 8 * model.weight_bytes / model.info.num_parameters < most
+
+
+def test_gpt_oss_takes_what_it_is_published_with() -> None:
+    path = DATA.parent / "model-configs/openai--gpt-oss-20b_config.json"
+    if not path.exists():
+        pytest.skip("no published configs")
+    assert outline_config(path, NativeBackend(threads=1).outline()).weight_bytes < 13 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "right"),
+    [
+        ("model.layers.1.mlp.gate", "gate", True),
+        ("model.layers.1.mlp.gate_proj", "gate", False),
+        ("model.layers.10.mlp", "model.layers.1", False),
+        ("model.layers.1.mlp.up_proj", "model.layers.1", True),
+        ("model.layers.3.self_attn.q_proj", "model.layers.*.self_attn", True),
+        ("model.layers.3.mlp.router", "re:.*router", True),
+        ("lm_head", "head", False),
+    ],
+)
+def test_rules_name_modules(module: str, pattern: str, right: bool) -> None:
+    assert matches(module, pattern) == right
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("modelopt", {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
+        ("modelopt", {"quant_algo": "NVFP4_SVD"}, "NVFP4_SVD"),
+        ("fp8", {"expert_dtype": "fp4"}, "experts in 'fp4'"),
+        ("compressed-tensors", {}, "config_groups"),
+        ("awq", {"bits": "four"}, "bits and group_size"),
+        ("hqq", {}, "size of hqq weights"),
+        ("fp8", {"ignored_layers": ["re:("]}, "ignored|re:"),
+        ("fp8", {"ignored_layers": [7]}, "short text"),
+    ],
+)
+def test_what_is_not_planned_is_named(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        PlannedCheckpoint(Path("config.json"), method, settings, {"a.b.weight": (64, 128)})
+
+
+def test_parents_and_modules_of_a_mixture_are_found() -> None:
+    layers = {"m.0.experts": {"quant_algo": "NVFP4"}, "m.0.q_proj": {"quant_algo": "FP8"}}
+    tensors = {f"m.0.{name}.weight": (64, 128) for name in ("experts.3.up_proj", "q_proj", "norm_proj")}
+    settings = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    planned = PlannedCheckpoint(Path("config.json"), "modelopt", settings, tensors)
+    assert planned.layout("m.0.experts.3.up_proj.weight") == Blocks("nvfp4")
+    assert planned.layout("m.0.q_proj.weight") == Blocks("e4m3")
+    assert planned.layout("m.0.norm_proj.weight") is None
