@@ -23,7 +23,9 @@ import numpy as np
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
-from quire.weights.layouts import Int4, Int8
+from quire.weights.layouts import Blocks, Int4, Int8
+from quire.weights.layouts.blocks import ROUNDED
+from quire.weights.layouts.blocks.make import byte_rows, lut_rows, table_rows
 from quire.weights.schemes import Quantized, WeightType
 
 STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
@@ -35,6 +37,18 @@ TYPES: dict[str, WeightType] = {
     "int8wo": Quantized(Int8(), "float"),
     "int4": Quantized(Int4(64)),
     "int4wo": Quantized(Int4(64), "float"),
+    # As quantized checkpoints are held: GPTQ and AWQ with groups of 128, then the others.
+    "gptq": Quantized(Int4(128, True, "float32"), "float"),
+    "gptq-int8": Quantized(Int4(128, True, "float32"), "int8"),
+    "awq": Quantized(Int4(128, False, "float32"), "float"),
+    "fp8": Quantized(Blocks("e4m3"), "float"),
+    "fp8-128": Quantized(Blocks("e4m3_128"), "float"),
+    "nvfp4": Quantized(Blocks("nvfp4"), "float"),
+    "nvfp4-int8": Quantized(Blocks("nvfp4"), "int8"),
+    "mxfp4": Quantized(Blocks("mxfp4"), "float"),
+    "nf4": Quantized(Blocks("nf4"), "float"),
+    "lut4": Quantized(Blocks("lut4"), "float"),
+    "lut3": Quantized(Blocks("lut3"), "float"),
 }
 
 
@@ -102,14 +116,33 @@ def make_weights(backend: NativeBackend, shape: Shape, dtype: WeightType, total:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((shape.outputs, shape.columns), np.float32) / np.float32(shape.columns**0.5)
     half = shape.outputs // 2
+    parts = [held(part, dtype) for part in ([values[:half], values[half:]] if shape.gated else [values])]
 
     def make() -> Any:
         if shape.gated:
-            return backend.gated_matrix(values[:half], values[half:], dtype).packed
-        return backend.matrix([values], dtype).packed
+            return backend.gated_matrix(parts[0], parts[1], dtype).packed
+        return backend.matrix(parts, dtype).packed
 
     first = make()
     return [first] + [make() for _ in range(total // first.nbytes - 1)]
+
+
+def held(values: Any, dtype: WeightType) -> Any:
+    """Floats as blocks, if the type is one; codes of tables are random."""
+    layout = dtype.layout if isinstance(dtype, Quantized) else None
+    if not isinstance(layout, Blocks):
+        return values
+    if layout.kind in ROUNDED:
+        return layout.quantize(values)
+    rng, (rows, columns) = np.random.default_rng(1), values.shape
+    codes = rng.integers(0, 16, values.shape, np.uint8)
+    if layout.kind == "nf4":
+        return layout.tensor(table_rows(codes, np.full((rows, columns // 64), 0.01, np.float32)))
+    if layout.kind.startswith("lut"):
+        bits = int(layout.kind[3:])
+        tables = rng.standard_normal((rows, 1 << bits), np.float32)
+        return layout.tensor(lut_rows(bits, codes >> np.uint8(4 - bits), tables))
+    return layout.tensor(byte_rows(layout.kind, codes, np.ones((rows, columns // 128), np.float32), 128))
 
 
 def measure(backend: NativeBackend, weights: list[Any], rows: int, kind: str) -> tuple[float, float, float]:

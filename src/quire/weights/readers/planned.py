@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,13 @@ class PlannedCheckpoint(Unquantized):
         self._path, self._tensors = path, tensors
         settings = inner_settings(settings)
         of = _planner(method, settings)
-        skipped = [pattern for key in SKIPS for pattern in settings.get(key) or ()]
+        skipped = Rules(pattern for key in SKIPS for pattern in settings.get(key) or ())
         self._layouts: dict[str, AnyLayout] = {}
         for name, shape in tensors.items():
             module = name.removesuffix(".weight")
             if len(shape) < 2 or _is_table(module) or (method == "mxfp4" and len(shape) < 3):
                 continue
-            if any(matches(module, pattern) for pattern in skipped):
+            if skipped.match(module):
                 continue
             layout = of(module, shape[-1])
             if layout is not None:
@@ -84,17 +84,36 @@ def _is_table(module: str) -> bool:
     return "embed" in last or last in ("lm_head", "wte", "wpe", "output")
 
 
-def matches(module: str, pattern: object) -> bool:
-    """Whether a rule speaks of a module: its name, the end of it, what it lies in, with wildcards or a "re:"."""
-    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
-        raise ModelError(f"quantization_config: a rule must be a short text, got {pattern!r:.80}")
-    if pattern.startswith("re:"):
+class Rules:
+    """Rules of modules: a name, the end of a name, what a module lies in, each with wildcards, or a "re:" expression.
+
+    ModelError for a rule that is no such thing.
+    """
+
+    def __init__(self, patterns: Iterable[object]) -> None:
+        self._plain: set[str] = set()
+        expressions = []
+        for pattern in patterns:
+            if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
+                raise ModelError(f"quantization_config: a rule must be a short text, got {pattern!r:.80}")
+            if pattern.startswith("re:"):
+                expressions.append(f"(?:{pattern[3:]})")
+            elif any(sign in pattern for sign in "*?["):
+                expressions += [f"(?:{translate(name)})" for name in (pattern, f"{pattern.rstrip('.')}.*")]
+            else:
+                self._plain.add(pattern.rstrip("."))
         try:
-            return re.match(pattern[3:], module) is not None
+            self._expressions = [re.compile(expression) for expression in expressions]
         except re.error as error:
-            raise ModelError(f"quantization_config: {pattern!r:.80}: {error}") from error
-    inside = fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern.rstrip('.')}.*")
-    return inside or module.rpartition(".")[2] == pattern or module.endswith(f".{pattern}")
+            raise ModelError(f"quantization_config: a rule is no regular expression: {error}") from error
+
+    def match(self, module: str) -> bool:
+        parts = module.split(".")
+        ends = range(len(parts))
+        inside = any(
+            ".".join(parts[: end + 1]) in self._plain or ".".join(parts[end:]) in self._plain for end in ends
+        )
+        return inside or any(expression.match(module) for expression in self._expressions)
 
 
 def _planner(method: str, settings: Mapping[str, Any]) -> Layouts:
@@ -131,17 +150,20 @@ def _integers(method: str, settings: Mapping[str, Any]) -> Layouts:
     if type(bits) is not int or type(size) is not int or bits not in (2, 3, 4, 8):
         raise ModelError(f"quantization_config ({method}): bits and group_size must be known numbers")
     symmetric = method != "awq" and settings.get("sym", True)
-    rules = settings.get("dynamic") or {}
+    rules = [
+        (Rules(["re:" + pattern.removeprefix("+:").removeprefix("-:")]), pattern, changes)
+        for pattern, changes in (settings.get("dynamic") or {}).items()
+    ]
     ordered = bool(settings.get("desc_act")) and not settings.get("static_groups")
     blocks = settings.get("block_name_to_quantize") or settings.get("to_quant_block_names") or ()
-    blocks = tuple(blocks.split(",")) if isinstance(blocks, str) else tuple(blocks)
+    only = Rules(blocks.split(",") if isinstance(blocks, str) else blocks)
 
     def of(module: str, columns: int) -> AnyLayout | None:
-        if blocks and not any(matches(module, block) for block in blocks):
+        if blocks and not only.match(module):
             return None
         own_bits, own_size = bits, size
-        for pattern, changes in rules.items():
-            if matches(module, "re:" + pattern.removeprefix("+:").removeprefix("-:")):
+        for rule, pattern, changes in rules:
+            if rule.match(module):
                 if pattern.startswith("-:"):
                     return None
                 own_bits, own_size = changes.get("bits", bits), changes.get("group_size", size)
@@ -207,20 +229,18 @@ def _compressed(settings: Mapping[str, Any]) -> Layouts:
     groups = settings.get("config_groups")
     if not isinstance(groups, dict):
         raise ModelError("quantization_config (compressed-tensors): config_groups is missing")
+    targets = [
+        (target, Rules([target]) if target.startswith("re:") else None, group)
+        for group in groups.values()
+        for target in group.get("targets") or ()
+    ]
 
     def of(module: str, columns: int) -> AnyLayout | None:
         best: tuple[int, Mapping[str, Any]] | None = None
-        for group in groups.values():
-            for target in group.get("targets") or ():
-                rank = (
-                    2
-                    if target == module
-                    else 1
-                    if target.startswith("re:") and matches(module, target)
-                    else 0
-                )
-                if (rank or target == "Linear") and (best is None or rank > best[0]):
-                    best = rank, group
+        for target, rule, group in targets:
+            rank = 2 if target == module else 1 if rule is not None and rule.match(module) else 0
+            if (rank or target == "Linear") and (best is None or rank > best[0]):
+                best = rank, group
         return None if best is None else _scheme(best[1].get("weights") or {}, best[1].get("format"), columns)
 
     return of

@@ -1,0 +1,107 @@
+"""`quire quantize` and `quire bench quality --base` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.cli import main
+from quire.engine.start import ASSETS
+from tests.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wide = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", **wide)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("The wind was tired and did not come. The boat was sad and waited. " * 30)
+    return path
+
+
+def test_a_checkpoint_is_made_served_and_compared(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "small"
+    options = ["--group-size", "32", "--calibration", str(text), "--samples", "4", "--sample-len", "32"]
+    main(["quantize", str(model), "-o", str(output), "--method", "gptq", *options])
+    assert "MB of" in capsys.readouterr().out
+    config = json.loads((output / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["bits"], config["group_size"]) == ("gptq", 4, 32)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    (found,) = LLM(str(output)).generate("The boat", params, use_tqdm=False)
+    assert len(found.outputs[0].token_ids) == 4
+    figures = tmp_path / "figures.json"
+    command = ["bench", "quality", str(output), "--base", str(model), "--text", str(text), "--window", "32"]
+    main([*command, "--max-tokens", "256", "--dtype", "float32", "--output-json", str(figures)])
+    rows = figures.read_text()
+    assert "kl_mean" in rows
+    main(["bench", "quality", str(model), "--text", str(text), "--window", "32", "--max-tokens", "256"])
+
+
+def test_the_text_of_the_package_is_used_with_a_warning(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["--method", "int8-static", "--samples", "2", "--sample-len", "16"]
+    main(["quantize", str(model), "-o", str(tmp_path / "out"), *options])
+    assert "a small text of Quire's own" in caplog.text
+    assert len((ASSETS / "calibration.txt").read_text()) > 100_000
+
+
+def test_squared_gradients_weigh_tables(model: Path, text: Path, tmp_path: Path) -> None:
+    options = ["--method", "squeezellm", "--bits", "3", "--calibration", str(text), "--samples", "2"]
+    for name, more in (("plain", []), ("fisher", ["--fisher"])):
+        main(["quantize", str(model), "-o", str(tmp_path / name), "--sample-len", "16", *options, *more])
+    one, other = (next((tmp_path / n).glob("model-00001*")).read_bytes() for n in ("plain", "fisher"))
+    assert len(one) == len(other)
+    assert one != other
+    assert not list(tmp_path.glob(".*fisher*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "name the directory to write"),
+        (["-o", "X", "--method", "gptq", "--fisher"], "--fisher is for --method squeezellm"),
+        (["-o", "X", "--method", "fp8", "--bits", "4"], "--bits 4: fp8 makes 8 bits"),
+        (["-o", "X", "--calibration", "SHORT"], "too short to calibrate with"),
+    ],
+)
+def test_mistakes_are_named(
+    options: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short").write_text("Hi")
+    places = {"X": str(tmp_path / "x"), "SHORT": str(tmp_path / "short")}
+    with pytest.raises(SystemExit):
+        main(["quantize", str(model), *(places.get(word, word) for word in options)])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_calibration_does_not_depend_on_threads(model: Path, text: Path, tmp_path: Path) -> None:
+    options = ["--method", "awq", "--group-size", "32", "--calibration", str(text), "--samples", "2"]
+    for threads in ("1", "2"):
+        main(
+            [
+                "quantize",
+                str(model),
+                "-o",
+                str(tmp_path / threads),
+                "--sample-len",
+                "16",
+                "--threads",
+                threads,
+                *options,
+            ]
+        )
+    for path in (tmp_path / "1").glob("*.safetensors"):
+        first, second = (np.frombuffer((tmp_path / t / path.name).read_bytes(), np.uint8) for t in ("1", "2"))
+        assert np.array_equal(first, second)
