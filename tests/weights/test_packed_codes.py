@@ -230,7 +230,7 @@ def test_the_one_file_of_weights_may_have_a_tool_s_name(name: str, tmp_path: Pat
         ("awq", "awq", ""),
         ("awq_marlin", "awq", ""),
         ("gptq", "awq", "--quantization gptq: the model is quantized by awq"),
-        ("fp8", None, "--quantization fp8: the model is not quantized"),
+        ("squeezellm", None, "--quantization squeezellm: the model is not quantized"),
     ],
 )
 def test_a_method_that_is_named_must_be_the_checkpoint_s(
