@@ -50,7 +50,7 @@ def test_codex(http: httpx.Client) -> None:
     for turn in range(TURNS):
         wanted = {"tool_choice": {"type": "function", "name": "shell"} if turn < TURNS - 1 else "none"}
         news, ignored = events(http, "/v1/responses", {**body, **wanted}, recorded.CODEX_HEADERS)
-        assert ignored == "tools[1].format, tools[2].web_search"
+        assert ignored == "tools[2].web_search"
         assert news[0]["type"] == "response.created"
         assert news[-1]["type"] in ("response.completed", "response.incomplete")
         output = news[-1]["response"]["output"]
@@ -82,6 +82,29 @@ def test_codex_patches_files_with_a_custom_tool(http: httpx.Client) -> None:
     ]
     again, _ = events(http, "/v1/responses", {**body, "tool_choice": "auto", "input": given}, {})
     assert again[-1]["response"]["output"]
+
+
+def test_custom_tools_with_a_grammar_are_held_to_it(http: httpx.Client) -> None:
+    patch = (
+        recorded.PATCH.replace("/(.+)/", '("a" | "b") ".txt"')
+        .replace("/(.*)/", '/[x"]{0,3}/')
+        .replace("hunk+", "hunk")
+    )
+    form = {"type": "grammar", "syntax": "lark", "definition": patch.replace("LF)+", "LF)~2")}
+    tool = {"type": "custom", "name": "apply_patch", "format": form}
+    body = {"model": recorded.MODEL, "input": "Add a file.", "tools": [tool], "tool_choice": "required"}
+    answer = http.post("/v1/responses", json={**body, "parallel_tool_calls": False, "max_output_tokens": 200})
+    assert "x-ignored-fields" not in answer.headers
+    (call,) = answer.json()["output"]
+    lines = call["input"].splitlines()
+    assert lines[0] == "*** Begin Patch"
+    assert lines[1] in ("*** Add File: a.txt", "*** Add File: b.txt")
+    assert lines[-1] == "*** End Patch"
+    assert [line[:1] for line in lines[2:-1]] == ["+", "+"]
+    wrong = {**tool, "format": {**form, "definition": "start: /^a/"}}
+    refused = http.post("/v1/responses", json={**body, "tools": [wrong]})
+    assert refused.status_code == 400
+    assert "anchor" in refused.json()["error"]["message"]
 
 
 def test_custom_tools_with_a_regex_are_held_to_it(http: httpx.Client) -> None:

@@ -8,7 +8,7 @@ Two notations are read, both as vLLM and XGrammar have them. The older one:
 The newer one nests formats: {"type": "structural_tag", "format": F} with F one of
 
     {"type": "const_string", "value": TEXT}        {"type": "json_schema", "json_schema": SCHEMA}
-    {"type": "regex", "pattern": REGEX}            {"type": "grammar", "grammar": EBNF or Lark}
+    {"type": "regex", "pattern": REGEX}            {"type": "grammar", "grammar": EBNF or Lark, "quoted": false}
     {"type": "any_text"}                           {"type": "sequence" or "or", "elements": [F, ...]}
     {"type": "optional", "content": F}             {"type": "tag", "begin": TEXT, "content": F, "end": TEXT}
     {"type": "triggered_tags", "triggers": [TEXT, ...], "tags": [tag, ...],
@@ -16,6 +16,7 @@ The newer one nests formats: {"type": "structural_tag", "format": F} with F one 
     {"type": "tags_with_separator", "tags": [tag, ...], "separator": TEXT,
      "at_least_one": false, "stop_after_first": false}
 
+A `quoted` grammar is that of a text inside a JSON string (`quire.grammar.quoted`).
 In `triggered_tags` the text is free; when it reaches a trigger, one of the tags that begin with it must follow.
 With `at_least_one` the output cannot end before the first tag; with `stop_after_first` it ends after it.
 Text that names a special token (`<|tool_call|>`) means that token, which free text never contains.
@@ -38,6 +39,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import RequestError
+from quire.grammar.quoted import quoted
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -137,7 +139,8 @@ class TagWriter:
         if kind == "regex":
             return self._rule("regex", f"/{llguidance.regex_to_lark(_text(form, 'pattern'), 'd')}/")
         if kind == "grammar":
-            return self._side_grammar({"lark_grammar": self._lark(_text(form, "grammar"))})
+            lark = self._lark(_text(form, "grammar"))
+            return self._side_grammar({"lark_grammar": quoted(lark) if _flag(form, "quoted") else lark})
         if kind == "any_text":
             return "TEXT"
         if kind == "optional":

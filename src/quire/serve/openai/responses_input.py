@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.serve.errors import invalid, unsupported
+from quire.text.output.arguments import LARK
 
 CUSTOM_INPUT = "input"  # the parameter that holds the text of a custom tool
 _SEARCH = "web_search"
@@ -123,7 +124,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> Tools:
         if kind == "function":
             function = {key: tool[key] for key in _TOOL_FIELDS if tool.get(key) is not None}
         elif kind == "custom":
-            function = _custom(tool, where, dropped)
+            function = _custom(tool, where)
             custom.add(str(function["name"]))
         elif isinstance(kind, str) and kind.startswith(_SEARCH) and not _forces(choice, kind):
             dropped.append(f"{where}.{kind}")
@@ -139,8 +140,8 @@ def _forces(choice: Any, kind: str) -> bool:
     return isinstance(choice, Mapping) and choice.get("type") == kind
 
 
-def _custom(tool: Mapping[str, Any], where: str, dropped: list[str]) -> dict[str, Any]:
-    """A custom tool as a function with one text. A regex constrains the text; a Lark grammar is shown to the model."""
+def _custom(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A custom tool as a function with one text, which a regex or a Lark grammar constrains."""
     form = tool.get("format") or {"type": "text"}
     if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
         raise invalid(f"{where}.format.type must be text or grammar", f"{where}.format", "invalid_value")
@@ -155,8 +156,7 @@ def _custom(tool: Mapping[str, Any], where: str, dropped: list[str]) -> dict[str
         if syntax == "regex":
             text["pattern"], function["strict"] = f"^(?:{definition})$", True
         else:
-            description.append(f"The input must match this Lark grammar:\n{definition}")
-            dropped.append(f"{where}.format")
+            text[LARK], function["strict"] = definition, True
     parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
     return {**function, "description": "\n".join(description), "parameters": parameters}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ _EMPTY: Form = {"type": "regex", "pattern": ""}
 _OBJECT = {"type", "properties", "required", "additionalProperties", "title", "description", "default"}
 _LIST = {"type", "items", "title", "description", "default"}
 MAX_DEPTH = 16
+LARK = "x-lark-grammar"
+"""Keyword of a string's schema: the Lark grammar of the text, for tools of OpenAI's type custom."""
 
 
 def tag(begin: str, content: Form, end: str | list[str]) -> Form:
@@ -39,6 +42,17 @@ def literal(text: str) -> Form:
 
 
 def json_value(schema: Any) -> Form:
+    """JSON that a schema allows. LARK in a string's schema is the grammar of its text."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get(LARK), str):
+            return sequence(
+                [literal('"'), {"type": "grammar", "grammar": schema[LARK], "quoted": True}, literal('"')]
+            )
+        inner = schema.get("properties")
+        if isinstance(inner, Mapping) and len(inner) == 1:
+            (name, part), *_ = inner.items()
+            if isinstance(part, Mapping) and LARK in part:
+                return sequence([literal(f"{{{json.dumps(name)}: "), json_value(part), literal("}")])
     return {"type": "json_schema", "json_schema": schema}
 
 
