@@ -111,7 +111,7 @@ def test_a_reward_model_has_two_matrices(tmp_path: Path) -> None:
     for kind in ("Qwen2ForRewardModel", "Qwen2ForProcessRewardModel"):
         (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [kind]}))
         llm = LLM(str(tmp_path), **OPTIONS)
-        (output,) = llm.encode("a b c")
+        (output,) = llm.reward("a b c")
         with torch.no_grad():
             hidden = model(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
             expected = head(hidden).numpy()

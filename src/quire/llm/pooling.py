@@ -47,7 +47,7 @@ class PoolingMethods(RunningEngine):
 
         With `pooling` "all", or a `pooling_task` that begins with token_, a vector for each token.
         """
-        if pooling_task not in (None, "embed", "classify", "encode", "score", *BY_TOKEN):
+        if pooling_task not in (None, "embed", "classify", "encode", "score", "reward", *BY_TOKEN):
             raise RequestError(
                 f"pooling_task {pooling_task!r} is not supported: take embed, classify, token_embed, token_classify",
                 "pooling_task",
@@ -56,6 +56,19 @@ class PoolingMethods(RunningEngine):
         no_adapter(lora_request)
         texts = self._texts(prompts, tokenization_kwargs, None)
         return self._vectors(texts, _each(pooling_params, len(texts), pooling))
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        pooling_params: Params | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Kwargs | None = None,
+    ) -> list[VectorRequestOutput[PoolingOutput]]:
+        """The outputs of a reward model for each text, or for each token if that is how it scores."""
+        if self._front.info.scores is None:
+            raise RequestError(f"{self.name} is not a reward model: it has no scores")
+        return self.encode(prompts, pooling_params, use_tqdm, lora_request, "reward", tokenization_kwargs)
 
     def embed(
         self,
