@@ -97,14 +97,14 @@ class Caller:
             show(0, piece)
         return Result(values, "length", (0, 0, 0), {"prompt_chars": size})
 
-    async def choose(self, text: str, select: Select) -> tuple[Decision, Counts]:
+    async def choose(self, text: str, select: Select, alone: bool) -> tuple[Decision, Counts]:
         self._calls.append(["select", text, len(select.choices)])
         rows = [
             [(-((7 * len(text) + 3 * ord(c) + j) % 11) / 10 - 0.1, 0, c) for j, c in enumerate(choice)]
             for choice in select.choices
         ]
-        alone = [[None if j == 0 else -(j % 3) / 2 for j in range(len(row))] for row in rows]
-        return decide(select.choices_method, rows, alone), (0, 0, 0)
+        bare = [[None if j == 0 else -(j % 3) / 2 for j in range(len(row))] for row in rows]
+        return decide(select.choices_method, rows, bare), (0, 0, 0)
 
     async def compute(self, text: str) -> None:
         self._calls.append(["cache_prefix", text])

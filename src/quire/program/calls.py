@@ -65,22 +65,22 @@ class Calls:
         self._count(made.counts)
         return made.result(self._tokenizer if template.sampling.wants_logprobs else None)
 
-    async def choose(self, text: str, select: Select) -> tuple[Decision, Counts]:
-        """Score each choice after `text`, in a request of its own. The first one leaves the text in the cache."""
+    async def choose(self, text: str, select: Select, alone: bool) -> tuple[Decision, Counts]:
+        """Score each choice after `text`, in a request of its own; the first one `alone`, to cache the text."""
         start = max(0, len(await self._encode(text)) - 2)
         rows = [await self._encode(text + choice) for choice in select.choices]
-        scored = await self._score([(row, start) for row in rows])
+        scored = await self._score([(row, start) for row in rows], alone)
         entries = [kept(text, [self._entry(e) for e in one.entries]) for one in scored]
         counts = _total(one.counts for one in scored)
-        alone: list[Sequence[float | None]] | None = None
+        bare: list[Sequence[float | None]] | None = None
         if select.choices_method == "unconditional_likelihood_normalized":
             ids = [[entry[1] for entry in row] for row in entries]
             several = [(row, 0) for row in ids if len(row) > 1]
-            bare = iter(await self._score(several))
-            alone = [
-                [None, *(e.logprob for e in next(bare).entries)] if len(row) > 1 else [None] for row in ids
+            found = iter(await self._score(several))
+            bare = [
+                [None, *(e.logprob for e in next(found).entries)] if len(row) > 1 else [None] for row in ids
             ]
-        return decide(select.choices_method, entries, alone), counts
+        return decide(select.choices_method, entries, bare), counts
 
     async def compute(self, text: str) -> None:
         """Compute `text`, so that requests that begin with it find it in the prefix cache."""
@@ -126,8 +126,11 @@ class Calls:
             gens=(),
         )
 
-    async def _score(self, rows: Sequence[tuple[list[int], int]]) -> list[Scored]:
-        """Log-probabilities of the tokens of each row after its first ones, `start`, few rows at a time."""
+    async def _score(self, rows: Sequence[tuple[list[int], int]], alone: bool = False) -> list[Scored]:
+        """Log-probabilities of the tokens of each row after its first ones, `start`; `alone`: the first row alone.
+
+        Few rows are under way at a time, so that other requests get their turns.
+        """
         found: list[Scored] = []
         sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         template = msgspec.structs.replace(self._run.request, eos_token_ids=())
@@ -140,9 +143,9 @@ class Calls:
             waiting.append((request, one))
         ends: list[Signal[None]] = []
         for place, (request, one) in enumerate(waiting):
-            if place == 1:
+            if place == 1 and alone:
                 await ends[0]  # it leaves the common prefix in the cache
-            elif place > MAX_LIVE:
+            elif place >= MAX_LIVE:
                 await ends[place - MAX_LIVE]
             ends.append(self._tasks.start(self._whole(request, one)))
         for end in ends:

@@ -32,6 +32,8 @@ from quire.text.formats.registry import reasoning_format
 from quire.text.formats.shapes import ReasoningFormat
 from quire.text.output.parser import parse
 
+FEW_CHARACTERS = 64
+
 Counts = tuple[int, int, int]  # tokens of the prompt, those found in the cache, generated ones
 
 
@@ -56,8 +58,8 @@ class Caller(Protocol):
         """Continue `text`; `show` takes new text of a sample as it comes."""
         ...
 
-    async def choose(self, text: str, select: Select) -> tuple[Decision, Counts]:
-        """The likeliest choice after `text`."""
+    async def choose(self, text: str, select: Select, alone: bool) -> tuple[Decision, Counts]:
+        """The likeliest choice after `text`. `alone`: much of the text is new, so one choice is computed before others."""
         ...
 
     async def compute(self, text: str) -> None:
@@ -196,7 +198,7 @@ class Interpreter:
 
     async def _select(self, lane: Lane, select: Select) -> None:
         number = self._begin(lane, select)
-        decision, counts = await self._caller.choose(lane.text, select)
+        decision, counts = await self._caller.choose(lane.text, select, _has_much_new(lane))
         end = Event("end", lane.path, number, select.name, value=select.choices[decision.index])
         end.finish_reason, end.usage, end.meta_info = "stop", counts, decision.meta_info
         lane.known = len(lane.text)
@@ -252,10 +254,10 @@ class Interpreter:
             lane.known = len(lane.text)
 
     async def _fork(self, lane: Lane, step: Fork) -> None:
-        """Start the branches. The text is computed before, once, so that they share it."""
+        """Start the branches. If much of the text is new, it is computed before, once, so that they share it."""
         if any(not one.joined for one in lane.forks.get(step.name, ())):
             raise StepError(f"fork {step.name!r} was not joined: join it first, or name this one otherwise")
-        if len(step.branches) > 1:
+        if len(step.branches) > 1 and _has_much_new(lane):
             await self._compute(lane)
         prefix = f"{lane.path}/{step.name}" if lane.path else step.name
         lane.forks[step.name] = children = [
@@ -303,6 +305,11 @@ class Interpreter:
         if given is None or not 0 <= given < count:
             raise StepError(f"join: branch must be from 0 to {count - 1}, got {step.branch!r}")
         return int(given)
+
+
+def _has_much_new(lane: Lane) -> bool:
+    """Whether it takes longer to compute the new text several times in one step than once in a step of its own."""
+    return len(lane.text) - lane.known > FEW_CHARACTERS
 
 
 def _is_new(child: Lane, name: str) -> bool:
