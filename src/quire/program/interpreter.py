@@ -59,7 +59,7 @@ class Caller(Protocol):
         ...
 
     async def choose(self, text: str, select: Select, alone: bool) -> tuple[Decision, Counts]:
-        """The likeliest choice after `text`. `alone`: much of the text is new, so one choice is computed before others."""
+        """The likeliest choice after `text`. `alone`: much text is new, so one choice goes before others."""
         ...
 
     async def compute(self, text: str) -> None:
