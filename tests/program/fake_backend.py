@@ -37,6 +37,9 @@ class Backend:
     def role_frames(self) -> Frames:
         return self._frames
 
+    def end_session(self, session: str) -> None:
+        self._sessions.pop(session, None)
+
     def run_program(self, program: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         self.num_requests += 1
         call = msgspec.convert(dict(program), ProgramCall)

@@ -103,6 +103,28 @@ def test_tips_that_branches_expand(backend: Counting, llm: LLM) -> None:
     assert backend.num_requests == 1
 
 
+def test_a_stream_is_the_text(backend: Counting) -> None:
+    for trace in (True, False):
+        state = sgl.function(tip_suggestion.func, trace=trace).run(temperature=0, stream=True)
+        assert "".join(state.text_iter()) == state.text()
+        assert "So," in state.text()
+
+
+def test_an_error_in_the_code_ends_the_session(backend: Counting, llm: LLM) -> None:
+    @sgl.function
+    def broken(s: Any) -> None:
+        s += "A" + sgl.gen("a", max_tokens=2)
+        raise ZeroDivisionError(s["a"])
+
+    with pytest.raises(ZeroDivisionError):
+        broken.run()
+    assert llm.stats().num_sessions == 0
+    state = broken.run(stream=True)
+    assert "".join(state.text_iter()) == state.text()
+    assert "ZeroDivisionError" in repr(state.error())
+    assert llm.stats().num_sessions == 0
+
+
 @sgl.function
 def judge(s: Any, essay: str) -> None:
     s += f"A story: {essay}\n"

@@ -48,11 +48,18 @@ class RuntimeEndpoint:
         self._tls = _tls(verify) if parts.scheme == "https" else None
 
     def run_program(self, program: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Run a program on the server and yield its events as they come; leaving early ends it there."""
-        body = json.dumps({**program, "stream": True}).encode()
-        connection, answer = self._ask("POST", "/v1/programs", body)
+        """Run a program on the server and yield its events; with "stream" as they come. Leaving early ends it there."""
+        connection, answer = self._ask("POST", "/v1/programs", json.dumps(dict(program)).encode())
         try:
-            yield from _events(answer)
+            if program.get("stream"):
+                yield from _events(answer)
+            else:
+                whole = json.loads(_read(answer))
+                yield from whole["steps"]
+                yield {
+                    "event": "done",
+                    **{name: whole[name] for name in ("text", "variables", "session", "usage")},
+                }
         finally:
             connection.close()
 
@@ -103,6 +110,13 @@ class RuntimeEndpoint:
         raise error
 
 
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read()
+    except (OSError, http.client.HTTPException) as failure:
+        raise ProgramError(f"the server went away: {failure}") from failure
+
+
 def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The events of a stream, up to its end mark. Raises the error that ends it."""
     try:
@@ -129,6 +143,8 @@ def _error(status: int, body: bytes) -> QuireError:
         return EngineError(f"the server answered {status}: {body[:200]!r}")
     if code == "session_not_found":
         return SessionExpiredError(message, "session")
+    if code == "program_failed":
+        return ProgramError(message)
     if status == 503:
         return OverloadedError(message)
     return RequestError(message, param) if 400 <= status < 500 else ProgramError(message)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
-from quire.errors import ProgramError, QuireError, SessionExpiredError
+from quire.errors import QuireError, SessionExpiredError
 from quire.program.frames import Frames
 from quire.program.language.lane import Lane
 from quire.program.language.operations import Value
@@ -75,6 +76,8 @@ class Root:
                 return
             if self.error is None:
                 self._send(last)
+            elif last:
+                self._end_session()
             for lane in self.lanes:
                 if self.error is not None:
                     lane.take_steps()
@@ -87,8 +90,8 @@ class Root:
         lanes = {lane.path: lane.take_steps() for lane in self.lanes if lane.is_sent}
         lanes = {path: steps for path, steps in lanes.items() if steps}
         if not lanes:
-            if last and self._session is not None:
-                self._attempt({"session": self._session})
+            if last:
+                self._end_session()
             return
         body = {"steps": lanes.pop("", []), "lanes": lanes, "keep": not last}
         if self._session is not None:
@@ -109,10 +112,16 @@ class Root:
             for event in self.backend.run_program(whole):
                 self._take(event, values)
         except SessionExpiredError:
-            if "steps" in body:
-                raise
+            raise
         except QuireError as error:
             self.error = error
+
+    def _end_session(self) -> None:
+        """Let the engine forget the state that it keeps; after an error it may have done so."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(QuireError):
+                self.backend.end_session(session)
 
     def _take(self, event: dict[str, Any], values: Mapping[tuple[str, int], Value]) -> None:
         if event["event"] == "done":
@@ -142,7 +151,7 @@ class Root:
     def fail(self, error: Exception) -> None:
         """End the program: everything that waits is dropped."""
         with self.changed:
-            self.error = self.error or (error if isinstance(error, QuireError) else ProgramError(str(error)))
+            self.error = self.error or error
             self.changed.notify_all()
 
 

@@ -207,7 +207,8 @@ class State:
     def error(self) -> Exception | None:
         """What ended the program early, if anything did."""
         self._settle()
-        return self._lane.error
+        lane, root = self._lane, self._root
+        return lane.error or (root.error if lane is root.first else None)
 
     def _settle(self) -> None:
         if self._root.trace is not None:
@@ -223,8 +224,8 @@ class State:
         while (operation := self._next_operation(place)) is not None:
             place += 1
             if isinstance(operation, Separate):
-                continue
-            if isinstance(operation, Value) and var_name in (None, operation.name):
+                yield from self._separated(operation, var_name)
+            elif isinstance(operation, Value) and var_name in (None, operation.name):
                 yield from self._chunks(operation)
             elif isinstance(operation, AddText) and var_name is None and operation.text:
                 yield operation.text
@@ -258,17 +259,37 @@ class State:
                 new, shown = value.chunks[shown:], len(value.chunks)
                 ended = value.result is not None or root.finished
             yield from new
-        whole = value.result and value.result["value"]
-        if not shown and whole:  # not streamed
-            yield whole[0] if isinstance(whole, list) else whole
+        if not shown and (whole := self._whole(value)):  # not streamed
+            yield whole
 
     def _symbol_text(self, operation: AddSymbol) -> str:
-        """The text of a symbol, known once everything before it has come."""
-        root = self._root
+        """The text of a symbol, once it has come; one of a list is known at the end."""
+        root, symbol = self._root, operation.symbol
+        values = [
+            one for one in operation.source.history if isinstance(one, Value) and one.name == symbol.name
+        ]
+        if symbol.index is None and values:
+            return self._whole(values[-1])
         with root.changed:
             root.changed.wait_for(lambda: root.finished)
-        value = operation.source.variables.get(operation.symbol.name, "")
-        return str(value if operation.symbol.index is None else value[operation.symbol.index])
+        value = operation.source.variables.get(symbol.name, "")
+        return str(value if symbol.index is None else value[symbol.index])
+
+    def _separated(self, operation: Separate, var_name: str | None) -> Iterator[str]:
+        """Texts and answers of values that are split at their end."""
+        for one in operation.inner:
+            if isinstance(one, Value) and var_name in (None, one.name):
+                yield self._whole(one)
+            elif isinstance(one, AddText) and var_name is None:
+                yield one.text
+
+    def _whole(self, value: Value) -> str:
+        """The first text of a value, once it has come."""
+        root = self._root
+        with root.changed:
+            root.changed.wait_for(lambda: value.result is not None or root.finished)
+        found = "" if value.result is None else value.result["value"] or ""
+        return str(found[0] if isinstance(found, list) else found)
 
 
 class Group:
