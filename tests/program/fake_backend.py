@@ -44,7 +44,7 @@ class Backend:
         self.num_requests += 1
         call = msgspec.convert(dict(program), ProgramCall)
         lanes = {"": call.steps, **call.lanes} if call.steps or not call.lanes else call.lanes
-        name = call.session or f"session {self.num_requests}"
+        name = call.session or f"session-{self.num_requests}"
         made = Program(lanes=lanes, session=f"/{name}", keep=call.keep, stream=bool(call.stream))
         request = Request(id="x", tokens=[], sampling=SamplingParams(), seed=0, max_tokens=1, program=made)
         reader, events, tasks = ProgramReader(request), [], Tasks()

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from quire.client.frames import frames_of
 from quire.client.outputs import OutputStream
 from quire.config import EngineConfig
 from quire.engine.process import Started
 from quire.errors import PromptTooLongError, RequestError
 from quire.logits_processor import ProcessorClass
 from quire.params import SamplingParams, StructuredOutputsParams
+from quire.program.frames import PLAIN, Frames
 from quire.text.formats.registry import reasoning_format
 from quire.text.formats.shapes import Place, ReasoningFormat
 from quire.text.tokenizer import Tokenizer
@@ -76,6 +78,13 @@ class Front:
         template = self._load_template()
         template.content_format = self.content_format
         return template
+
+    @cached_property
+    def frames(self) -> Frames:
+        """How the chat template frames messages."""
+        if self.template is None or self.tokenizer is None:
+            return PLAIN
+        return frames_of(lambda messages: self.render(messages, add_generation_prompt=False), self.tokenizer)
 
     @property
     def renders_quickly(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.errors import ConfigError, RequestError
-from quire.steps import AnyStep, Fork, Gen, If, Insert, Join, Program, Reasoning, Repeat, Select, inner, walk
+from quire.steps import AnyStep, Fork, Gen, If, Insert, Join, Reasoning, Repeat, Select, inner, walk
 from quire.text.formats.registry import reasoning_format
 
 DEFAULT_MAX_TOKENS = 128  # of a gen, as in SGLang
@@ -33,10 +33,10 @@ class _Size:
         self.choices += times * other.choices
 
 
-def check_size(program: Program, defaults: Gen) -> None:
+def check_size(lanes: Mapping[str, Sequence[AnyStep]], defaults: Gen) -> None:
     """Raise RequestError for a program that may do too much. `defaults` are those of its gens."""
-    whole = _Size(lanes=len(program.lanes))
-    for steps in program.lanes.values():
+    whole = _Size(lanes=len(lanes))
+    for steps in lanes.values():
         whole.add(_size(steps, defaults, 0))
     for what, count, most in (
         ("steps", whole.steps, MAX_STEPS),

@@ -68,7 +68,7 @@ class ProgramReader:
             "event": "done",
             "text": text,
             "variables": variables,
-            "session": self._program.session.partition("/")[2] if self._program.keep else None,
+            "session": self._program.session.rpartition("/")[2] if self._program.keep else None,
             "usage": _usage(counts),
         }
 

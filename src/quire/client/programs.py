@@ -17,7 +17,7 @@ from quire.client.front import Front
 from quire.client.program_checks import DEFAULT_MAX_TOKENS, MAX_LANES, check_lane, check_size
 from quire.errors import RequestError
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
-from quire.program.frames import PLAIN, Frames
+from quire.program.frames import Frames
 from quire.steps import (
     AnyStep,
     Compute,
@@ -33,49 +33,6 @@ from quire.steps import (
 )
 from quire.types import Request
 
-_MARK = "quire-program-mark"
-
-
-def frames_of(front: Front) -> Frames:
-    """The frames of the model's own chat template, or plain ones if it has none that frames messages one by one."""
-    if front.template is None:
-        return PLAIN
-    try:
-        return _read_frames(front)
-    except (RequestError, ValueError):
-        return PLAIN
-
-
-def _read_frames(front: Front) -> Frames:
-    """Render two conversations and look between their messages. ValueError if messages are not framed one by one."""
-    tokenizer = front.tokenizer
-    first = None if tokenizer is None else tokenizer.bos_token_id
-    bos = None if tokenizer is None or first is None else tokenizer.id_to_token(first)
-
-    def between(*roles: str) -> list[str]:
-        """The texts around the messages of a conversation."""
-        messages = [_message(role) for role in roles]
-        return front.render(messages, add_generation_prompt=False).removeprefix(bos or "").split(_MARK)
-
-    begins = bos is not None and front.render([_message("user")], add_generation_prompt=False).startswith(bos)
-    before, to_user, to_assistant, to_user_again, after = between("system", "user", "assistant", "user")
-    starts = {"system": before}
-    for role, gap in (("user", to_user), ("assistant", to_assistant), ("user", to_user_again)):
-        if not gap.startswith(after) or starts.setdefault(role, gap[len(after) :]) != gap[len(after) :]:
-            raise ValueError("messages are not framed one by one")
-    opening, last = between("user")[0], after + starts["user"]
-    default = (
-        opening[len(before) : -len(last)] if opening.startswith(before) and opening.endswith(last) else None
-    )
-    stop = tuple(text for text in (after.strip(),) if text)
-    adds_bos = tokenizer is not None and tokenizer.encode("a")[:1] == [first]
-    around = {role: (start, after) for role, start in starts.items()}
-    return Frames(around, default, stop, "" if adds_bos or not bos or not begins else bos)
-
-
-def _message(role: str) -> dict[str, Any]:
-    return {"role": role, "content": _MARK}
-
 
 class ProgramCall(msgspec.Struct, kw_only=True):
     """A program, or the next steps of one whose state was kept.
@@ -87,7 +44,7 @@ class ProgramCall(msgspec.Struct, kw_only=True):
     steps: list[AnyStep] = []
     lanes: Annotated[dict[str, list[AnyStep]], Meta(max_length=MAX_LANES)] = {}
     sampling: dict[str, Any] = {}
-    session: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    session: Annotated[str, Meta(pattern="^[0-9a-zA-Z_-]{1,128}$")] | None = None
     keep: bool = False
     stream: bool | None = False
 
@@ -111,11 +68,10 @@ def program_request(
     lanes = {"": call.steps, **call.lanes} if call.steps or not call.lanes else call.lanes
     if front.tokenizer is None:
         raise RequestError("this engine has no tokenizer, which programs need", "steps")
-    frames = frames_of(front)
-    defaults = _defaults(call.sampling)
+    frames, defaults = front.frames, _defaults(call.sampling)
+    check_size(lanes, defaults)
     made = {path: _framed(steps, frames, path == "" and not resume) for path, steps in lanes.items()}
     program = Program(lanes=made, session=f"{owner}/{session}", resume=resume, keep=call.keep, stream=stream)
-    check_size(program, defaults)
     for steps in made.values():
         check_lane(steps, fresh=not resume)
     kind = OutputKind.DELTA if stream else OutputKind.FINAL_ONLY

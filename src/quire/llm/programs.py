@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.client.program_events import ProgramReader
-from quire.client.programs import ProgramCall, frames_of, program_request
+from quire.client.programs import ProgramCall, program_request
 from quire.errors import RequestError
 from quire.llm.running import RunningEngine
 from quire.program.frames import Frames
@@ -46,4 +46,4 @@ class ProgramRunner(RunningEngine):
 
     def role_frames(self) -> Frames:
         """How the model's chat template frames messages."""
-        return frames_of(self._front)
+        return self._front.frames

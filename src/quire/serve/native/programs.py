@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.program_checks import MAX_CHOICES, MAX_DEPTH, MAX_LANES, MAX_STEPS, MAX_TOKENS
 from quire.client.program_events import ProgramReader
-from quire.client.programs import frames_of, program_request
+from quire.client.programs import program_request
 from quire.serve.call import EngineCall
 from quire.serve.errors import HttpError
 from quire.serve.fields.programs import PROGRAMS
@@ -56,7 +56,7 @@ LIMITS = {
 
 
 async def describe(service: Service) -> ProgramsInfo:
-    frames = frames_of(service.front)
+    frames = service.front.frames
     return ProgramsInfo(dict(frames.around), frames.default_system, frames.stop, frames.bos, LIMITS)
 
 
