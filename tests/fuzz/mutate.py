@@ -6,6 +6,8 @@ import copy
 import random
 from typing import Any
 
+from quire.weights.checkpoint import Checkpoint
+
 # Values at the edges of types and of plausibility.
 HOSTILE: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 3, 255, 65537, (1 << 28) + 4, (1 << 31) - 1, 1 << 31, 1 << 63, 10**30, -(1 << 40),
@@ -74,3 +76,8 @@ def _places(value: Any) -> Any:
             yield holder, key
             if isinstance(holder[key], (dict, list)):
                 waiting.append(holder[key])
+
+
+def read_all(checkpoint: Checkpoint) -> None:
+    for name in checkpoint.names():
+        assert checkpoint.get(name).shape == checkpoint.shape(name)

@@ -28,14 +28,11 @@ from quire.devices.protocol import Limits
 from quire.model.engine_dir import MANIFEST, EngineLimits
 from quire.model.load import outline_config
 from quire.text.tokenizer import Tokenizer
-from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
-from quire.weights.gguf import read_gguf
-from quire.weights.gguf.container import GGUFFile
-from quire.weights.gguf.tokenizer import read_tokenizer
 from tests.engine_files import rewrite_weights, seal
-from tests.fuzz.mutate import mutate_bytes, mutate_json
+from tests.fuzz.gguf_files import fuzz_gguf, fuzz_gguf_blocks
+from tests.fuzz.mutate import mutate_bytes, mutate_json, read_all
 from tests.fuzz.quantized import fuzz_quantized
 from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
 
@@ -56,11 +53,6 @@ def fuzz_configs(folder: Path) -> Case:
         device.workspace_bytes(model.graph, model.spec.kv_spec("bfloat16"), Limits(64, 4, 4))
 
     return case
-
-
-def read_all(checkpoint: Checkpoint) -> None:
-    for name in checkpoint.names():
-        assert checkpoint.get(name).shape == checkpoint.shape(name)
 
 
 def fuzz_safetensors(folder: Path) -> Case:
@@ -136,70 +128,6 @@ def fuzz_pickles(folder: Path) -> Case:
         read_all(TorchFile(path))
 
     return case
-
-
-def fuzz_gguf(folder: Path) -> Case:
-    """A file's header is changed; all of it is read: config, tokenizer and tensors."""
-    from_scratch = _gguf_bytes()
-    path = folder / "model.gguf"
-    path.write_bytes(from_scratch)
-    GGUFFile(path)
-
-    def case(rng: Random) -> None:
-        path.write_bytes(mutate_bytes(rng, from_scratch))
-        read_tokenizer(GGUFFile(path))
-        _, _, tensors = read_gguf(path)
-        read_all(tensors)
-
-    return case
-
-
-def _gguf_bytes() -> bytes:
-    """A whole Llama of one layer, written plainly by the format's description."""
-
-    def text(value: str) -> bytes:
-        data = value.encode()
-        return struct.pack("<Q", len(data)) + data
-
-    def pair(key: str, kind: int, value: bytes) -> bytes:
-        return text(key) + struct.pack("<I", kind) + value
-
-    def array(key: str, kind: int, values: list[bytes]) -> bytes:
-        return pair(key, 9, struct.pack("<IQ", kind, len(values)) + b"".join(values))
-
-    tokens = [f"<0x{i:02X}>" for i in range(256)] + ["<unk>", "<s>", "</s>", "a", "b", "ab", "▁", "▁a"]
-    kinds = [6] * 256 + [2, 3, 3, 1, 1, 1, 1, 1]
-    numbers = {
-        "context_length": 64,
-        "embedding_length": 32,
-        "block_count": 1,
-        "feed_forward_length": 32,
-        "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-        "rope.dimension_count": 16,
-    }
-    pairs = [
-        pair("general.architecture", 8, text("llama")),
-        *(pair(f"llama.{key}", 4, struct.pack("<I", value)) for key, value in numbers.items()),
-        pair("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
-        pair("tokenizer.ggml.model", 8, text("llama")),
-        array("tokenizer.ggml.tokens", 8, [text(token) for token in tokens]),
-        array("tokenizer.ggml.scores", 6, [struct.pack("<f", -i) for i in range(len(tokens))]),
-        array("tokenizer.ggml.token_type", 5, [struct.pack("<i", kind) for kind in kinds]),
-        *(pair(f"tokenizer.ggml.{name}_token_id", 4, struct.pack("<I", i)) for name, i in
-          (("unknown", 256), ("bos", 257), ("eos", 258))),
-    ]  # fmt: skip
-    shapes = {"token_embd": (len(tokens), 32), "output": (len(tokens), 32), "output_norm": (32,)}
-    layer = {"attn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32),
-             "ffn_norm": (32,), "ffn_gate": (32, 32), "ffn_up": (32, 32), "ffn_down": (32, 32)}  # fmt: skip
-    shapes |= {f"blk.0.{name}": shape for name, shape in layer.items()}
-    entries, offset = b"", 0
-    for name, shape in shapes.items():
-        entries += text(f"{name}.weight") + struct.pack("<I", len(shape))
-        entries += struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack("<IQ", 0, offset)
-        offset += 4 * int(np.prod(shape))
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(pairs)) + b"".join(pairs) + entries
-    return head + bytes(-len(head) % 32) + bytes(offset)
 
 
 def fuzz_tokenizers(folder: Path) -> Case:
@@ -283,6 +211,7 @@ TARGETS: Mapping[str, Callable[[Path], Case]] = {
     "safetensors": fuzz_safetensors,
     "pickles": fuzz_pickles,
     "gguf": fuzz_gguf,
+    "gguf-blocks": fuzz_gguf_blocks,
     "tokenizers": fuzz_tokenizers,
     "quantized": fuzz_quantized,
     "engines": fuzz_engines,

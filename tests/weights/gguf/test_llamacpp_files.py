@@ -11,9 +11,11 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.devices.cpu.backend import NativeBackend
+from quire.model.load import load_model
 from quire.weights.layouts import Blocks
 from quire.weights.schemes import Quantized
-from quire.weights.source import open_source
+from quire.weights.source import open_source, open_tokenizer
+from tests.model.tiny_models import Session
 
 PROMPT = {"prompt_token_ids": [(7 * i) % 500 for i in range(40)]}
 
@@ -57,6 +59,44 @@ def test_logits_are_near_those_of_a_float_model_with_the_values(name: str, data:
     rounded = _logprobs(path)
     divergence = (np.exp(wanted) * (wanted - rounded)).sum(axis=1).mean()
     assert 0 < divergence < 0.05
+
+
+# What rounding activations costs llama.cpp itself: the mean divergence that `llama-perplexity --kl-divergence` prints
+# (llama-cpp-python 0.3.36; -f text-tinyshakespeare/input.txt -c 128 --chunks 16) against a float32 file of the values.
+LLAMACPP_DIVERGENCE = {
+    "llama-Q8_0": 0.002906,
+    "llama-Q6_K": 0.016659,
+    "llama-Q5_K_M": 0.017485,
+    "llama-Q4_K_M": 0.017322,
+    "llama-Q4_0": 0.009943,
+    "llama-IQ4_XS": 0.015569,
+    "llama-IQ3_S": 0.018901,
+    "qwen3moe-Q4_K_M": 0.000022,
+}
+
+
+@pytest.mark.parametrize("name", LLAMACPP_DIVERGENCE)
+def test_rounded_activations_cost_what_they_cost_llama_cpp(name: str, data: Path) -> None:
+    """Over the second half of each chunk of 128 tokens, as llama-perplexity counts."""
+    path, backend = data / "gguf-llamacpp" / f"{name}.gguf", NativeBackend(2)
+    text = (data / "text-tinyshakespeare" / "input.txt").read_text()[:20000]
+    tokens = open_tokenizer(path).encode(text)[: 16 * 128]
+    models = [load_model(path, backend, dtype="float32"), load_model(path, backend)]
+    divergences = []
+    for start in range(0, len(tokens), 128):
+        exact, rounded = (
+            _second_half(Session(model, backend), tokens[start : start + 128]) for model in models
+        )
+        divergences.append((np.exp(exact) * (exact - rounded)).sum(axis=1).mean())
+    assert len(divergences) == 16
+    assert 0 < np.mean(divergences) <= 1.1 * LLAMACPP_DIVERGENCE[name]
+
+
+def _second_half(session: Session, tokens: list[int]) -> Any:
+    """Log-probabilities of the second half's tokens but the first, float64."""
+    session.feed(tokens[:64])
+    logits = session.feed(tokens[64:])[:-1].astype(np.float64)
+    return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
 
 def test_memory_holds_the_bytes_of_the_file(files: list[Path]) -> None:
