@@ -1,4 +1,4 @@
-"""Writes the tables and plots of bench/README.md from the runs in bench/results/.
+"""Writes the tables and plots of bench/README.md, and the tables of docs/gguf.md, from the runs in bench/results/.
 
     python bench/report.py            rewrite the tables between the markers, and bench/plots/*.svg
     python bench/report.py --check    exit with status 1 if any of them is out of date
@@ -178,7 +178,7 @@ def main() -> int:
     check = parser.parse_args().check
     results = runs()
     page = HERE / "README.md"
-    made = {page: fill(page.read_text(), results)}
+    made = {path: fill(path.read_text(), results) for path in (page, HERE.parent / "docs" / "gguf.md")}
     for name, run in results.items():
         if f"plots/{name}.svg" in made[page]:
             made[HERE / "plots" / f"{name}.svg"] = plot(run)

@@ -68,25 +68,28 @@ struct Unpack;
 template <>
 struct Unpack<BlockKind::q8_0> {
   static constexpr CodeShape shape{32, 255, 128, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     out.scale(0, b.scale());
     for (int i = 0; i < 8; ++i) out.codes(4 * i, b.word(i) ^ iset1(int32_t(0x80808080u)));
   }
 };
 
 // Half bytes: the low ones hold the first 16 columns, the high ones the last.
-template <class Code>
-QUIRE_INLINE void unpack_halves(const PackedBlock& b, int first, const UnpackedBlock<32>& out, int column, Code&& code) {
-  for (int i = 0; i < 4; ++i) {
+template <class Code, class Out>
+QUIRE_INLINE void unpack_halves(const PackedBlock& b, int first, Out& out, int column, Code&& code) {
+  unrolled<4>([&](auto at) QUIRE_INLINE_LAMBDA {
+    constexpr int i = decltype(at)::value;
     const I w = b.word(first + i);
     out.codes(column + 4 * i, code(i, low_nibbles(w)));
     out.codes(column + 16 + 4 * i, code(4 + i, high_nibbles(w)));
-  }
+  });
 }
 QUIRE_INLINE I plain_code(int, I code) { return code; }
 
 // A scale and a negated minimum, both float16, in one word.
-QUIRE_INLINE void unpack_added(const PackedBlock& b, const UnpackedBlock<32>& out) {
+template <class Out>
+QUIRE_INLINE void unpack_added(const PackedBlock& b, Out& out) {
   const I both = b.word(0);
   out.scale(0, low_half(both));
   out.minimum(0, negated(high_half(both)));
@@ -95,7 +98,8 @@ QUIRE_INLINE void unpack_added(const PackedBlock& b, const UnpackedBlock<32>& ou
 template <>
 struct Unpack<BlockKind::q4_0> {
   static constexpr CodeShape shape{32, 15, 8, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     out.scale(0, b.scale());
     unpack_halves(b, 0, out, 0, plain_code);
   }
@@ -104,14 +108,16 @@ struct Unpack<BlockKind::q4_0> {
 template <>
 struct Unpack<BlockKind::q4_1> {
   static constexpr CodeShape shape{32, 15, 0, true};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_added(b, out);
     unpack_halves(b, 1, out, 0, plain_code);
   }
 };
 
 // Half bytes and a word with the fifth bit of each column.
-QUIRE_INLINE void unpack_fives(const PackedBlock& b, int first, const UnpackedBlock<32>& out) {
+template <class Out>
+QUIRE_INLINE void unpack_fives(const PackedBlock& b, int first, Out& out) {
   const I fifth = b.word(first);
   unrolled<4>([&](auto i) QUIRE_INLINE_LAMBDA {
     constexpr int at = decltype(i)::value;
@@ -124,7 +130,8 @@ QUIRE_INLINE void unpack_fives(const PackedBlock& b, int first, const UnpackedBl
 template <>
 struct Unpack<BlockKind::q5_0> {
   static constexpr CodeShape shape{32, 31, 16, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     out.scale(0, b.scale());
     unpack_fives(b, 0, out);
   }
@@ -133,7 +140,8 @@ struct Unpack<BlockKind::q5_0> {
 template <>
 struct Unpack<BlockKind::q5_1> {
   static constexpr CodeShape shape{32, 31, 0, true};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_added(b, out);
     unpack_fives(b, 1, out);
   }
@@ -155,7 +163,8 @@ QUIRE_INLINE void unpack_crumbs(const PackedBlock& b, int first, Put&& put) {
 template <>
 struct Unpack<BlockKind::q2_k> {
   static constexpr CodeShape shape{16, 3, 0, true};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I both = b.word(20);
     const V d = low_half(both), dmin = high_half(both);
     for (int i = 0; i < 4; ++i) {
@@ -173,7 +182,8 @@ struct Unpack<BlockKind::q2_k> {
 template <>
 struct Unpack<BlockKind::q3_k> {
   static constexpr CodeShape shape{16, 7, 4, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I first = b.word(24), second = b.word(25), tops = b.word(26);
     const I scales[4] = {low_nibbles(first) | shl<4>(crumbs<0>(tops)), low_nibbles(second) | shl<4>(crumbs<2>(tops)),
                          high_nibbles(first) | shl<4>(crumbs<4>(tops)),
@@ -195,7 +205,8 @@ struct Unpack<BlockKind::q3_k> {
 };
 
 // The eight 6-bit scales and minima of q4_k and q5_k, in three words from `first` on.
-QUIRE_INLINE void unpack_sixes(const PackedBlock& b, const UnpackedBlock<32>& out) {
+template <class Out>
+QUIRE_INLINE void unpack_sixes(const PackedBlock& b, Out& out) {
   const I both = b.word(0), first = b.word(1), second = b.word(2), rest = b.word(3), top = iset1(0x30303030);
   const I six = iset1(0x3f3f3f3f);
   const I scales[2] = {first & six, low_nibbles(rest) | (shr<2>(first) & top)};
@@ -212,38 +223,39 @@ QUIRE_INLINE void unpack_sixes(const PackedBlock& b, const UnpackedBlock<32>& ou
 template <>
 struct Unpack<BlockKind::q4_k> {
   static constexpr CodeShape shape{32, 15, 0, true};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_sixes(b, out);
-    for (int pair = 0; pair < 4; ++pair)
-      for (int i = 0; i < 8; ++i) {
-        const I w = b.word(4 + pair * 8 + i);
-        out.codes(pair * 64 + i * 4, low_nibbles(w));
-        out.codes(pair * 64 + 32 + i * 4, high_nibbles(w));
-      }
+    unrolled<32>([&](auto at) QUIRE_INLINE_LAMBDA {
+      constexpr int pair = decltype(at)::value / 8, i = decltype(at)::value % 8;
+      const I w = b.word(4 + pair * 8 + i);
+      out.codes(pair * 64 + i * 4, low_nibbles(w));
+      out.codes(pair * 64 + 32 + i * 4, high_nibbles(w));
+    });
   }
 };
 
 template <>
 struct Unpack<BlockKind::q5_k> {
   static constexpr CodeShape shape{32, 31, 0, true};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_sixes(b, out);
-    for (int i = 0; i < 8; ++i) {
-      const I high = b.word(4 + i);
-      unrolled<4>([&](auto pair) QUIRE_INLINE_LAMBDA {
-        constexpr int at = decltype(pair)::value;
-        const I w = b.word(12 + at * 8 + i);
-        out.codes(at * 64 + i * 4, low_nibbles(w) | shl<4>(bits<2 * at>(high)));
-        out.codes(at * 64 + 32 + i * 4, high_nibbles(w) | shl<4>(bits<2 * at + 1>(high)));
-      });
-    }
+    // Pair by pair: the sums of few groups are open at a time.
+    unrolled<32>([&](auto each) QUIRE_INLINE_LAMBDA {
+      constexpr int at = decltype(each)::value / 8, i = decltype(each)::value % 8;
+      const I high = b.word(4 + i), w = b.word(12 + at * 8 + i);
+      out.codes(at * 64 + i * 4, low_nibbles(w) | shl<4>(bits<2 * at>(high)));
+      out.codes(at * 64 + 32 + i * 4, high_nibbles(w) | shl<4>(bits<2 * at + 1>(high)));
+    });
   }
 };
 
 template <>
 struct Unpack<BlockKind::q6_k> {
   static constexpr CodeShape shape{16, 63, 32, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const V d = b.scale();
     for (int i = 0; i < 4; ++i) {
       const I scales = b.word(48 + i);
@@ -252,15 +264,14 @@ struct Unpack<BlockKind::q6_k> {
         out.scale(4 * i + at, d * signed_byte<at>(scales));
       });
     }
-    for (int half = 0; half < 2; ++half)
-      for (int i = 0; i < 8; ++i) {
-        const I first = b.word(half * 16 + i), second = b.word(half * 16 + 8 + i), high = b.word(32 + half * 8 + i);
-        const int column = half * 128 + i * 4;
-        out.codes(column, low_nibbles(first) | shl<4>(crumbs<0>(high)));
-        out.codes(column + 32, low_nibbles(second) | shl<4>(crumbs<2>(high)));
-        out.codes(column + 64, high_nibbles(first) | shl<4>(crumbs<4>(high)));
-        out.codes(column + 96, high_nibbles(second) | shl<4>(crumbs<6>(high)));
-      }
+    unrolled<16>([&](auto at) QUIRE_INLINE_LAMBDA {
+      constexpr int half = decltype(at)::value / 8, i = decltype(at)::value % 8, column = half * 128 + i * 4;
+      const I first = b.word(half * 16 + i), second = b.word(half * 16 + 8 + i), high = b.word(32 + half * 8 + i);
+      out.codes(column, low_nibbles(first) | shl<4>(crumbs<0>(high)));
+      out.codes(column + 32, low_nibbles(second) | shl<4>(crumbs<2>(high)));
+      out.codes(column + 64, high_nibbles(first) | shl<4>(crumbs<4>(high)));
+      out.codes(column + 96, high_nibbles(second) | shl<4>(crumbs<6>(high)));
+    });
   }
 };
 
@@ -272,7 +283,8 @@ alignas(16) constexpr uint8_t kDoubledFp4[16] = {12, 13, 14, 15, 16, 18, 20, 24,
 template <>
 struct Unpack<BlockKind::iq4_nl> {
   static constexpr CodeShape shape{32, 255, 128, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I table = repeat16(kNonlinear);
     out.scale(0, b.scale());
     unpack_halves(b, 0, out, 0, [&](int, I code) QUIRE_INLINE_LAMBDA { return lookup(table, code); });
@@ -282,7 +294,8 @@ struct Unpack<BlockKind::iq4_nl> {
 template <>
 struct Unpack<BlockKind::iq4_xs> {
   static constexpr CodeShape shape{32, 255, 128, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I table = repeat16(kNonlinear), first = b.word(0), low = b.word(1);
     const V d = low_half(first);
     unrolled<8>([&](auto g) QUIRE_INLINE_LAMBDA {
@@ -298,7 +311,8 @@ struct Unpack<BlockKind::iq4_xs> {
 template <int columns>
 struct UnpackInt8 {
   static constexpr CodeShape shape{columns, 255, 128, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<columns>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     out.scale(0, float_of(b.word(0)));
     for (int i = 0; i < columns / 4; ++i) out.codes(4 * i, b.word(1 + i));
   }
@@ -313,7 +327,8 @@ struct Unpack<BlockKind::int8_128> : UnpackInt8<128> {};
 template <bool divides>
 struct UnpackNvfp4 {
   static constexpr CodeShape shape{16, 24, 12, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I scales = b.word(0), table = repeat16(kDoubledFp4);
     const V outer = load(reinterpret_cast<const float*>(b.row)), half = set1(0.5f);
     unrolled<4>([&](auto g) QUIRE_INLINE_LAMBDA {
@@ -344,7 +359,8 @@ inline V power_of_exponent(I exponent) {
 template <>
 struct Unpack<BlockKind::mxfp4> {
   static constexpr CodeShape shape{32, 24, 12, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     out.scale(0, power_of_exponent<1>(load_bytes(b.head)));
     const I table = repeat16(kDoubledFp4);
     unpack_halves(b, 0, out, 0, [&](int, I code) QUIRE_INLINE_LAMBDA { return lookup(table, code); });

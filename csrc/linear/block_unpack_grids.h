@@ -30,14 +30,14 @@ inline I with_signs(I magnitudes, I four) {
 
 // Eight columns from one entry of a grid, which is a pair of words.
 template <class Out, class Code>
-QUIRE_INLINE void unpack_eight(const uint32_t (*grid)[2], I index, const Out& out, int column, Code&& code) {
+QUIRE_INLINE void unpack_eight(const uint32_t (*grid)[2], I index, Out& out, int column, Code&& code) {
   const I at = shl<1>(index);
   out.codes(column, code(gather(grid[0], at), 0));
   out.codes(column + 4, code(gather(grid[0] + 1, at), 4));
 }
 
 template <class Out>
-QUIRE_INLINE void unpack_signed(const uint32_t (*grid)[2], I index, I signs, const Out& out, int column) {
+QUIRE_INLINE void unpack_signed(const uint32_t (*grid)[2], I index, I signs, Out& out, int column) {
   unpack_eight(grid, index, out, column, [&](I values, int first) QUIRE_INLINE_LAMBDA {
     return with_signs(values, first == 0 ? signs : shr<4>(signs));
   });
@@ -46,7 +46,8 @@ QUIRE_INLINE void unpack_signed(const uint32_t (*grid)[2], I index, I signs, con
 template <>
 struct Unpack<BlockKind::iq2_xxs> {
   static constexpr CodeShape shape{32, 126, kSignedZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const V quarter = b.scale() * set1(0.25f);
     for (int g = 0; g < 8; ++g) {
       const I indices = b.word(2 * g), rest = b.word(2 * g + 1);
@@ -61,7 +62,8 @@ struct Unpack<BlockKind::iq2_xxs> {
 };
 
 // One 4-bit scale for each 16 columns, in two words: (0.5 + scale) * factor.
-QUIRE_INLINE void unpack_half_scales(const PackedBlock& b, int first, const UnpackedBlock<16>& out) {
+template <class Out>
+QUIRE_INLINE void unpack_half_scales(const PackedBlock& b, int first, Out& out) {
   const V quarter = b.scale() * set1(0.25f);
   for (int i = 0; i < 2; ++i) {
     const I scales = b.word(first + i);
@@ -75,7 +77,8 @@ QUIRE_INLINE void unpack_half_scales(const PackedBlock& b, int first, const Unpa
 template <>
 struct Unpack<BlockKind::iq2_xs> {
   static constexpr CodeShape shape{16, 126, kSignedZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_half_scales(b, 16, out);
     for (int i = 0; i < 16; ++i) {
       const I two = b.word(i);
@@ -91,7 +94,8 @@ struct Unpack<BlockKind::iq2_xs> {
 template <>
 struct Unpack<BlockKind::iq2_s> {
   static constexpr CodeShape shape{16, 126, kSignedZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_half_scales(b, 18, out);
     for (int i = 0; i < 8; ++i) {
       const I low = b.word(i), signs = b.word(8 + i), high = shift_right(b.word(16 + i / 4), i % 4 * 8);
@@ -107,7 +111,8 @@ struct Unpack<BlockKind::iq2_s> {
 template <>
 struct Unpack<BlockKind::iq3_xxs> {
   static constexpr CodeShape shape{32, 126, kSignedZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const V half = b.scale() * set1(0.5f);
     for (int g = 0; g < 8; ++g) {
       const I rest = b.word(16 + g), first = b.word(2 * g), second = b.word(2 * g + 1);
@@ -126,7 +131,8 @@ struct Unpack<BlockKind::iq3_xxs> {
 template <>
 struct Unpack<BlockKind::iq3_s> {
   static constexpr CodeShape shape{32, 126, kSignedZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const V d = b.scale();
     const I scales = b.word(26);
     unrolled<8>([&](auto g) QUIRE_INLINE_LAMBDA {
@@ -147,7 +153,7 @@ struct Unpack<BlockKind::iq3_s> {
 // Ternary codes of iq1: 8 * (-1, 0 or 1) plus or minus 1; scales are divided by eight in exchange.
 constexpr int kDeltaZero = 9;
 template <class Out>
-QUIRE_INLINE void unpack_delta(I index, I minus, const Out& out, int column) {
+QUIRE_INLINE void unpack_delta(I index, I minus, Out& out, int column) {
   const I more = shl<1>((minus ^ iset1(1)) * iset1(0x01010101));
   unpack_eight(kBlockGrids.iq1, index, out, column, [&](I values, int) QUIRE_INLINE_LAMBDA { return values + more; });
 }
@@ -155,7 +161,8 @@ QUIRE_INLINE void unpack_delta(I index, I minus, const Out& out, int column) {
 template <>
 struct Unpack<BlockKind::iq1_s> {
   static constexpr CodeShape shape{32, 18, kDeltaZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const V eighth = b.scale() * set1(0.125f);
     for (int g = 0; g < 8; ++g) {
       const I low = b.word(g), high = shift_right(b.word(8 + g / 2), g % 2 * 16);
@@ -172,7 +179,8 @@ struct Unpack<BlockKind::iq1_s> {
 template <>
 struct Unpack<BlockKind::iq1_m> {
   static constexpr CodeShape shape{16, 18, kDeltaZero, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<16>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I first = b.word(12), second = b.word(13), top = iset1(15);
     // The float16 scale is spread over the top four bits of four fields.
     const I half = (shr<12>(first) & top) | shl<4>(shr<28>(first)) | shl<8>(shr<12>(second) & top) | shl<12>(shr<28>(second));
@@ -194,7 +202,8 @@ struct Unpack<BlockKind::iq1_m> {
 };
 
 // Ternary kinds have one scale for all groups.
-QUIRE_INLINE void unpack_one_scale(const PackedBlock& b, const UnpackedBlock<32>& out) {
+template <class Out>
+QUIRE_INLINE void unpack_one_scale(const PackedBlock& b, Out& out) {
   const V d = b.scale();
   for (int g = 0; g < 8; ++g) out.scale(g, d);
 }
@@ -202,15 +211,16 @@ QUIRE_INLINE void unpack_one_scale(const PackedBlock& b, const UnpackedBlock<32>
 template <>
 struct Unpack<BlockKind::tq2_0> {
   static constexpr CodeShape shape{32, 3, 1, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_one_scale(b, out);
     unpack_crumbs(b, 0, [&](int column, auto, int, int, I code) QUIRE_INLINE_LAMBDA { out.codes(column, code); });
   }
 };
 
 // Base-3 digits of a number below 1, in 256ths: each digit is the integer part of three times the rest.
-template <int digits>
-QUIRE_INLINE void unpack_digits(I bytes, int column, int apart, const UnpackedBlock<32>& out) {
+template <int digits, class Out>
+QUIRE_INLINE void unpack_digits(I bytes, int column, int apart, Out& out) {
   const I mask = iset1(0x00ff00ff);
   I even = bytes & mask, odd = shr<8>(bytes) & mask;
   for (int n = 0; n < digits; ++n) {
@@ -223,7 +233,8 @@ QUIRE_INLINE void unpack_digits(I bytes, int column, int apart, const UnpackedBl
 template <>
 struct Unpack<BlockKind::tq1_0> {
   static constexpr CodeShape shape{32, 3, 1, false};
-  QUIRE_INLINE static void block(const PackedBlock& b, const UnpackedBlock<32>& out) {
+  template <class Out>
+  QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     unpack_one_scale(b, out);
     for (int i = 0; i < 8; ++i) unpack_digits<5>(b.word(i), 4 * i, 32, out);
     for (int i = 0; i < 4; ++i) unpack_digits<5>(b.word(8 + i), 160 + 4 * i, 16, out);

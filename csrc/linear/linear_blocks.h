@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/block_micro.h"
+#include "linear/block_row.h"
 #include "linear/linear.h"
 
 namespace quire::QUIRE_ISA {
@@ -40,8 +41,7 @@ struct ExactBlocks {
 
 // Activations rounded to int8 by blocks of columns.
 struct RoundedBlocks {
-  // One row needs little time per chunk, so larger chunks save on starting them.
-  static int chunk(int rows) { return rows == 1 ? 4 * kChunkColumns : kChunkColumns; }
+  static int chunk(int) { return kChunkColumns; }
   static constexpr size_t kColumnBytes = kChunkBytes / kChunkColumns;
 
   uint32_t* words;         // [tile][K / 4][R]
@@ -131,6 +131,11 @@ struct RoundedBlocks {
     }
   }
 
+  // The outputs of one row, without a place for its codes.
+  void multiply_one(const MatrixView& w, const BlockPanel& panel, float* c) const {
+    const RoundedRow row{words, scales, scaled, sums_at(w, 1, panel.part, 0, 1, 0)};
+    kMultiplyRow[int(panel.kind)](panel.data, w.padded_cols(), row, c);
+  }
   void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
     kUnpackCodes[int(panel.kind)](panel.data, k, columns, out);
   }
@@ -198,6 +203,18 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
   }
 }
 
+// Panels [first, last) times the only row.
+inline void multiply_row_panels(const LinearArgs& a, const RoundedBlocks& product, int first, int last) {
+  const MatrixView& w = a.weight;
+  const int group = w.gated ? 2 : 1;
+  alignas(64) float c[32];
+  for (int panel = first; panel < last; panel += group) {
+    const int count = min_of(group, last - panel);
+    for (int p = 0; p < count; ++p) product.multiply_one(w, Blocks::panel(w, panel + p), c + p * 16);
+    epilogue<DotF32>(a, c, 32, 0, 1, panel, count);
+  }
+}
+
 template <class Product>
 void linear_of_blocks(const LinearArgs& a, ThreadPool& pool) {
   const Product product(a);
@@ -209,6 +226,9 @@ void linear_of_blocks(const LinearArgs& a, ThreadPool& pool) {
     product.pack(normed(a, begin, end, memory), begin, end, rounded);
   });
   const int step = max_of(2, Product::panels(tiles.begin(1)));
+  if constexpr (std::is_same_v<Product, RoundedBlocks>)
+    if (a.rows == 1)
+      return for_panels(a, step, pool, [&](int first, int last, int) { multiply_row_panels(a, product, first, last); });
   auto multiply = [&](int tile0, int tile1, int first, int last, int thread) {
     multiply_block_panels(a, product, tiles, tile0, tile1, first, last, pool.scratch(thread));
   };

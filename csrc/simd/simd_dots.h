@@ -38,6 +38,11 @@ inline I dot_small(I words, I u, I s) {
   __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(words.r), "=&v"(products) : "v"(u.r), "v"(s.r));
   return words;
 }
+// The size of signed bytes, and bytes of x with the sign of those of s; dot_small of both is the product of s and x.
+inline I size_of_bytes(I s) { return {_mm512_abs_epi8(s.r)}; }
+inline I signed_by(I x, I s) {
+  return {_mm512_mask_sub_epi8(x.r, _mm512_movepi8_mask(s.r), _mm512_setzero_si512(), x.r)};
+}
 // Of each four integers, all at most 32,767 or taken for that, the first and third as words, then the others: 8 lanes.
 inline void store_word_pairs(void* to, I a) {
   const __m512i words = _mm512_min_epi32(a.r, _mm512_set1_epi32(32767));
@@ -67,6 +72,9 @@ inline I dot_words(I sum, I x, I y) { return {dot_words_half(sum.a, x.a, y.a), d
 inline I dot_small(I words, I u, I s) {
   return {dot_small_half(words.a, u.a, s.a), dot_small_half(words.b, u.b, s.b)};
 }
+// The size of signed bytes, and bytes of x with the sign of those of s; dot_small of both is the product of s and x.
+inline I size_of_bytes(I s) { return {_mm256_abs_epi8(s.a), _mm256_abs_epi8(s.b)}; }
+inline I signed_by(I x, I s) { return {_mm256_sign_epi8(x.a, s.a), _mm256_sign_epi8(x.b, s.b)}; }
 // Of each four integers, all at most 32,767 or taken for that, the first and third as words, then the others: 8 lanes.
 inline void store_word_pairs(void* to, I x) {
   auto put = [to](int half, __m256i v) {

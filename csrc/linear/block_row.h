@@ -1,0 +1,126 @@
+// The product of one row of activations in int8 with a panel of blocks: codes are multiplied as they are unpacked, and
+// never stored. Knows unpacking and the sums of block_micro.h, whose order it keeps; knows no thread.
+#pragma once
+
+#include "linear/block_columns.h"
+#include "simd/simd_dots.h"
+
+namespace quire::QUIRE_ISA {
+
+// A row of activations: [K / 4] words, one scale for every `scaled` columns, and what BlockArgs calls sums.
+struct RoundedRow {
+  const uint32_t* words;
+  const float* scales;
+  int scaled;
+  const int32_t* sums;
+};
+
+// A destination of Unpack<kind>::block that multiplies each code by the activations of its columns.
+template <BlockKind kind>
+class MultipliedBlock {
+ public:
+  static constexpr CodeShape kShape = Unpack<kind>::shape;
+  static constexpr int kGroups = shape_of(kind).columns / kShape.group;
+
+  QUIRE_INLINE MultipliedBlock(const uint32_t* words, const int32_t* sums) : words_(words), sums_(sums) {
+    for (int g = 0; g < kGroups; ++g) {
+      total_[g] = iset1(kShape.minima || kSigned ? 0 : sums[g]);
+      small_[g] = iset1(0);
+      count_[g] = 0;
+    }
+  }
+
+  QUIRE_INLINE void scale(int g, V v) { scale_[g] = v; }
+  QUIRE_INLINE void minimum(int g, V v) { minimum_[g] = v; }
+  QUIRE_INLINE void codes(int column, I v) {
+    const I x = iset1(int32_t(words_[column / 4]));
+    const int g = column / kShape.group;
+#if defined(QUIRE_WORD_DOTS)
+    if constexpr (kSigned) {
+      const I s = v ^ iset1(int32_t(0x80808080u));
+      small_[g] = dot_small(small_[g], size_of_bytes(s), signed_by(x, s));
+    } else {
+      small_[g] = dot_small(small_[g], v, x);
+    }
+    if (++count_[g] % kRun == 0) {
+      total_[g] = dot_words(total_[g], small_[g], iset1(0x00010001));
+      small_[g] = iset1(0);
+    }
+#else
+    total_[g] = dot_bytes(total_[g], v, x);
+#endif
+  }
+
+  // part + the groups' sums, in order.
+  QUIRE_INLINE V added_to(V part) const {
+    for (int g = 0; g < kGroups; ++g) {
+      part = fma(scale_[g], to_float(total_[g]), part);
+      if constexpr (kShape.minima)
+        part = fma(set1(reinterpret_cast<const float*>(sums_)[g]), minimum_[g], part);
+    }
+    return part;
+  }
+
+ private:
+#if defined(QUIRE_WORD_DOTS)
+  // Codes of a whole byte are 128 more than signed ones, whose products need no sum of the activations.
+  static constexpr bool kSigned = kShape.top > 127;
+  static_assert(!kSigned || (kShape.zero == 128 && !kShape.minima));
+  // Products of two bytes each that fit into 16 bits together, of the steps of a group.
+  static constexpr int run_of(int most) {
+    int run = 1;
+    while (run < kShape.group / 4 && 2 * run * 2 * most * 127 <= 32767) run *= 2;
+    return run;
+  }
+  static constexpr int kRun = run_of(kSigned ? 128 : kShape.top);
+#else
+  static constexpr bool kSigned = false;
+#endif
+
+  const uint32_t* words_;
+  const int32_t* sums_;
+  V scale_[kGroups], minimum_[kShape.minima ? kGroups : 1];
+  I total_[kGroups], small_[kGroups];
+  int count_[kGroups];
+};
+
+// The 16 outputs of a panel to c.
+template <BlockKind kind>
+void multiply_row(const char* panel, int columns, const RoundedRow& row, float* c) {
+  using Block = MultipliedBlock<kind>;
+  constexpr BlockShape shape = shape_of(kind);
+  constexpr int per_unit = shape.per_unit();
+  constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
+  constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
+  const char* unit = panel + 16 * row_bytes(kind);
+  const uint32_t* words = row.words;
+  const float* scales = row.scales;
+  const int32_t* sums = row.sums;
+  V total = set1(0), part = set1(0);
+  int open = 0;  // columns in `part`
+  for (int k = 0; k < columns; unit += unit_bytes)
+    for (int i = 0; i < per_unit; ++i) {
+      Block block(words, sums);
+      Unpack<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel}, block);
+      part = block.added_to(part);
+      words += shape.columns / 4, sums += Block::kGroups, k += shape.columns, open += shape.columns;
+      if (open == row.scaled || k == columns) total = fma(set1(*scales++), part, total), part = set1(0), open = 0;
+    }
+  store(c, total);
+}
+
+using MultiplyRow = void(const char* panel, int columns, const RoundedRow& row, float* c);
+
+template <BlockKind kind>
+constexpr MultiplyRow* row_multiplier() {
+  if constexpr (holds_floats(kind)) return nullptr;
+  else return multiply_row<kind>;
+}
+
+constexpr MultiplyRow* kMultiplyRow[] = {
+#define QUIRE_ROW(name, columns, bytes, head, head_bytes) row_multiplier<BlockKind::name>(),
+    QUIRE_BLOCK_KINDS(QUIRE_ROW)
+#undef QUIRE_ROW
+};
+
+}  // namespace quire::QUIRE_ISA
