@@ -106,11 +106,11 @@ def test_an_engine_with_a_changed_byte(tiny_model: Callable[..., str], tmp_path:
 
 
 def test_a_port_that_is_taken(tiny_model: Callable[..., str], taken: int) -> None:
-    refused(f"--port {taken}", tiny_model(), "--port", str(taken))
+    refused(f"change --port {taken}", tiny_model(), "--port", str(taken))
 
 
 def test_an_address_that_is_not_this_machines(tiny_model: Callable[..., str]) -> None:
-    refused("--host", tiny_model(), "--host", "192.0.2.1", "--port", "0")
+    refused("change --host 192.0.2.1", tiny_model(), "--host", "192.0.2.1", "--port", "0")
 
 
 def test_a_socket_that_cannot_be_made(tiny_model: Callable[..., str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import importlib
 import logging
@@ -322,9 +323,8 @@ def _listen(config: ServerConfig) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen: {error.strerror}; change --host {config.host} or --port {config.port}"
-        ) from error
+        at_fault = f"--host {config.host}" if error.errno == errno.EADDRNOTAVAIL else f"--port {config.port}"
+        raise ConfigError(f"cannot listen: {error.strerror}; change {at_fault}") from error
     return listener
 
 
