@@ -14,7 +14,8 @@ from quire import LLM, SamplingParams
 from quire.build import build_engine
 from quire.cli import main
 from quire.config import EngineConfig
-from quire.engine.start import ASSETS, SHIPPED_MODEL, plan_engine
+from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.engine.start import plan_engine
 from quire.errors import ConfigError, ModelError, RequestError
 from quire.model.engine_dir import EngineLimits, read_manifest
 from quire.text.tokenizer import Tokenizer

@@ -347,13 +347,14 @@ void Plan::find_lives() {
   for (const int buffer : kept) buffers_[size_t(buffer)].last_op = int(ops_.size());
 }
 
-// Changes a buffer in place if nothing reads it later: a residual that is added to, or the source of tails. Saves a
-// buffer, and its cache lines are warm.
+// Changes a buffer in place if nothing reads it later: a residual that is added to, the source of tails, or a rank's part
+// of a sum. Saves a buffer, and its cache lines are warm.
 void Plan::share_buffers() {
   for (size_t i = 0; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
     Buffer& out = buffers_[size_t(op.out)];
-    const int changed = op.kind == OpKind::linear ? op.residual : op.kind == OpKind::tails ? op.in : -1;
+    const bool moves = op.kind == OpKind::tails || op.kind == OpKind::all_reduce;
+    const int changed = op.kind == OpKind::linear ? op.residual : moves ? op.in : -1;
     if (changed < 0 || changed == head_input_ || buffers_[size_t(changed)].last_op != int(i)) continue;
     if (op.kind == OpKind::linear && (op.residual == op.in || buffers_[size_t(changed)].rows != out.rows)) continue;
     out.root = buffers_[size_t(changed)].root;
@@ -419,6 +420,8 @@ void Plan::bind(std::shared_ptr<KVStore> kv) {
     for (const auto& weight : op.weights) whole = whole && loaded(weight);
     for (const ExpertWeights& e : op.experts) whole = whole && loaded(e.up) && loaded(e.down);
     require(whole, "the plan was made with outlines of weights: load them");
+    const bool exchanges = op.kind == OpKind::all_reduce || op.kind == OpKind::all_gather;
+    require(!exchanges || op.peers, "the plan was made without the other ranks");
   }
   arena_ = HugeBuffer(arena_floats_ * 4);
   workspace_ = HugeBuffer(workspace_bytes_);

@@ -13,6 +13,7 @@
 #include "plan/kv_cache.h"
 #include "linear/matrix.h"
 #include "plan/memory.h"
+#include "plan/peers.h"
 #include "plan/shared_prefix.h"
 #include "plan/tails.h"
 #include "plan/thread_pool.h"
@@ -124,6 +125,10 @@ class Plan {
   // With `weigh_inputs` a route's weight multiplies its expert's input instead of its output. An expert without
   // weights returns its input.
   int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation, bool weigh_inputs);
+  // The sum of all ranks' x. `peers` may be null in a plan that is only measured.
+  int all_reduce(int x, std::shared_ptr<Peers> peers);
+  // The columns of all ranks side by side; `widths` has the number of each rank's.
+  int all_gather(int x, std::vector<int> widths, std::shared_ptr<Peers> peers);
   int select_rows(int x);
   // The hidden states that come with a step: [T, width].
   int receive(int width);
@@ -160,7 +165,7 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts, receive, multiply, elementwise
+    head_linear, route, experts, receive, multiply, elementwise, all_reduce, all_gather
   };
 
   struct Op {
@@ -177,6 +182,8 @@ class Plan {
     RoutingParams routing{};
     std::vector<std::shared_ptr<PackedMatrix>> weights{};
     std::vector<ExpertWeights> experts{};
+    std::vector<int> widths{};
+    std::shared_ptr<Peers> peers{};
 
     std::array<int*, 4> inputs() { return {&in, &residual, &angles, &other}; }
   };
@@ -225,6 +232,7 @@ class Plan {
   void execute_head_linear(const Op& op);
   void execute_elementwise(const Op& op);
   bool reads_positions(const Op& op) const;  // of the tokens of the whole step
+  void execute_exchange(const Op& op);
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
   void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);

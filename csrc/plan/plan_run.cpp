@@ -182,6 +182,9 @@ void Plan::execute_op(const Op& op) {
       return execute_store_latent(op);
     case OpKind::head_linear:
       return execute_head_linear(op);
+    case OpKind::all_reduce:
+    case OpKind::all_gather:
+      return execute_exchange(op);
     case OpKind::route:
       return execute_route(op);
     case OpKind::experts:

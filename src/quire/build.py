@@ -14,7 +14,8 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend
-from quire.engine.start import make_backend, model_directory, quantized_weights, reading_of
+from quire.engine.source import model_directory, quantized_weights, reading_of
+from quire.engine.start import make_backend
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer

@@ -6,7 +6,7 @@ Each part of the engine receives only its own section; nothing reads configurati
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -277,8 +277,11 @@ class DeviceConfig:
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
     isa: Isa = option("auto", "Instruction set of the kernels; auto takes the fastest that the CPU has.")
+    tensor_parallel_size: int = option(
+        1, "Processes that divide each layer among them, and the threads.", low=1, high=64, short="-tp"
+    )
     numa_bind: bool = option(False, "Run on the cores of one NUMA node.")
-    numa_bind_nodes: tuple[str, ...] = option((), "The NUMA nodes to run on.")
+    numa_bind_nodes: tuple[str, ...] = option((), "The NUMA nodes to run on, or the node of each rank.")
     numa_bind_cpus: tuple[str, ...] = option((), "The cores to run on, such as 0-3,8.")
     profiler_config: str | dict[str, Any] | None = option(
         None, 'JSON such as \'{"torch_profiler_dir": "DIR"}\': where /start_profile writes traces of steps.'
@@ -287,6 +290,17 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         check_options(self)
         _ = self.trace_directory
+
+    def of_rank(self, rank: int, usable_threads: int) -> DeviceConfig:
+        """The options of one rank: its share of the threads, and its own node if several are named."""
+        if self.tensor_parallel_size == 1:
+            return self
+        threads, nodes = self.threads or usable_threads, self.numa_bind_nodes
+        return replace(
+            self,
+            threads=max(1, threads // self.tensor_parallel_size),
+            numa_bind_nodes=(nodes[rank % len(nodes)],) if nodes else (),
+        )
 
     @property
     def trace_directory(self) -> Path:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.config import ModelConfig
-from quire.engine.start import find_source
+from quire.engine.source import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.families import SUPPORTED
 

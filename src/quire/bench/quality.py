@@ -17,7 +17,8 @@ from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import Array, Executable, FloatArray, KVSpec, Limits, ModelInput
-from quire.engine.start import find_source, load_tokenizer, make_backend, plan_engine
+from quire.engine.source import find_source
+from quire.engine.start import load_tokenizer, make_backend, plan_engine
 from quire.errors import ConfigError
 from quire.weights.schemes import weights_name
 

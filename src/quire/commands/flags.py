@@ -23,7 +23,7 @@ Values are written as vLLM takes them: several values after one flag (`--served-
 
 A launch line of vLLM's, as it is:
 
-    quire serve --enforce-eager --tensor-parallel-size 1 --max-model-len 1k --dtype half \\
+    quire serve --enforce-eager --tensor-parallel-size 2 --max-model-len 1k --dtype half \\
         --served-model-name stories tales --disable-log-requests
 
 The table is `quire/flags/table.py`; `python -m quire.commands.flags` prints this page.

@@ -19,9 +19,11 @@ from quire.cli import Command
 from quire.config import DeviceConfig, EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
 from quire.engine.rates import step_rates
-from quire.engine.start import EnginePlan, make_backend, plan_engine, quantized_weights
+from quire.engine.source import quantized_weights
+from quire.engine.start import EnginePlan, make_backend, plan_engine
 from quire.errors import ConfigError
 from quire.model.load import outline_config
+from quire.model.spec import ArchSpec
 from quire.runtime.memory import GIB
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
@@ -115,6 +117,10 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "dtype": model.dtype,
         "weights": weights_name(model.quantized, model.dtype),
         "kv_dtype": plan.kv_spec.dtype,
+        "tensor_parallel_size": plan.shard.size,
+        "summed_bytes_per_token": plan.shard.summed_bytes(model.spec)
+        if isinstance(model.spec, ArchSpec)
+        else 0,
         "weight_bytes": memory.weights,
         "workspace_bytes": memory.workspace,
         "kv_bytes_per_token": kv_bytes,
@@ -185,14 +191,19 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
     def gib(name: str) -> str:
         return f"{figures[name] / GIB:.3f} GiB"
 
+    ranks = figures["tensor_parallel_size"]
+    whose = f", each of {ranks} ranks" if ranks > 1 else ""
+    bits = f", {_bits(figures)}" if ranks == 1 else ""
+    summed = [("summed over ranks, per token", f"{figures['summed_bytes_per_token']:,} bytes")]
     return {
-        f"{plan.name} on {plan.backend.name}": [
-            ("parameters", f"{figures['parameters']:,}"),
-            ("weights", f"{gib('weight_bytes')} ({figures['weights']}, {_bits(figures)})"),
+        f"{plan.name} on {plan.backend.name}{whose}": [
+            ("parameters", f"{figures['parameters']:,}{' in all ranks' if ranks > 1 else ''}"),
+            ("weights", f"{gib('weight_bytes')} ({figures['weights']}{bits})"),
             ("workspace", gib("workspace_bytes")),
             ("KV cache", f"{gib('kv_cache_bytes')} ({figures['kv_dtype']}), {figures['kv_tokens']:,} tokens"),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes"),
             ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
+            *(summed if ranks > 1 else ()),
         ],
         "sequences that fit at once": [
             (f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()

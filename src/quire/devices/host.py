@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Activation, FloatArray, IntArray, KVCache, Limits, ModelInput, Norm
+from quire.devices.protocol import Activation, FloatArray, IntArray, KVCache, Limits, ModelInput, Norm, Peers
 from quire.devices.sampling import NOT_DRAWN, Logits, TokenMask
 from quire.errors import EngineError
 
@@ -140,6 +140,24 @@ def received(inputs: ModelInput, width: int) -> FloatArray:
         found = "none" if hidden_TD is None else f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
         raise EngineError(f"a step of this stage needs hidden states float32 {list(wanted)}, got {found}")
     return hidden_TD
+
+
+def all_reduced(x: FloatArray, peers: Peers | None) -> FloatArray:
+    """The sum of all ranks' x, a new array."""
+    if peers is None:
+        raise EngineError("a graph of several ranks runs without the other ranks")
+    total = np.array(x, np.float32).reshape(-1)
+    peers.all_reduce(total)
+    return total.reshape(x.shape)
+
+
+def all_gathered(x: FloatArray, widths: Sequence[int], peers: Peers | None) -> FloatArray:
+    """The columns of all ranks side by side, as a sum in which each rank has zeros for the others."""
+    rank = 0 if peers is None else peers.rank
+    whole = np.zeros((len(x), sum(widths)), np.float32)
+    first = sum(widths[:rank])
+    whole[:, first : first + widths[rank]] = x
+    return all_reduced(whole, peers)
 
 
 def activate(kind: Activation, x: Float64Array) -> Float64Array:

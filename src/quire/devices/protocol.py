@@ -17,9 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.elementwise import GELU as GELU
+from quire.devices.elementwise import XIELU as XIELU
+from quire.devices.elementwise import Clamp as Clamp
+from quire.devices.elementwise import Elementwise as Elementwise
+from quire.devices.elementwise import Temperature as Temperature
 from quire.devices.kv import KVDtype as KVDtype
 from quire.devices.kv import KVLayer as KVLayer
 from quire.devices.kv import KVSpec as KVSpec
+from quire.devices.peers import Peers as Peers
 from quire.devices.sampling import Logits, Sampler
 from quire.weights.layouts import AnyLayout
 from quire.weights.schemes import WeightType as WeightType
@@ -95,38 +101,6 @@ class Attention(msgspec.Struct, frozen=True):
     slopes: FloatArray | None = None
     sinks: FloatArray | None = None
     bias: FloatArray | None = None
-
-
-class Clamp(msgspec.Struct, frozen=True):
-    """x limited to [-limit, limit]."""
-
-    limit: float
-
-
-class Temperature(msgspec.Struct, frozen=True):
-    """The row of the token at position p is multiplied by 1 + beta * log(1 + floor((p + offset) / length))."""
-
-    beta: float
-    length: int
-    offset: int = 0
-
-
-class XIELU(msgspec.Struct, frozen=True):
-    """alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x (Huang and Schlag 2024,
-    arXiv:2411.13010).
-    """
-
-    alpha_p: float
-    alpha_n: float
-    beta: float
-    eps: float
-
-
-class GELU(msgspec.Struct, frozen=True):
-    """x / 2 (1 + erf(x / sqrt 2))."""
-
-
-Elementwise = Clamp | Temperature | XIELU | GELU  # csrc/plan/plan_elementwise.cpp takes their fields in order
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -327,6 +301,12 @@ class Ops(Protocol[T]):
         Query head i reads key/value head i // (N / G).
         Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
         """
+
+    def all_reduce(self, x: T, peers: Peers | None) -> T:
+        """The sum of all ranks' x, added in the order of ranks. `peers` may be None in a graph to measure."""
+
+    def all_gather(self, x: T, widths: Sequence[int], peers: Peers | None) -> T:
+        """The columns of all ranks side by side: [rows, widths[rank]] -> [rows, sum of widths]."""
 
     def select_rows(self, x: T) -> T:
         """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Literal
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
+    import quire._native as native
     import quire.devices.cpu.backend as cpu
+    import quire.devices.cpu.machine as machine
     import quire.devices.reference.backend as reference
     import quire.devices.torch.backend as torch
     import quire.devices.torch.foreign as transformers
-    from quire.devices.protocol import Backend, ForeignModel
+    from quire.devices.protocol import Backend, ForeignModel, Peers
 else:
     from quire.lazy import Lazy
 
+    native = Lazy("quire._native")
     cpu = Lazy("quire.devices.cpu.backend")
+    machine = Lazy("quire.devices.cpu.machine")
     reference = Lazy("quire.devices.reference.backend")
     torch = Lazy("quire.devices.torch.backend")
     transformers = Lazy("quire.devices.torch.foreign")
@@ -44,6 +48,25 @@ def make_backend(name: BackendName = "auto", threads: int | None = None, isa: Is
             raise ConfigError("--backend torch needs PyTorch: pip install torch, or leave the option out")
         return torch.TorchBackend(threads)
     raise ConfigError(f"there is no backend {name!r}; choose auto, native, reference or torch")
+
+
+def usable_threads() -> int:
+    """The number of cores that this process may use."""
+    return machine.usable_threads()
+
+
+def peers_bytes(size: int) -> int:
+    """Bytes of the file through which `size` ranks of one machine exchange activations."""
+    return int(native.Peers.bytes(size))
+
+
+def make_peers(file: int, rank: int, size: int, patience: float) -> Peers:
+    """A rank's connection to the others, for graphs of any backend with host memory.
+
+    `file` is a descriptor of `peers_bytes` zero bytes. A rank that does not answer for `patience` seconds is an error.
+    """
+    peers: Peers = native.Peers(file, rank, size, patience)
+    return peers
 
 
 def runs_foreign_models() -> bool:

@@ -15,6 +15,7 @@ from quire.devices.protocol import (
     KVSpec,
     Matrix,
     Norm,
+    Peers,
     Rope,
     Routing,
 )
@@ -113,6 +114,12 @@ class Widths:
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
         return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.layer(layer).head_dim))
+
+    def all_reduce(self, x: int, peers: Peers | None) -> int:
+        return self._see(x)
+
+    def all_gather(self, x: int, widths: Sequence[int], peers: Peers | None) -> int:
+        return self._see(sum(widths))
 
     def select_rows(self, x: int) -> int:
         return self._see(x)

@@ -31,17 +31,19 @@ from quire.devices.protocol import (
 )
 from quire.engine.core import EngineCore
 from quire.engine.numa import bind
+from quire.engine.ranks import RankedExecutable, RankedKVCache, Ranks
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
 from quire.engine.residence import Residence
+from quire.engine.source import Loader, find_source, model_directory
 from quire.engine.vocabulary import vocabulary_of
-from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.errors import ConfigError
 from quire.files import read_json
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.logits_processor import load_processors
 from quire.model import load
 from quire.model.cost import Cost
-from quire.model.foreign import inspect_foreign, load_foreign
+from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
 from quire.program import Programs, Texts
 from quire.runtime.inputs import InputBuilder
@@ -66,16 +68,13 @@ from quire.spec_decode.make import (
 )
 from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
-from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.schemes import FLOAT_KINDS, METHODS, Kept, Quantization, scheme, weights_name
-from quire.weights.source import open_tokenizer, quantization_method
+from quire.weights.schemes import Kept, weights_name
+from quire.weights.source import open_tokenizer
 
 ServedModel = load.ServedModel
 logger = logging.getLogger(__name__)
 
-ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED_MODEL = "quire-stories"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 # The keys of generation_config.json that Quire uses; the others configure searches that Quire does not do.
@@ -125,24 +124,7 @@ class Started:
     info: ModelCard
     report: StartReport
     grammars: GrammarCompiler
-
-
-def model_directory(config: ModelConfig) -> Path:
-    """The local directory or GGUF file of the configured model; by default, of the model inside the package.
-
-    A speculator stands for the target that it names.
-    """
-    if config.model:
-        weights = config.load_format != "dummy"
-        path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
-        target = verifier_of(path)
-        if target is None:
-            return path
-        return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
-    shipped = ASSETS / SHIPPED_MODEL
-    if not shipped.is_dir():
-        raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
-    return shipped
+    close: Callable[[], None]  # ends its other processes
 
 
 def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
@@ -171,70 +153,6 @@ def make_backend(device: DeviceConfig, model: load.ModelInfo | None = None) -> B
     return registry.make_foreign_backend(device.threads)
 
 
-def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:
-    """What --quantization asks for of a model directory, a GGUF file or a config.json.
-
-    ConfigError if it names a method and the checkpoint is quantized by another, or by none and floats are not rounded
-    that way.
-    """
-    name, found = config.quantization, quantization_method(path)
-    if name in METHODS and found != METHODS[name] and not (found is None and name in FLOAT_KINDS):
-        has = "is not quantized" if found is None else f"is quantized by {found}"
-        raise ConfigError(f"--quantization {name}: the model {has}; leave the option out")
-    return scheme(
-        name,
-        config.quantization_group_size,
-        config.quantization_symmetric,
-        config.quantization_pure,
-        config.quantization_activations,
-        rounds=found is None,
-    )
-
-
-def reading_of(config: ModelConfig) -> load.Reading:
-    """How the options ask to read the model."""
-    return load.Reading(config.architecture, config.config_changes, config.load_format == "dummy")
-
-
-Loader = Callable[[Backend, bool], load.ServedModel]
-
-
-def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
-    """The configured model before loading, and its loader: one of Quire's own families, or transformers' code.
-
-    The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
-    """
-    directory, unknown = model_directory(config), ""
-    quantized = quantized_weights(config, directory)
-    try:
-        if config.model_impl != "transformers":
-            reading = reading_of(config)
-            info = load.inspect_model(directory, config.dtype, quantized, reading=reading)
-            return info, lambda backend, real: (load.load_model if real else load.outline_model)(
-                directory, backend, config.dtype, quantized, reading=reading
-            )
-    except UnknownArchitectureError as error:
-        if config.model_impl == "quire" or is_gguf(directory) or not registry.runs_foreign_models():
-            raise
-        unknown = f"{error}. "
-    if is_gguf(directory):
-        raise ConfigError(
-            f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
-        )
-    if config.config_changes or config.load_format == "dummy":
-        raise ConfigError(
-            f"{unknown}--hf-overrides, --rope-scaling, --rope-theta and --load-format dummy are for Quire's own "
-            "families; this model runs through transformers"
-        )
-    if quantized is not None:
-        raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
-    try:
-        info, foreign = inspect_foreign(directory, config.dtype)
-    except ModelError as error:
-        raise ModelError(f"{unknown}{error}") from error
-    return info, lambda backend, real: load_foreign(foreign, outline=not real)
-
-
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     """An engine before it is loaded: everything that decides its size."""
@@ -250,6 +168,7 @@ class EnginePlan:
     config: EngineConfig
     drafter: Drafter | None
     draft: DraftNeed
+    shard: Shard
 
     def kv_cache(self) -> KVCache:
         """Room for all sequences, and for branches of drafts."""
@@ -276,18 +195,27 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     model, loader = find_source(config.model)
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
-    backend = make_backend(config.device, model)
+    shard = Shard(0, config.device.tensor_parallel_size)
+    backend = make_backend(config.device.of_rank(0, registry.usable_threads()), model)
     outline = backend.outline()
-    available = backend.free_memory()
-    kv_spec = model.spec.kv_spec(_kv_dtype(config, model.dtype))
+    available = backend.free_memory() // shard.size
+    dtype = kv_dtype(config, model.dtype)
+    kv_spec = (
+        shard.kv_spec(model.spec, dtype) if isinstance(model.spec, ArchSpec) else model.spec.kv_spec(dtype)
+    )
     max_num_seqs = min(
         config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens,
         model.limits.max_batch_size or config.scheduler.max_num_seqs,
     )
     limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
-    sketch = loader(outline, False)
+    sketch = loader(outline, False, shard)
     drafter = find_drafter(speculative_options(config), config.model.download_dir)
+    if drafter is not None and not shard.whole and drafter.options.method not in WITHOUT_MODEL:
+        raise ConfigError(
+            "--tensor-parallel-size: models that draft are not divided yet; leave out the draft model, or draft with "
+            "--spec-method ngram or suffix"
+        )
     draft = plan_draft(drafter, outline, sketch, limits, config.cache.block_size)
     step_limits = with_trees(limits, draft.trees)
     own_tokens = tree_blocks(draft.trees, config.cache.block_size) * config.cache.block_size
@@ -303,7 +231,9 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     )
     memory = plan_memory(config.cache, need, available)
     name, cost = _name(config.model, model.directory), sketch.cost
-    return EnginePlan(name, backend, model, loader, kv_spec, limits, memory, cost, config, drafter, draft)
+    return EnginePlan(
+        name, backend, model, loader, kv_spec, limits, memory, cost, config, drafter, draft, shard
+    )
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -321,16 +251,25 @@ def finish_start(started: Started, model: load.ServedModel) -> Started:
 
 def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, load.ServedModel]:
     """An engine that may step once its model's `wait` has returned. `processors` join the configured ones."""
-    bind(config.device)
+    device = config.device.of_rank(0, registry.usable_threads())
+    if device.tensor_parallel_size == 1:
+        bind(device)
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
     backend, memory, spec, config = plan.backend, plan.memory, plan.model.spec, plan.config
+    ranks = None if plan.shard.whole else Ranks(plan.shard.size)
+    if ranks is not None:
+        ranks.start(config, plan.limits, memory.num_blocks, memory.block_size)
+        bind(device)  # only now, because the other ranks inherit it
     with report.phase("packing the weights"):
-        model = plan.load(backend, True)
+        model = plan.load(backend, True, plan.shard if ranks is None else ranks.shard)
     with report.phase("preparing to run"):
         kv = plan.kv_cache()
         executable = plan.executable(model, kv)
+        if ranks is not None:
+            ranks.wait_ready()
+            executable, kv = RankedExecutable(executable, ranks, memory.block_size), RankedKVCache(kv, ranks)
         max_blocks, shape = -(-memory.max_model_len // memory.block_size), plan.draft.trees
         inputs = InputBuilder(plan.limits.max_seqs, max_blocks, shape.branches if shape else 0)
         trees = make_trees(shape, plan.limits.max_seqs, memory.num_blocks, memory.block_size, inputs)
@@ -386,17 +325,13 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     report.parameters, report.memory = plan.model.num_parameters, memory
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
     core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
-    core.residence = Residence(
-        runner,
-        model,
-        partial(_load_checked, plan) if drafting.cache is None else lambda: model,  # a drafter shares it
-        plan.kv_cache,
-        plan.executable,
-    )
+    if ranks is None:  # ranks keep their memory while the engine sleeps
+        core.residence = _residence(plan, runner, model, shares=drafting.cache is not None)
     core.trace_directory = config.device.trace_directory
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
     texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
-    return Started(Programs(core, texts), _card(plan), report, grammars), model
+    close = ranks.close if ranks is not None else _nothing
+    return Started(Programs(core, texts), _card(plan), report, grammars, close), model
 
 
 def _card(plan: EnginePlan) -> ModelCard:
@@ -419,6 +354,16 @@ def _card(plan: EnginePlan) -> ModelCard:
         num_parameters=plan.model.num_parameters,
         weight_bytes=memory.weights,
     )
+
+
+def _residence(plan: EnginePlan, runner: Runner, model: ServedModel, shares: bool) -> Residence[Any]:
+    """The memory that the engine gives back while it sleeps; without the weights if a drafter `shares` them."""
+    load_again = (lambda: model) if shares else partial(_load_checked, plan)
+    return Residence(runner, model, load_again, plan.kv_cache, plan.executable)
+
+
+def _nothing() -> None:
+    """There is nothing to close."""
 
 
 def _load_checked(plan: EnginePlan) -> load.ServedModel:
@@ -470,7 +415,7 @@ def _name(config: ModelConfig, directory: Path) -> str:
     return config.model.rstrip("/") or directory.name
 
 
-def _kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:
+def kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:
     return dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 

@@ -66,7 +66,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "enable_batch_sharded_sampling! long_prefill_token_threshold_adaptive",
     ),
     (
-        "It concerns several ranks or nodes, and this engine is one process on one machine",
+        "It concerns several machines or engines, and all ranks of this engine are processes of one machine",
         "distributed_executor_backend distributed_timeout_seconds cpu_distributed_timeout_seconds master_addr "
         "master_port all2all_backend disable_custom_all_reduce! disable_nccl_for_dp_synchronization! "
         "data_parallel_address data_parallel_backend data_parallel_rpc_port data_parallel_external_lb! "
@@ -154,9 +154,9 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
 # Groups: (why, nearest, names). A name may give the values that change nothing: name=a,b.
 REFUSED: tuple[tuple[str, str, str], ...] = (
     (
-        "this engine is one process on one machine",
-        "--threads for the cores it uses",
-        "tensor_parallel_size=1 pipeline_parallel_size=1 data_parallel_size=1 data_parallel_size_local=1 "
+        "all ranks of this engine are processes of one machine that divide each layer",
+        "--tensor-parallel-size",
+        "pipeline_parallel_size=1 data_parallel_size=1 data_parallel_size_local=1 "
         "decode_context_parallel_size=1 prefill_context_parallel_size=1 nnodes=1 node_rank=0 data_parallel_rank=0 "
         "data_parallel_start_rank=0 headless!",
     ),

@@ -46,7 +46,7 @@ class RunningEngine:
         metrics.name_model(started.info.name, config.cache, started.info.max_model_len)
         self._metrics = LocalMetrics(metrics)
         self._engine = LocalEngine(started.core, self._metrics)
-        self._close = weakref.finalize(self, self._engine.close)
+        self._close = weakref.finalize(self, _close, self._engine, started.close)
         self._grammars = started.grammars
         self._front.compile_grammar = started.grammars.check
         self._front.processors += load_processors(tuple(processors))
@@ -191,6 +191,11 @@ class RunningEngine:
                         vectors[delta.request_id] = delta.embedding
         is_embedding = self._front.info.scores is None
         return [joined(parts, [vectors[part.id] for part in parts], is_embedding) for parts in texts]
+
+
+def _close(engine: LocalEngine, end_ranks: Callable[[], None]) -> None:
+    engine.close()
+    end_ranks()
 
 
 def push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:

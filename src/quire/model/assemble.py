@@ -17,6 +17,7 @@ from quire.model.assemble_parts import PartAssembly, WeightSource
 from quire.model.decoder import DecoderWeights, LayerWeights, PerLayerWeights
 from quire.model.families.names import TensorNames
 from quire.model.rope import sinusoids
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, PerLayerSpec
 from quire.weights.parts import Part, part, row_range
 
@@ -24,19 +25,20 @@ from quire.weights.parts import Part, part, row_range
 class Assembly(PartAssembly):
     """Assembles the weights of one model."""
 
-    def __init__(self, spec: ArchSpec, names: TensorNames, source: WeightSource) -> None:
-        super().__init__(spec, names, source)
-        own = [names.of_sublayer(j) for j in range(names.sublayers)]
+    def __init__(
+        self, spec: ArchSpec, names: TensorNames, source: WeightSource, shard: Shard = WHOLE
+    ) -> None:
+        super().__init__(spec, names, source, shard)
         self._parts = [
-            (names, AttentionAssembly(spec, names, source), MLPAssembly(spec, names, source)) for names in own
+            (own, AttentionAssembly(spec, own, source, shard), MLPAssembly(spec, own, source, shard))
+            for own in map(names.of_sublayer, range(names.sublayers))
         ]
 
     def weights(self) -> DecoderWeights:
         spec, names = self.spec, self.names
         d, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-        embedding = self.source.matrix(
-            [self._embedding_part(width)], "head" if spec.has_head and spec.tie_embeddings else "table"
-        )
+        tied = spec.has_head and spec.tie_embeddings and self.shard.whole
+        embedding = self.source.matrix([self._embedding_part(width)], "head" if tied else "table")
         positions = None
         if spec.position_offset is not None:
             shape = (spec.max_position + spec.position_offset, d)
@@ -54,7 +56,9 @@ class Assembly(PartAssembly):
             norm=self._norm(names.norm) if spec.final_norm else None,
             project_out=project_out,
             head=self._head(embedding),
-            head_bias=self._vector(f"{names.head}.bias", spec.vocab_size) if spec.head_bias else None,
+            head_bias=self._vector(f"{names.head}.bias", spec.vocab_size, self._vocabulary)
+            if spec.head_bias
+            else None,
         )
 
     def _embedding_part(self, width: int) -> Part:
@@ -78,9 +82,20 @@ class Assembly(PartAssembly):
         return Part((), partial(sinusoids, *shape, steps), shape)
 
     def _head(self, embedding: Matrix) -> Matrix | None:
-        if not self.spec.has_head:
+        spec = self.spec
+        if not spec.has_head:
             return None
-        return embedding if self.spec.tie_embeddings else self.source.matrix([self.head_part], "head")
+        if (
+            not self.shard.whole
+        ):  # each rank looks tokens up in the whole table, and has its own rows of the head
+            whole = self._embedding_part(embedding.shape[1]) if spec.tie_embeddings else self.head_part
+            return self.source.matrix([whole.cut(self._vocabulary)], "table")
+        return embedding if spec.tie_embeddings else self.source.matrix([self.head_part], "head")
+
+    @property
+    def _vocabulary(self) -> range:
+        """The rows of the head that belong to the shard."""
+        return self.shard.columns(self.spec.vocab_size)
 
     @property
     def head_part(self) -> Part:

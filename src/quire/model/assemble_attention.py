@@ -25,6 +25,8 @@ from quire.weights.parts import (
     transposed,
 )
 
+Place = tuple[str, int, Take | None]  # a module, its stored rows, and the part to take
+
 
 class AttentionAssembly(PartAssembly):
     """Assembles the attention of layers."""
@@ -34,38 +36,58 @@ class AttentionAssembly(PartAssembly):
         spec, names, shape = self.spec, self.names, self.spec.shape(i)
         d, own, normed = spec.hidden_size, spec.kv_source(i) == i, spec.norms_qk(i)
         qkv = bias = latent = None
+        q_heads, kv_heads = self.shard.heads(spec, i)
         if spec.latent is not None:
-            latent = self._latent(layer, spec.latent)
+            latent = self._latent(layer, spec.latent, q_heads)
             heads = shape.num_heads * spec.latent.value_dim
         else:
             heads = shape.num_heads * (spec.value_dim or shape.head_dim)
-            places = self._qkv(i, layer)[: None if own else 1]
-            qkv = self.source.matrix(self._qkv_parts(shape, places))
+            places = self._own_places(self._qkv(i, layer), shape, q_heads, kv_heads)[: None if own else 1]
+            qkv = self.source.matrix(self._qkv_parts(shape, places, kv_heads))
             bias = self._bias(spec.qkv_bias, *places)
         return AttentionWeights(
             qkv=qkv,
             qkv_bias=bias,
-            q_norm=self._head_norm(shape, layer + names.q_norm, shape.num_heads) if normed else None,
-            k_norm=self._head_norm(shape, layer + names.k_norm, shape.num_kv_heads)
+            q_norm=self._head_norm(shape, layer + names.q_norm, shape.num_heads, q_heads) if normed else None,
+            k_norm=self._head_norm(shape, layer + names.k_norm, shape.num_kv_heads, kv_heads)
             if normed and own
             else None,
             v_norm=self._value_norm(shape) if spec.value_norm and own else None,
             position_bias=None
             if spec.position_buckets is None
             else self._position_bias(spec.position_buckets),
-            sinks=self._vector(layer + names.sinks, shape.num_heads) if spec.has_sinks(i) else None,
+            sinks=self._vector(layer + names.sinks, shape.num_heads, q_heads) if spec.has_sinks(i) else None,
             latent=latent,
-            gate=self._attention_gate(shape, layer),
+            gate=self._attention_gate(shape, layer, q_heads),
             out_norm=self._norm(layer + names.out_norm, heads) if spec.inner_norms else None,
-            out=self.source.matrix([self._out(shape, layer, heads)]),
-            out_bias=self._bias(spec.o_bias, (layer + names.out, d, None)),
+            out=self.source.matrix([self._own_columns(self._out(shape, layer, heads), shape, q_heads)]),
+            out_bias=self._bias(spec.o_bias and self.shard.first, (layer + names.out, d, None)),
         )
 
-    def _qkv_parts(self, shape: LayerShape, places: Sequence[tuple[str, int, Take | None]]) -> list[Part]:
+    def _own_places(
+        self, places: list[Place], shape: LayerShape, q_heads: range, kv_heads: range
+    ) -> list[Place]:
+        """The rows of q, k and v that belong to the shard."""
+        if self.shard.whole:
+            return places
+        h = shape.head_dim
+        rows = [row_range(heads.start * h, heads.stop * h) for heads in (q_heads, kv_heads, kv_heads)]
+        return [
+            (module, size, chain(take, own)) for (module, size, take), own in zip(places, rows, strict=True)
+        ]
+
+    def _own_columns(self, out: Part, shape: LayerShape, q_heads: range) -> Part:
+        """The columns of the final projection that belong to the shard."""
+        if self.shard.whole:
+            return out
+        width = self.spec.latent.value_dim if self.spec.latent is not None else shape.head_dim
+        return out.cut(columns=range(q_heads.start * width, q_heads.stop * width))
+
+    def _qkv_parts(self, shape: LayerShape, places: Sequence[Place], kv_heads: range) -> list[Part]:
         d = self.spec.hidden_size
         parts = [self._linear(name, size, d, *([take] if take else [])) for name, size, take in places]
         if self.spec.value_dim is not None and len(parts) == 3:
-            parts[-1] = replace(parts[-1], shape=(shape.num_kv_heads * shape.head_dim, d))
+            parts[-1] = replace(parts[-1], shape=(len(kv_heads) * shape.head_dim, d))
         return parts
 
     def _out(self, shape: LayerShape, layer: str, heads: int) -> Part:
@@ -86,14 +108,15 @@ class AttentionAssembly(PartAssembly):
     def _value_norm(self, shape: LayerShape) -> Norm:
         return Norm(self.spec.norm, np.ones(shape.head_dim, np.float32), None, self.spec.norm_eps)
 
-    def _attention_gate(self, shape: LayerShape, layer: str) -> Matrix | None:
+    def _attention_gate(self, shape: LayerShape, layer: str, q_heads: range) -> Matrix | None:
         spec = self.spec
         if spec.attention_gate is None:
             return None
-        width = shape.num_heads * (shape.head_dim if spec.attention_gate == "elements" else 1)
-        return self.source.matrix([self._linear(layer + self.names.attention_gate, width, spec.hidden_size)])
+        each = shape.head_dim if spec.attention_gate == "elements" else 1
+        gate = self._linear(layer + self.names.attention_gate, shape.num_heads * each, spec.hidden_size)
+        return self.source.matrix([gate.cut(range(q_heads.start * each, q_heads.stop * each))])
 
-    def _qkv(self, i: int, layer: str) -> list[tuple[str, int, Take | None]]:
+    def _qkv(self, i: int, layer: str) -> list[Place]:
         """Modules of q, k and v, with their stored rows and the part to take."""
         spec, names, shape = self.spec, self.names, self.spec.shape(i)
         h, n, g = shape.head_dim, shape.num_heads, shape.num_kv_heads
@@ -113,7 +136,7 @@ class AttentionAssembly(PartAssembly):
             return [(q, n * h, turn), (k, g * h, turn), (v, g * h, None)]
         module, size, each = layer + names.qkv, (n + 2 * g) * h, n // g * h
         if names.qkv_layout == "stacked":
-            if turn is None:
+            if turn is None and self.shard.whole:
                 return [(module, size, None)]
             q_rows, k_rows, v_rows = (
                 row_range(0, n * h),
@@ -133,7 +156,7 @@ class AttentionAssembly(PartAssembly):
             (module, size, v_rows),
         ]
 
-    def _head_norm(self, shape: LayerShape, name: str, heads: int) -> Norm:
+    def _head_norm(self, shape: LayerShape, name: str, heads: int, owned: range) -> Norm:
         spec, names = self.spec, self.names
         eps = spec.norm_eps if spec.qk_norm_eps is None else spec.qk_norm_eps
         if not spec.qk_norm_weight:
@@ -143,10 +166,11 @@ class AttentionAssembly(PartAssembly):
 
         def read(kind: str) -> FloatArray:
             if names.norm_by_head:
-                return self.source.vector([part(f"{name}.{n}.{kind}", (h,), turn) for n in range(heads)])
+                return self.source.vector([part(f"{name}.{n}.{kind}", (h,), turn) for n in owned])
             if own:
                 flat = chain(lambda array: array.reshape(-1), turn)
-                return self.source.vector([part(f"{name}.{kind}", (heads, h), flat)])
+                mine = range(owned.start * h, owned.stop * h)
+                return self.source.vector([part(f"{name}.{kind}", (heads, h), flat).cut(mine)])
             size = heads * h if spec.qk_norm == "all_heads" else h
             return self.source.vector([part(f"{name}.{kind}", (size,), turn)])
 
@@ -156,7 +180,7 @@ class AttentionAssembly(PartAssembly):
             weight, bias = weight.reshape(-1, h), None if bias is None else bias.reshape(-1, h)
         return Norm(spec.norm, weight, bias, eps, spec.qk_norm_after_rope)
 
-    def _latent(self, layer: str, latent: LatentSpec) -> LatentWeights:
+    def _latent(self, layer: str, latent: LatentSpec, heads: range) -> LatentWeights:
         spec, names = self.spec, self.names
         d, n, rank, nope, rope = (
             spec.hidden_size,
@@ -170,7 +194,10 @@ class AttentionAssembly(PartAssembly):
 
         def queries(start: int, stop: int, take: Take | None) -> Matrix:
             picked = chain(rows_of_groups(n, start, stop), take)
-            return self.source.matrix([part(f"{module}.weight", (n * (nope + rope), width), picked)])
+            rows = range(heads.start * (stop - start), heads.stop * (stop - start))
+            return self.source.matrix(
+                [part(f"{module}.weight", (n * (nope + rope), width), picked).cut(rows)]
+            )
 
         def by_head(head: int, start: int, stop: int, take: Take | None) -> Matrix:
             size = nope + latent.value_dim
@@ -193,8 +220,8 @@ class AttentionAssembly(PartAssembly):
             ),
             kv_down_bias=self._latent_bias(layer, latent, turn),
             kv_norm=self._scaled_norm(layer + names.kv_down_norm, rank, latent.norm_eps, latent.kv_scale),
-            keys=tuple(by_head(head, 0, nope, transposed) for head in range(n)),
-            values=tuple(by_head(head, nope, nope + latent.value_dim, None) for head in range(n)),
+            keys=tuple(by_head(head, 0, nope, transposed) for head in heads),
+            values=tuple(by_head(head, nope, nope + latent.value_dim, None) for head in heads),
         )
 
     def _scaled_norm(self, name: str, size: int, eps: float, scale: float) -> Norm:

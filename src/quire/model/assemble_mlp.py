@@ -18,27 +18,30 @@ class MLPAssembly(PartAssembly):
         """The MLP of layer `i`, whose tensors begin with `layer`."""
         spec, names = self.spec, self.names
         d, inner, bias = spec.hidden_size, spec.shape(i).intermediate_size, spec.mlp_bias
+        own = self.shard.columns(inner)
+        mine = row_range(own.start, own.stop)
         if not spec.gated:
-            up = self.source.matrix([self._linear(layer + names.up, inner, d)])
-            up_bias = self._bias(bias, (layer + names.up, inner, None))
+            up = self.source.matrix([self._linear(layer + names.up, inner, d, mine)])
+            up_bias = self._bias(bias, (layer + names.up, inner, mine))
         elif names.gate_up is None:
             gate, other = layer + names.gate, layer + names.up
-            up = self.source.gated(self._linear(gate, inner, d), self._linear(other, inner, d))
-            up_bias = self._bias(bias, (gate, inner, None), (other, inner, None))
+            up = self.source.gated(self._linear(gate, inner, d, mine), self._linear(other, inner, d, mine))
+            up_bias = self._bias(bias, (gate, inner, mine), (other, inner, mine))
         else:
             module = layer + names.gate_up
-            first, second = row_range(0, inner), row_range(inner, 2 * inner)
+            first = row_range(own.start, own.stop)
+            second = row_range(inner + own.start, inner + own.stop)
             up = self.source.gated(
                 self._linear(module, 2 * inner, d, first), self._linear(module, 2 * inner, d, second)
             )
-            up_bias = self._bias(bias, (module, 2 * inner, None))
+            up_bias = self._bias(bias, (module, 2 * inner, first), (module, 2 * inner, second))
         return MLPWeights(
             up=up,
             up_bias=up_bias,
             xielu=self._xielu(layer + names.xielu) if spec.xielu else None,
             down_norm=self._norm(layer + names.down_norm, inner) if spec.inner_norms else None,
-            down=self.source.matrix([self._linear(layer + names.down, d, inner)]),
-            down_bias=self._bias(bias, (layer + names.down, d, None)),
+            down=self.source.matrix([self._linear(layer + names.down, d, inner).cut(columns=own)]),
+            down_bias=self._bias(bias and self.shard.first, (layer + names.down, d, None)),
         )
 
     def _xielu(self, name: str) -> XIELU:
@@ -94,28 +97,31 @@ class MLPAssembly(PartAssembly):
     def _shared_expert(self, prefix: str, inner: int) -> Expert:
         names, d = self.names, self.spec.hidden_size
         if names.shared_gate_up is None:
-            own = names.expert_gate, names.expert_up, names.expert_down
+            modules = names.expert_gate, names.expert_up, names.expert_down
             return self._expert(
-                prefix, inner, ("gate_proj", "up_proj", "down_proj") if names.expert_stack else own
+                prefix, inner, ("gate_proj", "up_proj", "down_proj") if names.expert_stack else modules
             )
         whole, shape = f"{prefix}{names.shared_gate_up}.weight", (2 * inner, d)
-        up = self.source.gated(
-            part(whole, shape, row_range(0, inner)), part(whole, shape, row_range(inner, 2 * inner))
+        own = self.shard.columns(inner)
+        gate, other = part(whole, shape, row_range(0, inner)), part(whole, shape, row_range(inner, 2 * inner))
+        down = part(f"{prefix}{names.shared_down}.weight", (d, inner)).cut(columns=own)
+        return Expert(
+            self.source.gated(gate.cut(own), other.cut(own)), None, self.source.matrix([down]), None
         )
-        down = self.source.matrix([part(f"{prefix}{names.shared_down}.weight", (d, inner))])
-        return Expert(up, None, down, None)
 
     def _expert(self, prefix: str, inner: int, modules: tuple[str, str, str], bias: bool = False) -> Expert:
         d, (gate_name, up_name, down_name) = self.spec.hidden_size, modules
-        gate = part(f"{prefix}{gate_name}.weight", (inner, d))
-        up = part(f"{prefix}{up_name}.weight", (inner, d))
-        down = part(f"{prefix}{down_name}.weight", (d, inner))
-        both = (prefix + gate_name, inner, None), (prefix + up_name, inner, None)
+        own = self.shard.columns(inner)
+        mine = row_range(own.start, own.stop)
+        gate = part(f"{prefix}{gate_name}.weight", (inner, d)).cut(own)
+        up = part(f"{prefix}{up_name}.weight", (inner, d)).cut(own)
+        down = part(f"{prefix}{down_name}.weight", (d, inner)).cut(columns=own)
+        both = (prefix + gate_name, inner, mine), (prefix + up_name, inner, mine)
         return Expert(
             self.source.gated(gate, up),
             self._bias(bias, *both),
             self.source.matrix([down]),
-            self._bias(bias, (prefix + down_name, d, None)),
+            self._bias(bias and self.shard.first, (prefix + down_name, d, None)),
         )
 
     def _stacked_expert(self, layer: str, moe: MoESpec, e: int) -> Expert:
@@ -141,15 +147,17 @@ class MLPAssembly(PartAssembly):
 
             return take
 
-        gate_up, down = names.expert_up, names.expert_down
+        gate_up, down, own = names.expert_up, names.expert_down, self.shard.columns(inner)
         if names.expert_gate_apart:
-            gate, up = (matrix(name, inner, d, 0, 1) for name in (names.expert_gate_apart, gate_up))
+            gate, up = (matrix(name, inner, d, 0, 1).cut(own) for name in (names.expert_gate_apart, gate_up))
         else:
-            gate, up = (matrix(gate_up, 2 * inner, d, first, 2) for first in (0, 1))
-        biases = [bias(gate_up, 2 * inner, every_second(first)) for first in (0, 1)]
+            gate, up = (matrix(gate_up, 2 * inner, d, first, 2).cut(own) for first in (0, 1))
+        biases = [bias(gate_up, 2 * inner, every_second(first)).cut(own) for first in (0, 1)]
         return Expert(
             self.source.gated(gate, up),
             self.source.vector(biases) if moe.bias else None,
-            self.source.matrix([matrix(down, d, inner, 0, 1)]),
-            self.source.vector([bias(down, d, lambda array: array[e])]) if moe.bias else None,
+            self.source.matrix([matrix(down, d, inner, 0, 1).cut(columns=own)]),
+            self.source.vector([bias(down, d, lambda array: array[e])])
+            if moe.bias and self.shard.first
+            else None,
         )

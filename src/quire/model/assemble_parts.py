@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.devices.protocol import FloatArray, Matrix, Norm
 from quire.model.families.names import TensorNames
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
 from quire.weights.parts import Part, Take, chain, part, transposed
 
@@ -28,13 +29,16 @@ class WeightSource(Protocol):
 
 
 class PartAssembly:
-    """Assembles a part of one model."""
+    """Assembles a part of one model, as far as it belongs to `shard`."""
 
-    def __init__(self, spec: ArchSpec, names: TensorNames, source: WeightSource) -> None:
-        self.spec, self.names, self.source = spec, names, source
+    def __init__(
+        self, spec: ArchSpec, names: TensorNames, source: WeightSource, shard: Shard = WHOLE
+    ) -> None:
+        self.spec, self.names, self.source, self.shard = spec, names, source, shard
 
-    def _vector(self, name: str, size: int) -> FloatArray:
-        return self.source.vector([part(name, (size,))])
+    def _vector(self, name: str, size: int, own: range | None = None) -> FloatArray:
+        """A vector of `size` elements, or its `own` ones."""
+        return self.source.vector([part(name, (size,)).cut(own)])
 
     def _norm(self, name: str, size: int | None = None, eps: float | None = None) -> Norm:
         spec, size = self.spec, size or self.spec.hidden_size

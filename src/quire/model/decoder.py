@@ -12,6 +12,7 @@ import numpy as np
 from quire.devices.protocol import XIELU, Attention, Clamp, Expert, FloatArray, Graph, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.rope import alibi_slopes, make_rope
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
 
 T = TypeVar("T")
@@ -155,10 +156,10 @@ class DecoderWeights(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """What a layer computes. Knows the spec; the weights come with each call."""
+    """What a layer computes, or a rank's share of it. Knows the spec; the weights come with each call."""
 
-    def __init__(self, spec: ArchSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: ArchSpec, shard: Shard = WHOLE) -> None:
+        self.spec, self.shard = spec, shard
         self._slopes: FloatArray | None = None
         if spec.alibi is not None:
             scale = spec.attention_scale if spec.alibi == "scaled" else 1.0
@@ -179,11 +180,14 @@ class Layers:
         `carried` holds what joins after the next layer (MoESpec.shortcut).
         """
         normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
-        attention, after = layer.attention, x
+        attention, after, pending = layer.attention, x, self._sums_once(layer)
         if attention is not None:
             heads = self._attend(ops, normed, angles, index, cached, attention)
             output = attention.out, attention.out_bias
-            after = self._join(ops, x, heads, output, layer.attention_post_norm)
+            if pending:
+                after = ops.linear(heads, *output, residual=x if self.shard.first else None)
+            else:
+                after = self._join(ops, x, heads, output, layer.attention_post_norm)
         source = x if self.spec.parallel else after
         if layer.mlp_norm is not None:
             normed = ops.norm(source, layer.mlp_norm)
@@ -200,13 +204,15 @@ class Layers:
         elif layer.moe is not None and self.spec.moe is not None:
             beside = layer.moe.beside
             if beside is not None and layer.mlp is not None:
-                dense = ops.linear(*self._mlp(ops, normed, layer.mlp))
+                dense = self._sum(ops, ops.linear(*self._mlp(ops, normed, layer.mlp)))
                 inner = self._route(ops, source, self.spec.moe, layer.moe)
                 inner = ops.add(ops.norm(dense, beside.mlp_norm), inner)
             else:
                 inner = self._route(ops, normed, self.spec.moe, layer.moe)
         elif layer.mlp is not None:
             inner, matrix, bias = self._mlp(ops, normed, layer.mlp)
+            if pending:
+                return self._sum(ops, ops.linear(inner, matrix, bias, residual=after))
             down = matrix, bias
         else:
             return after
@@ -230,13 +236,24 @@ class Layers:
         """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier. Without output: inner."""
         multiplier, of_sum = self.spec.residual_multiplier, self.spec.placement == "sum"
         if output is not None and multiplier == 1.0 and (norm is None or of_sum):
-            y = ops.linear(inner, *output, residual=x)
+            y = self._sum(ops, ops.linear(inner, *output, residual=x if self.shard.first else None))
         else:
-            y = inner if output is None else ops.linear(inner, *output)
+            y = inner if output is None else self._sum(ops, ops.linear(inner, *output))
             if norm is not None and not of_sum:
                 y = ops.norm(y, norm)
             y = ops.add(x, y, multiplier)
         return ops.norm(y, norm) if norm is not None and of_sum else y
+
+    def _sums_once(self, layer: LayerWeights) -> bool:
+        """Whether attention and MLP read the same input, so that ranks may add both parts of both in one sum."""
+        norms = layer.attention_post_norm, layer.mlp_post_norm
+        plain = layer.attention is not None and layer.mlp is not None and layer.moe is None
+        plain = plain and self.spec.residual_multiplier == 1.0 and norms == (None, None)
+        return plain and self.spec.parallel and not self.shard.whole
+
+    def _sum(self, ops: Ops[T], part: T) -> T:
+        """The sum of the parts that the ranks computed."""
+        return part if self.shard.whole else ops.all_reduce(part, self.shard.peers)
 
     def _attend(
         self,
@@ -248,7 +265,8 @@ class Layers:
         weights: AttentionWeights,
     ) -> T:
         """Store keys and values of x in the cache; return each head's weighted values: [T, N H]."""
-        spec, rope, num_heads = self.spec, self.spec.rope_of(index), self.spec.shape(index).num_heads
+        spec, rope, (heads, _) = self.spec, self.spec.rope_of(index), self.shard.heads(self.spec, index)
+        num_heads = len(heads)
         source = spec.kv_source(index)
         cached -= index - source
         attention = Attention(
@@ -257,12 +275,12 @@ class Layers:
             chunk=None if spec.chunks is None else spec.chunks[index],
             ahead=(spec.windows[index] or spec.max_position) - 1 if spec.bidirectional else 0,
             cap=spec.attention_cap,
-            slopes=self._slopes,
+            slopes=None if self._slopes is None else self._slopes[heads.start : heads.stop],
             sinks=weights.sinks,
             bias=weights.position_bias,
         )
         if weights.latent is not None and spec.latent is not None and rope is not None:
-            return self._attend_latent(ops, x, angles[rope], cached, attention, weights.latent)
+            return self._attend_latent(ops, x, angles[rope], cached, num_heads, attention, weights.latent)
         assert weights.qkv is not None
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
         if spec.clip_qkv is not None:
@@ -276,15 +294,22 @@ class Layers:
         temperature = None if spec.temperatures is None else spec.temperatures[index]
         if temperature is not None:
             q = ops.elementwise(q, temperature)
-        heads = ops.attention(q, cached, num_heads, attention)
+        y = ops.attention(q, cached, num_heads, attention)
         if spec.value_scale != 1.0:
-            heads = ops.scale(heads, spec.value_scale)
+            y = ops.scale(y, spec.value_scale)
         if weights.gate is not None:
-            heads = ops.multiply(heads, ops.linear(x, weights.gate, activation=spec.gate_activation))
-        return heads if weights.out_norm is None else ops.norm(heads, weights.out_norm)
+            y = ops.multiply(y, ops.linear(x, weights.gate, activation=spec.gate_activation))
+        return y if weights.out_norm is None else ops.norm(y, weights.out_norm)
 
     def _attend_latent(
-        self, ops: Ops[T], x: T, angles: T, cached: int, attention: Attention, weights: LatentWeights
+        self,
+        ops: Ops[T],
+        x: T,
+        angles: T,
+        cached: int,
+        num_heads: int,
+        attention: Attention,
+        weights: LatentWeights,
     ) -> T:
         """Project queries into the latent space, so that scores and sums use the compressed cache."""
         q = x
@@ -294,7 +319,7 @@ class Layers:
         rotated = ops.linear(q, weights.q_rope)
         kv = ops.linear(x, weights.kv_down, weights.kv_down_bias)
         queries = ops.store_latent(kv, latent, rotated, cached, angles, weights.kv_norm)
-        heads = ops.attention(queries, cached, self.spec.num_heads, attention)
+        heads = ops.attention(queries, cached, num_heads, attention)
         return ops.head_linear(heads, weights.values)
 
     def _mlp(self, ops: Ops[T], x: T, weights: MLPWeights) -> tuple[T, Matrix, FloatArray | None]:
@@ -321,6 +346,7 @@ class Layers:
         )
         x = x if beside is None else ops.norm(x, beside.norm)
         y = ops.experts(x, routes, weights.experts, self.spec.activation, moe.routing.weigh_inputs)
+        y = self._sum(ops, y)
         if moe.scale != 1.0:
             y = ops.scale(y, moe.scale)
         return y if weights.norm is None else ops.norm(y, weights.norm)
@@ -333,10 +359,9 @@ class Decoder:
     x -> norm -> gate, up -> activation(gate) * up -> down -> + x
     """
 
-    def __init__(self, spec: ArchSpec, weights: DecoderWeights) -> None:
-        self.spec = spec
-        self.weights = weights
-        self.layers = Layers(spec)
+    def __init__(self, spec: ArchSpec, weights: DecoderWeights, shard: Shard = WHOLE) -> None:
+        self.spec, self.weights, self.shard = spec, weights, shard
+        self.layers = Layers(spec, shard)
 
     def graph(self, layers: range | None = None, taps: Sequence[int] = (), headless: bool = False) -> Graph:
         """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
@@ -394,6 +419,8 @@ class Decoder:
         if self.weights.head is None:
             return ops.scale(hidden, 1.0)
         logits = ops.linear(hidden, self.weights.head, self.weights.head_bias)
+        if not self.shard.whole:
+            logits = ops.all_gather(logits, self.shard.widths(spec.vocab_size), self.shard.peers)
         if spec.logit_scale == 1.0 and spec.logit_cap is None:
             return logits
         return ops.scale(logits, spec.logit_scale, spec.logit_cap)

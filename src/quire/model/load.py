@@ -17,7 +17,7 @@ from quire.devices.protocol import (
     Backend,
     Graph,
 )
-from quire.errors import ModelError, UnknownArchitectureError
+from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.cost import Cost, cost_of, matrices
@@ -35,6 +35,7 @@ from quire.model.pack import (
     wanted_tensors,
 )
 from quire.model.pooling import PoolingHead, max_length, read_pooling
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
@@ -110,6 +111,7 @@ class LoadedModel:
     spec: ArchSpec
     weights: DecoderWeights
     check: Callable[[], None] | None = None
+    shard: Shard = WHOLE
 
     @property
     def dtype(self) -> FloatDtype:
@@ -117,7 +119,7 @@ class LoadedModel:
 
     @property
     def decoder(self) -> Decoder:
-        return Decoder(self.spec, self.weights)
+        return Decoder(self.spec, self.weights, self.shard)
 
     @property
     def graph(self) -> Graph:
@@ -169,6 +171,7 @@ def load_model(
     download_dir: str | None = None,
     verify: bool = True,
     reading: Reading = AS_IT_IS,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Load a directory, a GGUF file or a hub id.
 
@@ -176,10 +179,11 @@ def load_model(
     float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
     `quantized` rounds the matrices further, one by one as they are read.
     A built engine is mapped. With `verify`, its bytes are compared with their checksums in the background; `wait`
-    raises the outcome.
+    raises the outcome. With `shard` only that rank's share is read.
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
+        _check_whole(directory, shard)
         manifest = engine_dir.read_manifest(directory)
         info = _built(directory, manifest, dtype, quantized)
         data = engine_dir.map_weights(directory, manifest.size)
@@ -190,7 +194,9 @@ def load_model(
         return LoadedModel(info, manifest.spec, weights, check)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, info.quantized)
-    return LoadedModel(info, spec, pack_weights(spec, names, checkpoint, backend, types))
+    shard.check(spec)
+    weights = pack_weights(spec, names, checkpoint, backend, types, shard)
+    return LoadedModel(info, spec, weights, shard=shard)
 
 
 def outline_model(
@@ -201,14 +207,18 @@ def outline_model(
     revision: str | None = None,
     download_dir: str | None = None,
     reading: Reading = AS_IT_IS,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """The model of `load_model` without the values of its weights; `backend` must be an outline."""
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
+        _check_whole(directory, shard)
         return load_model(directory, backend, dtype, quantized, verify=False)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, info.quantized)
-    return LoadedModel(info, spec, outline_weights(spec, names, backend, types, checkpoint))
+    shard.check(spec)
+    weights = outline_weights(spec, names, backend, types, checkpoint, shard)
+    return LoadedModel(info, spec, weights, shard=shard)
 
 
 def open_for_reading(directory: Path) -> tuple[ArchSpec, Checkpoint, TensorNames]:
@@ -335,6 +345,14 @@ def _dummy(source: Source, spec: ArchSpec, names: TensorNames) -> Checkpoint:
         )
     named = config.get("torch_dtype") or config.get("dtype")
     return DummyCheckpoint(wanted_tensors(spec, names), source.path, named in ("bfloat16", "float16"))
+
+
+def _check_whole(directory: Path, shard: Shard) -> None:
+    if not shard.whole:
+        raise ConfigError(
+            f"--tensor-parallel-size {shard.size}: {directory} is a built engine, whose weights are not divided: serve "
+            "the checkpoint"
+        )
 
 
 def _check_unchanged(directory: Path, reading: Reading) -> None:

@@ -21,6 +21,7 @@ from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use
 from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import Blocks, Int8, stackable
@@ -162,11 +163,16 @@ def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, WantedTensor
 
 
 def pack_weights(
-    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, backend: Backend, types: WeightTypes
+    spec: ArchSpec,
+    names: TensorNames,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    types: WeightTypes,
+    shard: Shard = WHOLE,
 ) -> DecoderWeights:
-    """Read and pack a checkpoint that `check_tensors` accepted."""
+    """Read and pack a checkpoint that `check_tensors` accepted, or a rank's share of it."""
     _check_tied_head(spec, names, checkpoint)
-    return Assembly(spec, names, Packer(checkpoint, backend, types)).weights()
+    return Assembly(spec, names, Packer(checkpoint, backend, types), shard).weights()
 
 
 def outline_weights(
@@ -175,9 +181,10 @@ def outline_weights(
     backend: Backend,
     types: WeightTypes,
     checkpoint: Checkpoint | None = None,
+    shard: Shard = WHOLE,
 ) -> DecoderWeights:
     """The weights without values, for a backend that only plans."""
-    return Assembly(spec, names, Packer(checkpoint, backend, types, outline=True)).weights()
+    return Assembly(spec, names, Packer(checkpoint, backend, types, outline=True), shard).weights()
 
 
 def check_tensors(

@@ -33,6 +33,22 @@ class Part:
             return self.quantized(checkpoint).dequantize()
         return self._taken([checkpoint.get(name) for name, _ in self.tensors])
 
+    def cut(self, rows: range | None = None, columns: range | None = None) -> Part:
+        """Only these rows, or columns, of the result."""
+        if rows is None and columns is None:
+            return self
+
+        def take(*arrays: Array) -> Array:
+            taken = self._taken(list(arrays))
+            taken = taken if rows is None else taken[rows.start : rows.stop]
+            return taken if columns is None else taken[:, columns.start : columns.stop]
+
+        shape = self.shape
+        if shape is not None:
+            kept = (shape[0] if rows is None else len(rows), *shape[1:])
+            shape = kept if columns is None else (kept[0], len(columns))
+        return Part(self.tensors, take, shape)
+
     def layout(self, checkpoint: Checkpoint) -> AnyLayout | None:
         """The part's quantized layout; None if it is not quantized, or not made of whole rows."""
         if len(self.tensors) != 1 or self.shape is not None:

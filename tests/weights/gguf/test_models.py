@@ -16,7 +16,7 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import describe
-from quire.engine.start import find_source
+from quire.engine.source import find_source
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.engine_dir import EngineLimits
 from quire.model.load import inspect_model

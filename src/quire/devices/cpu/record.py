@@ -19,6 +19,7 @@ from quire.devices.protocol import (
     Graph,
     Matrix,
     Norm,
+    Peers,
     Rope,
     Routing,
 )
@@ -197,6 +198,12 @@ class Recorder:
                 None if attention.bias is None else float_array(attention.bias.reshape(-1)),
             )
         )
+
+    def all_reduce(self, x: int, peers: Peers | None) -> int:
+        return int(self.plan.all_reduce(x, peers))
+
+    def all_gather(self, x: int, widths: Sequence[int], peers: Peers | None) -> int:
+        return int(self.plan.all_gather(x, list(widths), peers))
 
     def select_rows(self, x: int) -> int:
         return int(self.plan.select_rows(x))

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from quire.devices.host import Float64Array, activate, normalize, received
+from quire.devices.host import Float64Array, activate, all_gathered, all_reduced, normalize, received
 from quire.devices.protocol import (
     GELU,
     Activation,
@@ -30,6 +30,7 @@ from quire.devices.protocol import (
     Matrix,
     ModelInput,
     Norm,
+    Peers,
     Rope,
     Routing,
     Temperature,
@@ -243,6 +244,12 @@ class ReferenceOps:
                     weights = attention_weights(products, attention, heads, own - begin)
                     out[t, heads] = weights @ values_GSH[g, begin:end]
         return out.reshape(len(q), -1)
+
+    def all_reduce(self, x: FloatArray, peers: Peers | None) -> FloatArray:
+        return all_reduced(x, peers)
+
+    def all_gather(self, x: FloatArray, widths: Sequence[int], peers: Peers | None) -> FloatArray:
+        return all_gathered(x, widths, peers)
 
     def select_rows(self, x: FloatArray) -> FloatArray:
         return np.ascontiguousarray(x[self.inputs.logit_rows_L])

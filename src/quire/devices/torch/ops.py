@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from quire.devices.host import received
+from quire.devices.host import all_gathered, all_reduced, received
 from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import (
     GELU,
@@ -29,6 +29,7 @@ from quire.devices.protocol import (
     FloatArray,
     Matrix,
     Norm,
+    Peers,
     Rope,
     Routing,
     Temperature,
@@ -342,6 +343,12 @@ class TorchOps:
                 out = attend(query, own_keys[seen], own_values[seen], seen.start, position, attention, sinks)
                 rows.append(out.reshape(-1))
         return torch.stack(rows)
+
+    def all_reduce(self, x: Any, peers: Peers | None) -> Any:
+        return torch.from_numpy(all_reduced(x.cpu().numpy(), peers)).to(x.device)
+
+    def all_gather(self, x: Any, widths: Sequence[int], peers: Peers | None) -> Any:
+        return torch.from_numpy(all_gathered(x.cpu().numpy(), widths, peers)).to(x.device)
 
     def select_rows(self, x: Any) -> Any:
         return x[self.step.logit_rows_L]

@@ -1,0 +1,37 @@
+"""Functions of single elements that a decoder applies: parameters of `Ops.elementwise`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Clamp(msgspec.Struct, frozen=True):
+    """x limited to [-limit, limit]."""
+
+    limit: float
+
+
+class Temperature(msgspec.Struct, frozen=True):
+    """The row of the token at position p is multiplied by 1 + beta * log(1 + floor((p + offset) / length))."""
+
+    beta: float
+    length: int
+    offset: int = 0
+
+
+class XIELU(msgspec.Struct, frozen=True):
+    """alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x (Huang and Schlag 2024,
+    arXiv:2411.13010).
+    """
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+
+class GELU(msgspec.Struct, frozen=True):
+    """x / 2 (1 + erf(x / sqrt 2))."""
+
+
+Elementwise = Clamp | Temperature | XIELU | GELU  # csrc/plan/plan_elementwise.cpp takes their fields in order

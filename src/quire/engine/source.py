@@ -1,0 +1,115 @@
+"""Finds the configured model: its files, how to read them, and the function that loads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from quire.config import ModelConfig
+from quire.devices import registry
+from quire.devices.protocol import Backend
+from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.model import load
+from quire.model.foreign import inspect_foreign, load_foreign
+from quire.model.shard import WHOLE, Shard
+from quire.spec_decode.make import verifier_of
+from quire.weights.gguf import is_gguf
+from quire.weights.hub import find_model
+from quire.weights.schemes import FLOAT_KINDS, METHODS, Quantization, scheme
+from quire.weights.source import quantization_method
+
+ASSETS = Path(__file__).parent.parent / "assets"
+SHIPPED_MODEL = "quire-stories"
+
+
+def model_directory(config: ModelConfig) -> Path:
+    """The local directory or GGUF file of the configured model; by default, of the model inside the package.
+
+    A speculator stands for the target that it names.
+    """
+    if config.model:
+        weights = config.load_format != "dummy"
+        path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
+        target = verifier_of(path)
+        if target is None:
+            return path
+        return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
+    shipped = ASSETS / SHIPPED_MODEL
+    if not shipped.is_dir():
+        raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
+    return shipped
+
+
+def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:
+    """What --quantization asks for of a model directory, a GGUF file or a config.json.
+
+    ConfigError if it names a method and the checkpoint is quantized by another, or by none and floats are not rounded
+    that way.
+    """
+    name, found = config.quantization, quantization_method(path)
+    if name in METHODS and found != METHODS[name] and not (found is None and name in FLOAT_KINDS):
+        has = "is not quantized" if found is None else f"is quantized by {found}"
+        raise ConfigError(f"--quantization {name}: the model {has}; leave the option out")
+    return scheme(
+        name,
+        config.quantization_group_size,
+        config.quantization_symmetric,
+        config.quantization_pure,
+        config.quantization_activations,
+        rounds=found is None,
+    )
+
+
+def reading_of(config: ModelConfig) -> load.Reading:
+    """How the options ask to read the model."""
+    return load.Reading(config.architecture, config.config_changes, config.load_format == "dummy")
+
+
+class Loader(Protocol):
+    """Reads a model's weights for a backend, or only outlines them; with `shard` a rank's share."""
+
+    def __call__(self, backend: Backend, real: bool, shard: Shard = WHOLE) -> load.ServedModel: ...
+
+
+def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
+    """The configured model before loading, and its loader: one of Quire's own families, or transformers' code.
+
+    The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
+    """
+    directory, unknown = model_directory(config), ""
+    quantized = quantized_weights(config, directory)
+    try:
+        if config.model_impl != "transformers":
+            reading = reading_of(config)
+            info = load.inspect_model(directory, config.dtype, quantized, reading=reading)
+            return info, lambda backend, real, shard=WHOLE: (load.load_model if real else load.outline_model)(
+                directory, backend, config.dtype, quantized, reading=reading, shard=shard
+            )
+    except UnknownArchitectureError as error:
+        if config.model_impl == "quire" or is_gguf(directory) or not registry.runs_foreign_models():
+            raise
+        unknown = f"{error}. "
+    if is_gguf(directory):
+        raise ConfigError(
+            f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
+        )
+    if config.config_changes or config.load_format == "dummy":
+        raise ConfigError(
+            f"{unknown}--hf-overrides, --rope-scaling, --rope-theta and --load-format dummy are for Quire's own "
+            "families; this model runs through transformers"
+        )
+    if quantized is not None:
+        raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
+    try:
+        info, foreign = inspect_foreign(directory, config.dtype)
+    except ModelError as error:
+        raise ModelError(f"{unknown}{error}") from error
+
+    def load_whole(backend: Backend, real: bool, shard: Shard = WHOLE) -> load.ServedModel:
+        if not shard.whole:
+            raise ConfigError(
+                "--tensor-parallel-size is for Quire's own families; this model runs through transformers"
+            )
+        return load_foreign(foreign, outline=not real)
+
+    return info, load_whole

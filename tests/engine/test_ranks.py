@@ -1,0 +1,180 @@
+"""Tensor parallelism through the real processes: the same tokens as one rank, exact batches, and typed ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.engine.ranks import packed_step, unpacked_step
+from quire.errors import ConfigError, EngineError, QuireError
+from tests.model.test_stages import steps
+from tests.serve.running import start
+from tests.tiny import write_checkpoint
+
+PROMPTS = [{"prompt_token_ids": [5 + i, 9, 40, 7, 100 + i][: 2 + i % 4]} for i in range(6)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
+DRAWN = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=12, ignore_eos=True, seed=3, logprobs=2)
+
+
+def rank_processes() -> set[psutil.Process]:
+    """The processes of all ranks that this test process has started, by itself or through servers."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "quire.engine.rank" in " ".join(process.cmdline()):
+                found.add(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def answers(llm: LLM, prompts: Any, params: SamplingParams) -> list[Any]:
+    """Tokens and log-probabilities of each answer."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [
+        (one.token_ids, [sorted((t, p.logprob) for t, p in step.items()) for step in one.logprobs or ()])
+        for output in outputs
+        for one in output.outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("ranks") / "model")
+
+
+@pytest.fixture(scope="module")
+def ranked(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), tensor_parallel_size=2, block_size=4, max_num_batched_tokens=16) as llm:
+        yield llm
+
+
+def test_two_ranks_draw_the_tokens_of_one(model: Path, ranked: LLM) -> None:
+    with LLM(str(model), block_size=4) as whole:
+        for params in (GREEDY, DRAWN):
+            wanted, found = answers(whole, PROMPTS, params), answers(ranked, PROMPTS, params)
+            assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
+            for (_, mine), (_, theirs) in zip(found, wanted, strict=True):
+                for a, b in zip(mine, theirs, strict=True):
+                    assert [p for _, p in a] == pytest.approx([p for _, p in b], abs=1e-4)
+
+
+def test_batches_chunks_and_cached_prefixes_change_no_bit(model: Path, ranked: LLM) -> None:
+    long = [{"prompt_token_ids": [(7 * i + k) % 300 for k in range(37)]} for i in (1, 1, 2)]
+    for params in (GREEDY, DRAWN):
+        batched = answers(ranked, PROMPTS + long, params)
+        assert answers(ranked, PROMPTS + long, params) == batched  # from cached prefixes
+        with LLM(str(model), tensor_parallel_size=2, enable_prefix_caching=False) as alone:
+            assert [answers(alone, [prompt], params)[0] for prompt in PROMPTS + long] == batched
+
+
+def test_samples_grammars_and_drafts_work(ranked: LLM, model: Path) -> None:
+    several = answers(ranked, PROMPTS[:1], SamplingParams(n=4, seed=1, max_tokens=8, ignore_eos=True))
+    assert len(several) == 4
+    scored = ranked.generate(PROMPTS[:2], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
+    assert scored[1].prompt_logprobs is not None
+    with LLM(str(model), tensor_parallel_size=2, spec_method="ngram", spec_tokens=3) as drafting:
+        assert answers(drafting, PROMPTS, GREEDY) == answers(ranked, PROMPTS, GREEDY)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_are_rounded_by_each_rank(model: Path, quantization: str) -> None:
+    with LLM(str(model), tensor_parallel_size=2, quantization=quantization) as llm:
+        assert answers(llm, PROMPTS, GREEDY) == [answers(llm, [prompt], GREEDY)[0] for prompt in PROMPTS]
+
+
+def test_steps_reach_other_ranks_whole() -> None:
+    for step in steps():
+        other = unpacked_step(packed_step(step, block_size=4))
+        assert other.tokens_T.tolist() == step.tokens_T.tolist()
+        assert other.logit_rows_L.tolist() == step.logit_rows_L.tolist()
+        for b, length in enumerate(step.kv_len_B.tolist()):
+            blocks = -(-length // 4)
+            theirs = other.block_table_SM[other.slots_B[b], :blocks]
+            assert theirs.tolist() == step.block_table_SM[step.slots_B[b], :blocks].tolist()
+
+
+def test_what_cannot_be_divided_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can be divided among 1, 2"):
+        LLM(str(model), tensor_parallel_size=64)
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        LLM(str(model), tensor_parallel_size=0)
+    with pytest.raises(ConfigError, match="draft"):
+        LLM(str(model), tensor_parallel_size=2, speculative_model=str(model), num_speculative_tokens=2)
+
+
+def test_a_killed_rank_ends_requests_with_its_name(model: Path) -> None:
+    before = rank_processes()
+    with LLM(str(model), tensor_parallel_size=2) as llm:
+        (rank,) = rank_processes() - before
+        rank.terminate()  # ignored: the engine decides when its ranks end
+        assert len(answers(llm, PROMPTS, GREEDY)) == len(PROMPTS)
+        killer = threading.Timer(0.3, rank.kill)
+        killer.start()
+        endless = SamplingParams(max_tokens=60, ignore_eos=True, n=64)
+        with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+            answers(llm, PROMPTS * 50, endless)
+        killer.join()
+    assert rank_processes() == before
+
+
+def test_a_rank_that_cannot_start_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rank_processes()
+    monkeypatch.setattr("quire.engine.ranks.RANK_MODULE", "quire.no_such_module")
+    with pytest.raises(QuireError, match=r"rank 1 ended with status 1(.|\n)*no_such_module"):
+        LLM(str(model), tensor_parallel_size=2)
+    assert rank_processes() == before
+
+
+def test_a_server_outlives_a_killed_rank(model: Path) -> None:
+    before = rank_processes()
+    server = start(model=str(model), maker="quire.client.start", tensor_parallel_size=2)
+    try:
+        (rank,) = rank_processes() - before
+        ended: list[httpx.Response] = []
+
+        def ask() -> None:
+            ended.append(
+                server.post("/v1/completions", {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
+            )
+
+        clients = [threading.Thread(target=ask) for _ in range(8)]
+        for client in clients:
+            client.start()
+        time.sleep(0.2)
+        rank.kill()
+        for client in clients:
+            client.join(20)
+        assert len(ended) == len(clients)
+        assert {answer.status_code for answer in ended} <= {200, 500, 503}
+        assert all("rank 1 was killed" in answer.text for answer in ended if answer.status_code == 500)
+        deadline = time.monotonic() + 20
+        while server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert rank not in rank_processes()
+    finally:
+        server.stop()
+    assert rank_processes() == before
+
+
+def test_ranks_go_with_a_killed_engine(model: Path) -> None:
+    before = rank_processes()
+    server = start(model=str(model), maker="quire.client.start", tensor_parallel_size=2)
+    try:
+        (rank,) = rank_processes() - before
+        os.kill(server.engine_pid, signal.SIGKILL)
+        psutil.wait_procs([rank], timeout=10)
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+    finally:
+        server.stop()
