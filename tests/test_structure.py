@@ -22,6 +22,7 @@ LEVELS = [
     {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},
     {"devices"},
+    {"options"},
     {"config"},
     {"flags"},
     {"sched", "text", "grammar"},

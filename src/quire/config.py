@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError, RequestError
+from quire.options import check_options as check_options
+from quire.options import option as option
 from quire.params import SamplingParams
 from quire.types import PoolerOptions, Pooling
 
@@ -39,41 +41,6 @@ _TOKENIZER_MODES = dict.fromkeys(("hf", "slow", "fast"), "auto")
 _LOAD_FORMATS = dict.fromkeys(
     ("hf", "pt", "mmap", "npcache", "gguf", "fastsafetensors", "instanttensor", "runai_streamer"), "auto"
 )
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    short: str | None = None,
-    common: bool = False,
-    aliases: Mapping[str, Any] | None = None,
-) -> Any:
-    """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
-
-    `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own.
-    """
-    metadata = {"help": help, "low": low, "high": high, "short": short, "common": common, "aliases": aliases}
-    return field(default=default, metadata=metadata)
-
-
-def check_options(config: object) -> None:
-    """Raise ConfigError if a field is out of its range or not one of its choices."""
-    hints = get_type_hints(type(config))
-    for f in fields(config):  # type: ignore[arg-type]
-        value, flag = getattr(config, f.name), f.name.replace("_", "-")
-        choices = get_args(hints[f.name]) if getattr(hints[f.name], "__origin__", None) is Literal else ()
-        if choices and value not in choices:
-            raise ConfigError(f"--{flag} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        if value is None or isinstance(value, (bool, str)):
-            continue
-        low, high = f.metadata.get("low"), f.metadata.get("high")
-        if low is not None and value < low:
-            raise ConfigError(f"--{flag} must be at least {low}, got {value}")
-        if high is not None and value > high:
-            raise ConfigError(f"--{flag} must be at most {high}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def test_values_are_written_as_vllm_takes_them(
         monkeypatch,
         "a/model", "--served-model-name", "a", "b", "--allowed-origins", '["http://ui", "http://x"]',
         "--max_model_len=4k", "--max-num-batched-tokens", "2K", "--dtype", "half", "--enforce-eager", "-O3",
-        "--tensor-parallel-size", "1", "--trust-remote-code", "--hf-overrides.rope_theta", "1e6",
+        "--pipeline-parallel-size", "1", "--trust-remote-code", "--hf-overrides.rope_theta", "1e6",
         "--hf-overrides.rope_scaling.factor=4", "--cudagraph-capture-sizes", "1", "2",
         "--no-enable-chunked-prefill",
     )  # fmt: skip
@@ -93,8 +93,8 @@ def test_values_are_written_as_vllm_takes_them(
     ("args", "message"),
     [
         (
-            ("--tensor-parallel-size", "2"),
-            "--tensor-parallel-size 2 is not supported: this engine is one process",
+            ("--pipeline-parallel-size", "2"),
+            "--pipeline-parallel-size 2 is not supported: all ranks of this engine are processes of one machine",
         ),
         (("--enable-lora",), "--enable-lora is not supported"),
         (("--worker-cls", "a.B"), "--worker-cls a.B is not supported"),
@@ -134,8 +134,8 @@ def test_llm_takes_every_name_of_vllms(
     with LLM(tiny_model(), enforce_eager=True, tensor_parallel_size=1, max_model_len=64, dtype="half") as llm:
         assert llm.config.model.dtype == "float32"
     assert "--enforce-eager changes nothing" in caplog.text
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 is not supported"):
-        LLM(tiny_model(), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--pipeline-parallel-size 2 is not supported"):
+        LLM(tiny_model(), pipeline_parallel_size=2)
     if NAMES.exists():
         line = next(part for part in NAMES.read_text().splitlines() if "__init__ ( model, runner" in part)
         for name in line.partition("(")[2].partition(")")[0].replace(" ", "").split(","):

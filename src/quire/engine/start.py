@@ -251,17 +251,13 @@ def finish_start(started: Started, model: load.ServedModel) -> Started:
 
 def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, load.ServedModel]:
     """An engine that may step once its model's `wait` has returned. `processors` join the configured ones."""
-    device = config.device.of_rank(0, registry.usable_threads())
-    if device.tensor_parallel_size == 1:
-        bind(device)
+    if config.device.tensor_parallel_size == 1:
+        bind(config.device)
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
     backend, memory, spec, config = plan.backend, plan.memory, plan.model.spec, plan.config
-    ranks = None if plan.shard.whole else Ranks(plan.shard.size)
-    if ranks is not None:
-        ranks.start(config, plan.limits, memory.num_blocks, memory.block_size)
-        bind(device)  # only now, because the other ranks inherit it
+    ranks = None if plan.shard.whole else _start_ranks(plan)
     with report.phase("packing the weights"):
         model = plan.load(backend, True, plan.shard if ranks is None else ranks.shard)
     with report.phase("preparing to run"):
@@ -354,6 +350,15 @@ def _card(plan: EnginePlan) -> ModelCard:
         num_parameters=plan.model.num_parameters,
         weight_bytes=memory.weights,
     )
+
+
+def _start_ranks(plan: EnginePlan) -> Ranks:
+    config, memory = plan.config, plan.memory
+    device = config.device.of_rank(0, registry.usable_threads())
+    ranks = Ranks(plan.shard.size)
+    ranks.start(config, plan.limits, memory.num_blocks, memory.block_size)
+    bind(device)  # only now, because the other ranks inherit it
+    return ranks
 
 
 def _residence(plan: EnginePlan, runner: Runner, model: ServedModel, shares: bool) -> Residence[Any]:

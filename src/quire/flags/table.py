@@ -225,8 +225,8 @@ _SHARED = (
     "reasoning_parser_plugin response_role return_tokens_as_token_ids revision root_path scheduling_policy seed "
     "served_model_name shutdown_timeout skip_tokenizer_init spec_method spec_model spec_tokens speculative_config "
     "sse_keep_alive_interval ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile stream_interval "
-    "structured_outputs_config tokenizer tokenizer_mode tokenizer_revision tool_call_parser tool_parser_plugin "
-    "trust_request_chat_template uds uvicorn_log_level"
+    "structured_outputs_config tensor_parallel_size tokenizer tokenizer_mode tokenizer_revision tool_call_parser "
+    "tool_parser_plugin trust_request_chat_template uds uvicorn_log_level"
 )
 SHARED = tuple(_SHARED.split())
 

@@ -1,0 +1,44 @@
+"""Fields of option dataclasses: their help, ranges and other names, and the check of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from quire.errors import ConfigError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    short: str | None = None,
+    common: bool = False,
+    aliases: Mapping[str, Any] | None = None,
+) -> Any:
+    """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
+
+    `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own.
+    """
+    metadata = {"help": help, "low": low, "high": high, "short": short, "common": common, "aliases": aliases}
+    return field(default=default, metadata=metadata)
+
+
+def check_options(config: object) -> None:
+    """Raise ConfigError if a field is out of its range or not one of its choices."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):  # type: ignore[arg-type]
+        value, flag = getattr(config, f.name), f.name.replace("_", "-")
+        choices = get_args(hints[f.name]) if getattr(hints[f.name], "__origin__", None) is Literal else ()
+        if choices and value not in choices:
+            raise ConfigError(f"--{flag} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        if value is None or isinstance(value, (bool, str)):
+            continue
+        low, high = f.metadata.get("low"), f.metadata.get("high")
+        if low is not None and value < low:
+            raise ConfigError(f"--{flag} must be at least {low}, got {value}")
+        if high is not None and value > high:
+            raise ConfigError(f"--{flag} must be at most {high}, got {value}")
