@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.engine.core import EngineCore
-from quire.engine.start import ASSETS, SHIPPED_MODEL
+from quire.engine.source import ASSETS, SHIPPED_MODEL
 from quire.errors import ProgramError, RequestError, SessionExpiredError
 from quire.params import StructuredOutputsParams
 from quire.program import calls

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import main
-from quire.engine.start import ASSETS
+from quire.engine.source import ASSETS
 from tests.tiny import write_checkpoint
 
 
