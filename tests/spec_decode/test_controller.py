@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.spec_decode.controller import LONGEST_NAP, Controller
-from quire.spec_decode.costs import StepCosts
+from quire.spec_decode.costs import DraftCosts, StepCosts
 from quire.spec_decode.odds import START, Odds, Tally
 
 
@@ -44,9 +44,11 @@ def test_the_likeliest_tokens_of_all_sequences_come_first() -> None:
 
 def test_drafting_that_takes_long_is_not_done() -> None:
     made = controller(free)
+    made.drafting.record(4, 40.0)  # the first is not counted
     made.drafting.record(4, 40.0)
     assert made.plan([[0.9, 0.8, 0.7]], 1) == [0]
     made = controller(free)
+    made.drafting.record(4, 0.4)
     made.drafting.record(4, 0.4)
     assert made.plan([[0.9, 0.8, 0.1]], 1) == [2]
 
@@ -106,3 +108,14 @@ def test_odds_begin_with_those_of_all_sequences_and_follow_the_own() -> None:
         newcomer.record(12, 0)
     assert newcomer.cumulative(1)[0] < 0.2
     assert len(newcomer.cumulative(12)) == 12
+
+
+def test_a_time_of_drafting_that_was_too_long_is_forgotten() -> None:
+    """Nothing is drafted, so nothing measures it again; it is halved in each long nap instead."""
+    costs = DraftCosts()
+    costs.record(1, 50.0)
+    assert costs.seconds(3) == 0.0, "the first draft finds the drafter cold"
+    costs.record(1, 50.0)
+    for _ in range(20):
+        costs.doubt()
+    assert costs.seconds(1) < 1e-4

@@ -115,6 +115,7 @@ class Controller:
         best_case, pays = self._best([[1.0] * len(chance) for chance in chances], num_seqs)
         counts = [0] * len(chances)
         if not pays:
+            self.drafting.doubt()
             return counts
         likely = sorted(range(len(chances)), key=lambda i: -sum(chances[i]))
         for number in likely[: 1 + num_seqs // PROBE_SHARE]:

@@ -53,20 +53,32 @@ class StepCosts:
 
 
 class DraftCosts:
-    """Seconds of drafting: `first` for the first token of all sequences together, `next` for each one after it."""
+    """Seconds of drafting: `first` for the first token of all sequences together, `next` for each one after it.
+
+    The very first draft is not counted: it finds the drafter's weights and cache cold.
+    """
 
     def __init__(self) -> None:
         self.first = 0.0
         self.next = 0.0
+        self._cold = True
 
     def record(self, depth: int, seconds: float) -> None:
         """Drafts of up to `depth` tokens took that long."""
         if depth <= 0:
             return
+        if self._cold:
+            self._cold = False
+            return
         share = NEW_SHARE if self.first else 1.0
         each = seconds / depth
         self.first += share * (each - self.first)
         self.next += share * (each - self.next)
+
+    def doubt(self) -> None:
+        """Halve what was measured: nothing is drafted, so nothing corrects a time that was too long."""
+        self.first /= 2
+        self.next /= 2
 
     def seconds(self, depth: int) -> float:
         return 0.0 if depth <= 0 else self.first + (depth - 1) * self.next
