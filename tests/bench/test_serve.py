@@ -242,7 +242,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monk
         raise ImportError(name)
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'quire\[plot\]'"):
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
         need_matplotlib()
 
 
