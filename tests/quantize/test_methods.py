@@ -9,7 +9,7 @@ import pytest
 
 from quire.quantize.awq import awq_factors, clipped, smooth_factors
 from quire.quantize.files import write_safetensors
-from quire.quantize.gptq import gptq
+from quire.quantize.gptq import gptq, gptq_tables
 from quire.quantize.grid import Grid
 from quire.quantize.methods import BITS, Method, Name
 from quire.quantize.stats import InputStats
@@ -116,6 +116,17 @@ def test_tables_are_near_the_best_and_follow_the_importance(bits: int) -> None:
     assert (
         np.square(w - other).sum() < 0.75 * np.square(w - Grid(bits, COLUMNS, False).round(w).values()).sum()
     )
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_codes_of_tables_that_make_up_for_errors_err_less(bits: int) -> None:
+    x, w = inputs(), weight()
+    stats = stats_of(x)
+    assert stats.hessian is not None
+    codes, tables = fit_tables(w, np.diag(stats.hessian), bits)
+    better = gptq_tables(w, stats.hessian, tables, 0.01)
+    plain, found = (np.take_along_axis(tables, c.astype(np.intp), axis=1) for c in (codes, better))
+    assert error(x, found, w) < 0.6 * error(x, plain, w)
 
 
 def test_a_table_of_few_values_is_exact() -> None:

@@ -12,7 +12,7 @@ from quire import __version__
 from quire.errors import ConfigError
 from quire.quantize import formats
 from quire.quantize.awq import awq_factors, clipped, smooth_factors
-from quire.quantize.gptq import gptq
+from quire.quantize.gptq import gptq, gptq_tables
 from quire.quantize.grid import Grid
 from quire.quantize.stats import InputStats
 from quire.quantize.tables import fit_tables
@@ -111,7 +111,9 @@ class Method:
             rounded = gptq(weight, stats.hessian, self.grid, self.damp)
             return formats.gptq_tensors(rounded, self.bits, self.group)
         weights = np.diag(stats.hessian) if importance is None else importance
-        return formats.squeezellm_tensors(*fit_tables(weight, weights, self.bits), self.bits)
+        _, tables = fit_tables(weight, weights, self.bits)
+        codes = gptq_tables(weight, stats.hessian, tables, self.damp)
+        return formats.squeezellm_tensors(codes, tables, self.bits)
 
     def section(self, kept: Sequence[str]) -> dict[str, Any]:
         """What config.json says of it; `kept` are modules of layers that stay float."""
