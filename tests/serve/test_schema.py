@@ -30,6 +30,10 @@ CHECKS = [
 ]
 
 
+# Its steps hold steps: the library takes minutes to generate them. tests/serve/test_input.py sends it anything.
+NESTED = "/v1/programs"
+
+
 @pytest.fixture(scope="module")
 def api(server: Server) -> BaseSchema:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
@@ -38,7 +42,7 @@ def api(server: Server) -> BaseSchema:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS])
+@pytest.mark.parametrize("path", [e.path for e in ENDPOINTS if e.path != NESTED])
 def test_every_answer_is_one_that_the_document_allows(
     server: Server, api: BaseSchema, path: str, mode: GenerationMode
 ) -> None:
