@@ -7,26 +7,25 @@
 
 `simulated` knows the output beforehand and spoils each drafted token with probability 1 - rate. It prints the speed-up
 and what measured step costs predict for it. `overhead` generates at temperature 1 from random tokens.
-`edit` makes the model write real edits of this repository's files. Accepted lengths: bench/accepted.py.
+Accepted lengths: bench/accepted.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
-import numpy as np
 from accepted import code_edits
 
 from quire import LLM, SamplingParams
-from quire.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
 from quire.spec_decode.proposer import Draft, SpecSequence, StepView, TokenProposer
 
 SEED = 0
@@ -144,38 +143,27 @@ def sampled(llm: LLM, prompts: list[Any], output: int, turn: int) -> float:
     return seconds(llm, prompts, params)
 
 
-class Forced(AdapterLogitsProcessor):
-    """Makes the model write `answer`, so that its steps can be timed on text that it could not write."""
-
-    answer: ClassVar[list[int]] = []
-
-    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor:
-        def only(output: list[int], row: np.ndarray) -> np.ndarray:
-            wanted = self.answer[min(len(output), len(self.answer) - 1)]
-            row[:] = -np.inf
-            row[wanted] = 0.0
-            return row
-
-        return only
-
-
 def edit(options: argparse.Namespace) -> None:
-    """A small edit of a file of this repository: the old file is the prompt's end and the predicted output."""
-    llm = LLM(options.model, max_model_len=4096, logits_processors=[Forced])
+    """Predicted outputs that differ from the output as a file of this repository does from its next version.
+
+    The model's own greedy text stands for the new file. The prediction has it where an edit left the old file, and
+    random tokens where the old file had others.
+    """
+    llm, rng = LLM(options.model, max_model_len=2048), random.Random(SEED)
     tokenizer, ratios = llm.get_tokenizer(), []
     for before, after in code_edits(options.turns):
         old, new = (tokenizer.encode(text)[: options.output] for text in (before, after))
-        Forced.answer = new
-        prompts: list[Any] = [{"prompt_token_ids": old[-512:]}]
+        prompts = random_prompts(llm, 1, 64)
         params = SamplingParams(temperature=0, max_tokens=len(new), ignore_eos=True)
-        predicting = msgspec.structs.replace(params, prediction=old)
-        seconds(
-            llm, prompts, msgspec.structs.replace(params, max_tokens=2)
-        )  # the prompt is cached from here on
+        began = time.perf_counter()
+        output = list(llm.generate(prompts, params, use_tqdm=False)[0].outputs[0].token_ids)
+        plain, prediction = time.perf_counter() - began, []
+        for kind, i, j, first, last in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+            other = [rng.randrange(10, llm.vocab_size) for _ in range(j - i)]
+            prediction += output[first:last] if kind == "equal" else other
         steps = llm.stats().num_steps
-        fast = seconds(llm, prompts, predicting)
+        fast = seconds(llm, prompts, msgspec.structs.replace(params, prediction=prediction))
         steps = llm.stats().num_steps - steps
-        plain = seconds(llm, prompts, params)
         ratios.append(plain / fast)
         print(json.dumps({
             "tokens": len(new), "steps": steps, "plain_s": round(plain, 2), "predicted_s": round(fast, 2),
