@@ -53,7 +53,8 @@ def test_a_line_serves(line: str, tiny_model: Callable[..., str]) -> None:
             text = process.stderr.readline()
             assert text, log
             log += text
-        body = {"model": model, "prompt": "Once upon a time", "max_tokens": 5}
+        adapters = re.findall(r"(\w+)=quire-stories-lora", line)
+        body = {"model": adapters[0] if adapters else model, "prompt": "Once upon a time", "max_tokens": 5}
         request = urllib.request.Request(
             f"{found[1]}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -209,10 +209,12 @@ Activation activation(const std::string& name) {
 
 void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
          const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy,
-         const std::optional<FloatTable>& hidden, const std::optional<IntTable>& echoes) {
+         const std::optional<FloatTable>& hidden, const std::optional<IntTable>& echoes,
+         const std::optional<Ints>& adapters) {
   const size_t T = tokens.shape(0), B = kv_len.shape(0);
   if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
     throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
+  if (adapters && adapters->shape(0) != B) throw std::invalid_argument("a step needs one adapter slot per sequence");
   if (hidden && hidden->shape(0) != T) throw std::invalid_argument("a step needs one hidden state per token");
   if (echoes && echoes->shape(1) != 2) throw std::invalid_argument("an echo is a token and a sequence");
   const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
@@ -220,9 +222,50 @@ void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q
                         logit_rows.data(),  length(T),         length(B),
                         length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0)),
                         greedy, hidden ? hidden->data() : nullptr, hidden ? length(hidden->shape(1)) : 0,
-                        echoes ? echoes->data() : nullptr, echoes ? length(echoes->shape(0)) : 0};
+                        echoes ? echoes->data() : nullptr, echoes ? length(echoes->shape(0)) : 0,
+                        adapters ? adapters->data() : nullptr};
   nb::gil_scoped_release release;
   plan.run(input);
+}
+
+// (buffer, place of the weight), and the fields of an AdapterChange.
+using UpTuple = std::tuple<Weight, int, int>;
+using ChangeTuple = std::tuple<int, int, std::optional<Weight>, std::optional<FloatTable>, std::vector<UpTuple>, OptionalFloats,
+                               OptionalFloats, std::optional<Weight>, std::optional<NormTuple>>;
+
+AdapterChange to_change(const ChangeTuple& t) {
+  const auto& [out, index, down, lookup, ups, gain, shift, weight, norm] = t;
+  AdapterChange change;
+  if (down) change.down = *down, change.rank = (*down)->view().rows;
+  if (lookup) change.lookup.assign(lookup->data(), lookup->data() + lookup->size()), change.rank = length(lookup->shape(1));
+  for (const auto& [matrix, first, start] : ups) {
+    if (first < 0 || start < 0 || first + matrix->view().cols > change.rank)
+      throw std::invalid_argument("an adapter's second product reads more than its first makes");
+    change.ups.push_back({matrix, first, start});
+  }
+  change.gain = to_vector(gain), change.shift = to_vector(shift);
+  if (weight) change.weight = *weight;
+  if (norm) change.norm = std::make_shared<NormParams>(to_norm(*norm));
+  return change;
+}
+
+// Returns the bytes that the adapter takes.
+size_t set_adapter(Plan& plan, int slot, const std::optional<std::vector<ChangeTuple>>& tuples) {
+  std::shared_ptr<AdapterChanges> changes;
+  size_t bytes = 0;
+  if (tuples) {
+    changes = std::make_shared<AdapterChanges>();
+    for (const ChangeTuple& t : *tuples) {
+      const AdapterPlace place{std::get<0>(t), std::get<1>(t)};
+      AdapterChange change = to_change(t);
+      plan.check_change(place, change);
+      bytes += change.nbytes();
+      changes->insert_or_assign(place, std::move(change));
+    }
+  }
+  nb::gil_scoped_release release;
+  plan.set_adapter(slot, std::move(changes));
+  return bytes;
 }
 
 void head(Plan& plan, int start, int stop) {
@@ -442,15 +485,16 @@ void bind_plan(nb::module_& m) {
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
   plan.def("__init__",
            [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, const LayerTuples& layers,
-              int value_dim, int max_tokens, int max_seqs, int max_logit_rows) {
+              int value_dim, int max_tokens, int max_seqs, int max_logit_rows, int max_adapters) {
              new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), to_layers(layers), value_dim,
-                             {max_tokens, max_seqs, max_logit_rows});
+                             {max_tokens, max_seqs, max_logit_rows, max_adapters});
            })
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
       .def("bind", &Plan::bind, "kv"_a)
       .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
            "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert(),
-           "greedy"_a, "hidden"_a.noconvert().none(), "echoes"_a.noconvert().none())
+           "greedy"_a, "hidden"_a.noconvert().none(), "echoes"_a.noconvert().none(), "adapters"_a.noconvert().none())
+      .def("set_adapter", &set_adapter, "slot"_a, "changes"_a.none())
       .def("head", &head, "start"_a, "stop"_a)
       .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)
       .def("poison", &Plan::poison)

@@ -46,13 +46,13 @@ inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
   for (int r = begin; r < end; ++r) {
     const float* x = a.x + size_t(r) * a.x_stride;
     float* to = memory + size_t(r - begin) * size_t(width);
-    if (a.norm.weight) norm_row(x, width, a.norm, ordered ? spare : to), x = spare;
+    if (a.norm.weight) norm_row(x, width, a.row_norms ? a.row_norms[r] : a.norm, ordered ? spare : to), x = spare;
     if (!ordered) continue;
     const int32_t* order = a.weight.order();
     const float* factors = a.weight.factors();
     for (int k = 0; k < width; ++k) to[k] = x[order[k]] * factors[k];
   }
-  a.x = memory - ptrdiff_t(begin) * width, a.x_stride = size_t(width), a.norm = {};
+  a.x = memory - ptrdiff_t(begin) * width, a.x_stride = size_t(width), a.norm = {}, a.row_norms = nullptr;
   return a;
 }
 
@@ -105,7 +105,8 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
   // Copies, so that the compiler knows that stores don't change them.
   const bool gated = !Plain && a.weight.gated;
   const float *const biases = Plain ? nullptr : a.bias, *const residual = a.residual;
-  const size_t y_stride = a.y_stride, residual_stride = a.residual_stride;
+  float* const raws = Plain ? nullptr : a.raw;
+  const size_t y_stride = a.y_stride, residual_stride = a.residual_stride, raw_stride = a.raw_stride;
   const Activation activation = Plain ? Activation::none : a.activation;
   const int per_group = gated ? 2 : 1, width = gated ? a.weight.rows / 2 : a.weight.rows;
   for (int panel = first; panel < first + panels; panel += per_group) {
@@ -117,9 +118,11 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
     float* y = a.y + size_t(first_row) * y_stride + column;
     for (int row = first_row; row < first_row + rows; ++row, sums += c_stride, y += y_stride) {
       V v = scaled(sums, size_t(row));
+      if (raws) store_first(raws + size_t(row) * raw_stride + column, v, n);
       if (biases) v = v + bias;
       if (gated) {
         V up = scaled_up(sums + 16, size_t(row));
+        if (raws) store_first(raws + size_t(row) * raw_stride + width + column, up, n);
         if (biases) up = up + bias_up;
         v = gate(activation, v, up);
       } else {
@@ -145,7 +148,7 @@ inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int f
   using Scale = typename Scaling<Dot>::type;
   if constexpr (std::is_same_v<Dot, DotI8>)
     if (a.screening) return note_candidates(a, c, c_stride, first_row, rows, first, panels);
-  if (a.weight.gated || a.bias || a.activation != Activation::none)
+  if (a.weight.gated || a.bias || a.activation != Activation::none || a.raw)
     full_epilogue<Scale>(a, c, c_stride, first_row, rows, first, panels);
   else
     epilogue_as<Scale, true>(a, c, c_stride, first_row, rows, first, panels);

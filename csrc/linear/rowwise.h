@@ -29,7 +29,8 @@ inline void for_row_ranges(ThreadPool& pool, int rows, int width, F&& f) {
 inline void norm(const NormArgs& a, ThreadPool& pool) {
   for_row_ranges(pool, a.rows, a.width, [&](int first, int last, int) {
     for (int r = first; r < last; ++r)
-      norm_row(a.x + size_t(r) * a.x_stride, a.width, a.norm, a.y + size_t(r) * a.y_stride);
+      norm_row(a.x + size_t(r) * a.x_stride, a.width, a.row_norms ? a.row_norms[r] : a.norm,
+               a.y + size_t(r) * a.y_stride);
   });
 }
 

@@ -45,7 +45,8 @@ Norm NormParams::view() const {
 
 Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, int value_dim,
            StepLimits limits)
-    : kernels_(kernels), pool_(std::move(pool)), layers_(std::move(layers)), value_dim_(value_dim), limits_(limits) {
+    : kernels_(kernels), pool_(std::move(pool)), layers_(std::move(layers)), value_dim_(value_dim), limits_(limits),
+      adapters_(limits.max_adapters) {
   bool fits = !layers_.empty() && value_dim >= 0;
   for (const auto& [heads, dim] : layers_)
     fits = fits && heads >= 0 && dim > 0 && value_dim <= dim && int64_t(heads) * dim <= kMaxWidth;
@@ -118,6 +119,7 @@ int Plan::norm(int x, NormParams params) {
   params.check(in.width);
   Op op{.kind = OpKind::norm, .in = x};
   op.norm = std::move(params);
+  op.norm_place = int(buffers_.size());
   return add_op(std::move(op), in.width, in.rows);
 }
 
@@ -252,6 +254,7 @@ void Plan::finish(int logits) {
   workspace_bytes_ = shared_workspace();
   total_bytes_ = arena_floats_ * 4 + workspace_bytes_ + size_t(limits_.max_tokens) * 4 * sizeof(int32_t);
   if (product_makes_logits()) total_bytes_ += size_t(limits_.max_logit_rows) * (maxima_of(width(logits_)) + 1) * 4;
+  total_bytes_ += raw_floats() * 4;
 }
 
 bool Plan::product_makes_logits() const {
@@ -322,6 +325,7 @@ void Plan::fuse_norms() {
     Op& norm = ops_[size_t(norms[size_t(op.in)])];
     op.in = norm.in;
     op.norm = std::move(norm.norm);
+    op.norm_place = norm.norm_place;
     fused[size_t(&norm - ops_.data())] = true;
   }
   std::vector<Op> ops;

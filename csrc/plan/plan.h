@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "simd/kernels.h"
+#include "plan/adapters.h"
 #include "plan/kv_cache.h"
 #include "linear/matrix.h"
 #include "plan/memory.h"
@@ -22,6 +23,7 @@ namespace quire {
 
 struct StepLimits {
   int max_tokens, max_seqs, max_logit_rows;
+  int max_adapters = 0;
 };
 
 // The arrays of ModelInput (devices/protocol.py) with their lengths.
@@ -39,6 +41,7 @@ struct StepInput {
   int hidden_width;
   const int32_t* echoes;  // [num_echoes][2]
   int num_echoes;
+  const int32_t* adapters = nullptr;  // [num_seqs]: the slot of a sequence's adapter, -1: none; or null: none at all
 };
 
 // Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
@@ -146,6 +149,10 @@ class Plan {
   void run(const StepInput& input);
   // Runs the head on logit rows [start, stop) of the last step.
   void head(int start, int stop);
+  // The adapter in a slot from the next step on, by the buffers that its ops return; null: none. From any thread.
+  void set_adapter(int slot, std::shared_ptr<const AdapterChanges> changes);
+  // Throws std::invalid_argument if a change does not fit its op.
+  void check_change(const AdapterPlace& place, const AdapterChange& change) const;
 
   int width(int buffer) const;
   int num_logit_rows() const { return num_logit_rows_; }
@@ -178,6 +185,7 @@ class Plan {
     float scale = 1, cap = 0;
     int layer = 0, num_heads = 0, offset = 0, function = 0;
     bool weigh_inputs = false;
+    int norm_place = -1;  // of its norm: the buffer that the norm made when it was recorded
     AttentionParams attention{};
     RoutingParams routing{};
     std::vector<std::shared_ptr<PackedMatrix>> weights{};
@@ -212,6 +220,13 @@ class Plan {
   void check_angles(int angles, int head_dim) const;
   size_t expert_floats(const Op& op) const;
 
+  // Rows of a product that an adapter changes, and where its own part is added.
+  struct AdapterTarget {
+    ChangedRows rows;
+    float* y;
+    size_t stride;
+  };
+
   void check(const StepInput& input) const;
   void check_sequence(const StepInput& input, int seq) const;
   void locate_tokens(const StepInput& input);
@@ -221,7 +236,21 @@ class Plan {
   void execute(size_t first, size_t last);
   void execute_op(const Op& op);
   void execute_linear(const Op& op);
-  void find_best(LinearArgs args);
+  void find_best(LinearArgs args, bool screened);
+  LinearArgs linear_args(const Op& op) const;
+  size_t raw_floats() const;
+  static bool needs_raw(const PackedMatrix& weight, Activation activation);
+  std::vector<ChangedRows> changes(int place, RowKind kind) const;
+  const Norm* row_norms(const Op& op, int rows, RowKind kind);
+  void execute_adapted(const Op& op, LinearArgs args);
+  void run_product(LinearArgs args, const std::vector<ChangedRows>& changed);
+  void keep_raw(LinearArgs& args, const std::vector<ChangedRows>& changed);
+  void adapt(const LinearArgs& args, const std::vector<ChangedRows>& changed);
+  void replace_product(const LinearArgs& args, const ChangedRows& changed);
+  void add_low_rank(const LinearArgs& args, const std::vector<AdapterTarget>& targets);
+  void add_ups(const std::vector<AdapterTarget>& targets, const float* low);
+  void run_products();
+  void adapt_embedding(const Op& op, float* out, size_t width);
   void execute_store_kv(const Op& op);
   // Stores what ModelInput.echoes_E2 names in the tables of other sequences too.
   void echo(const KVView& kv) const;
@@ -236,8 +265,8 @@ class Plan {
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
   void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);
-  void run_linear(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation, const float* x,
-                  size_t x_stride, int rows, float* y, size_t y_stride, void* workspace);
+  LinearArgs product_args(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation,
+                          const float* x, size_t x_stride, int rows, float* y, size_t y_stride, void* workspace) const;
 
   const Kernels& kernels_;
   std::shared_ptr<ThreadPool> pool_;
@@ -260,6 +289,13 @@ class Plan {
   std::vector<float> maxima_;  // of the rows of logits
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: the start of its tokens' (token, place) pairs
   Tails tails_;
+  Adapters adapters_;
+  std::vector<Norm> row_norms_;
+  std::vector<float> raw_, low_;  // of products with adapters: before the activation, and between their two products
+  std::vector<LinearArgs> products_;
+  std::vector<ProductTask> tasks_;
+  HugeBuffer own_workspace_;
+  size_t own_workspace_bytes_ = 0;
   SharedPrefixes prefixes_, tail_prefixes_;
   StepInput step_{}, tail_step_{};
   int num_logit_rows_ = 0, head_start_ = 0, head_rows_ = 0;

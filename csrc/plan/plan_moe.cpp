@@ -133,8 +133,9 @@ void Plan::execute_route(const Op& op) {
   });
 }
 
-void Plan::run_linear(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation, const float* x,
-                      size_t x_stride, int rows, float* y, size_t y_stride, void* workspace) {
+LinearArgs Plan::product_args(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation,
+                              const float* x, size_t x_stride, int rows, float* y, size_t y_stride,
+                              void* workspace) const {
   LinearArgs args{};
   args.x = x;
   args.x_stride = x_stride;
@@ -145,15 +146,16 @@ void Plan::run_linear(const PackedMatrix& weight, const std::vector<float>& bias
   args.y = y;
   args.y_stride = y_stride;
   args.workspace = workspace;
-  kernels_.linear(args, *pool_);
+  return args;
 }
 
 void Plan::execute_head_linear(const Op& op) {
   const MatrixView& first = op.weights.front()->view();
   const size_t heads = op.weights.size(), x_stride = size_t(first.cols) * heads, y_stride = size_t(first.rows) * heads;
   for (size_t n = 0; n < heads; ++n)
-    run_linear(*op.weights[n], {}, Activation::none, data(op.in) + n * size_t(first.cols), x_stride, rows_of(op.out),
-               data(op.out) + n * size_t(first.rows), y_stride, workspace_.data());
+    kernels_.linear(product_args(*op.weights[n], {}, Activation::none, data(op.in) + n * size_t(first.cols), x_stride,
+                                 rows_of(op.out), data(op.out) + n * size_t(first.rows), y_stride, workspace_.data()),
+                    *pool_);
 }
 
 // One expert's tokens: their inputs gathered, their inner activations, and their results.
@@ -207,8 +209,15 @@ void Plan::run_expert(const Op& op, int expert, int first, int rows, float* in, 
     for (size_t i = 0; i < width; ++i) in[r * width + i] = weight * x[token * width + i];
   });
   if (e.up) {
-    run_linear(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace);
-    run_linear(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, width, workspace);
+    auto changed = [&](int which) {
+      if (!adapters_.active()) return std::vector<ChangedRows>{};
+      return adapters_.changes_of({op.out, 2 * expert + which}, buffers_[size_t(op.out)].rows, rows,
+                                  [&](int r) { return expert_rows_[size_t(first + r)] / chosen; });
+    };
+    run_product(product_args(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace),
+                changed(0));
+    run_product(product_args(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, width, workspace),
+                changed(1));
   } else {
     std::memcpy(out, in, size_t(rows) * width * sizeof(float));
   }

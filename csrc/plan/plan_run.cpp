@@ -99,6 +99,7 @@ void Plan::run(const StepInput& input) {
   prefixes_.find(input.num_seqs, input.kv_len, input.slots, input.block_table, size_t(input.blocks_per_slot),
                  kv_->block_size());
   tail_step_ = tails_.find(input);
+  adapters_.begin(input, tails_);
   if (tail_step_.num_seqs < input.num_seqs)
     tail_prefixes_.find(tail_step_.num_seqs, tail_step_.kv_len, tail_step_.slots, input.block_table,
                         size_t(input.blocks_per_slot), kv_->block_size());
@@ -165,9 +166,13 @@ void Plan::execute_op(const Op& op) {
   float* out = data(op.out);
   switch (op.kind) {
     case OpKind::embed:
-      return kernels_.embed({step_.tokens, rows, op.weight->view(), op.scale, out, width}, *pool_);
-    case OpKind::norm:
-      return kernels_.norm({data(op.in), width, rows, int(width), op.norm.view(), out, width}, *pool_);
+      kernels_.embed({step_.tokens, rows, op.weight->view(), op.scale, out, width}, *pool_);
+      if (adapters_.active()) adapt_embedding(op, out, width);
+      return;
+    case OpKind::norm: {
+      const Norm* own = adapters_.active() ? row_norms(op, rows, buffers_[size_t(op.out)].rows) : nullptr;
+      return kernels_.norm({data(op.in), width, rows, int(width), op.norm.view(), out, width, own}, *pool_);
+    }
     case OpKind::embed_positions:
       for (int t = 0; t < rows; ++t) table_rows_[size_t(t)] = step_.positions[t] + op.offset;
       return kernels_.embed({table_rows_.data(), rows, op.weight->view(), 1.0f, out, width}, *pool_);
@@ -227,7 +232,7 @@ void Plan::execute_select_rows(const Op& op) {
     std::memcpy(out + size_t(i) * width, in + size_t(tail_step_.logit_rows[i]) * width, width * sizeof(float));
 }
 
-void Plan::execute_linear(const Op& op) {
+LinearArgs Plan::linear_args(const Op& op) const {
   LinearArgs args{};
   args.x = data(op.in);
   args.x_stride = size_t(buffers_[size_t(op.in)].width);
@@ -241,13 +246,19 @@ void Plan::execute_linear(const Op& op) {
   args.residual = op.residual < 0 ? nullptr : data(op.residual);
   args.residual_stride = args.y_stride;
   args.workspace = workspace_.data();
-  if (op.out == logits_ && !best_.empty()) find_best(args);
+  return args;
+}
+
+void Plan::execute_linear(const Op& op) {
+  const LinearArgs args = linear_args(op);
+  if (adapters_.active()) execute_adapted(op, args);
+  else if (op.out == logits_ && !best_.empty()) find_best(args, true);
   else kernels_.linear(args, *pool_);
 }
 
-// The product that makes the logits, with the best of each row.
-void Plan::find_best(LinearArgs args) {
-  if (greedy_ && args.weight.has_screen() && args.rows <= kernels_.screened_rows) {
+// The product that makes the logits, with the best of each row. `screened`: greedy steps may do without other logits.
+void Plan::find_best(LinearArgs args, bool screened) {
+  if (screened && greedy_ && args.weight.has_screen() && args.rows <= kernels_.screened_rows) {
     if (unscreened_ > 0) --unscreened_;
     else if (kernels_.screened_best(args, best_.data(), *pool_)) return;
     else unscreened_ = kScreenRest;

@@ -1,6 +1,7 @@
 // Kernels of one instruction set that multiply floats or nothing (CMakeLists.txt defines QUIRE_ISA and the -m flags).
 // The same loops widen and multiply bfloat16, so it is compiled along with them.
 #include "attention/attention.h"
+#include "linear/adapted.h"
 #include "linear/best.h"
 #include "linear/kernel_tables.h"
 #include "linear/rowwise.h"
@@ -17,6 +18,9 @@ extern const FloatKernels float_kernels = {
     .attention_f32 = attention<float>,
     .attention_workspace_f32 = attention_workspace,
     .best = best,
+    .products = products,
+    .product_rows = kMaxRows,
+    .finish = finish,
     .norm = norm,
     .embed = embed,
     .unpack_blocks = unpack_block_panel,

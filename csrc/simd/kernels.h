@@ -55,6 +55,39 @@ struct LinearArgs {
   const int32_t* x_sums = nullptr;
   // For the product with a screen: notes which outputs may be the largest instead of writing y. Set by `screened_best`.
   const Screening* screening = nullptr;
+  // Of rows that an adapter may change: the norm of each row in place of `norm`, and where the product goes as it is
+  // before bias, activation and residual, [rows, O] in source order. Or null.
+  const Norm* row_norms = nullptr;
+  float* raw = nullptr;
+  size_t raw_stride = 0;
+};
+
+// A part of a product with a float32 or bfloat16 weight, small enough for one thread: rows [begin, begin + rows) times
+// panels [first, last). Both types are multiplied with float32 activations.
+struct ProductTask {
+  const LinearArgs* product;
+  int begin, rows, first, last;
+};
+
+// Ends the rows of a product that an adapter changes. `raw` holds x W', then what the adapter adds to it.
+//   activate  y = activation(gain * raw + bias + shift), gated as the weight is
+//   prepare   y += (gain - 1) * raw + shift, then raw = 0
+//   add       y += gain * raw
+//   shift     y += shift
+enum class Finish { activate, prepare, add, shift };
+
+struct FinishArgs {
+  Finish kind;
+  int rows, width;
+  bool gated;
+  Activation activation;
+  const float* bias;   // in packed order, or null
+  const float* gain;   // [O] in source order as `shift` is, or null: 1
+  const float* shift;  // or null: 0
+  float* raw;
+  size_t raw_stride;
+  float* y;
+  size_t y_stride;
 };
 
 // The index of the first largest logit of each row, from the logits and their maxima as LinearArgs has them; -1 if one
@@ -74,6 +107,7 @@ struct NormArgs {
   Norm norm;
   float* y;
   size_t y_stride;
+  const Norm* row_norms = nullptr;  // as in LinearArgs
 };
 
 struct EmbedArgs {
@@ -205,6 +239,9 @@ struct FloatKernels {
   Attend* attention_f32;
   size_t (*attention_workspace_f32)(const AttentionLimits&);
   void (*best)(const BestArgs&, ThreadPool&);
+  void (*products)(const ProductTask*, int count, ThreadPool&);
+  int product_rows;  // of a task, at most
+  void (*finish)(const FinishArgs&, ThreadPool&);
   void (*norm)(const NormArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*unpack_blocks)(const MatrixView&, int panel, float* const (&rows)[16]);  // the values of rows that are not null

@@ -21,6 +21,7 @@ _LATER = {
     "CompletionOutput": "quire.client.outputs",
     "LogitsProcessor": "quire.logits_processor",
     "AdapterLogitsProcessor": "quire.logits_processor",
+    "LoRARequest": "quire.client.adapters",
 }
 __all__ = [
     "LLM",
@@ -30,6 +31,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
+    "LoRARequest",
     "LogitsProcessor",
     "PoolingParams",
     "QuireError",

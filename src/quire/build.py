@@ -96,6 +96,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Engine
         tensors=tuple(writer.tensors),
         size=writer.size,
         checksums=Checksums(written, min(backend.threads, MAX_PARTS)).result(),
+        names=model.names,
     )
     engine_dir.write_manifest(directory, manifest)
     return manifest

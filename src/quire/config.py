@@ -35,6 +35,7 @@ SpecMethod = Literal[
     "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash"
 ]
 
+LoraDtype = Literal["auto", "float32", "float16", "bfloat16"]
 TokenizerMode = Literal["auto"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 _TOKENIZER_MODES = dict.fromkeys(("hf", "slow", "fast"), "auto")
@@ -435,6 +436,25 @@ def _check_speculation(options: SpeculativeOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters beside the model."""
+
+    enable_lora: bool = option(False, "Take requests that name an adapter.", common=True)
+    max_loras: int = option(8, "Most adapters in one step.", low=1, high=1024)
+    max_cpu_loras: int | None = option(
+        None, "Most adapters in memory; default is --max-loras.", low=1, high=4096
+    )
+    max_lora_rank: int = option(16, "Largest rank of an adapter.", low=1, high=1024)
+    lora_dtype: LoraDtype = option("auto", "Type of adapters in memory; auto is the model's.")
+    fully_sharded_loras: bool = option(False, "Accepted: one process shards nothing.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if (self.max_cpu_loras or self.max_loras) < self.max_loras:
+            raise ConfigError(f"--max-cpu-loras must be at least --max-loras {self.max_loras}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine needs, in sections."""
 
@@ -444,6 +464,7 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = option(0, "Source of seeds for requests without one.", low=0)
 
     @classmethod
@@ -468,4 +489,5 @@ SECTIONS: dict[str, type] = {
     "device": DeviceConfig,
     "grammar": GrammarConfig,
     "speculation": SpeculationConfig,
+    "lora": LoraConfig,
 }

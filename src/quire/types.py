@@ -76,6 +76,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     after the model's own head, and without `activate` not scaled to length 1. Prompt log-probabilities are due for the
     tokens after position `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API
     keys, or calls) take turns. With `program` it runs these steps; `gens` are the requests of its gens.
+    `adapter` is the digest of an adapter, whose files are in `adapter_path`.
     """
 
     id: str
@@ -99,6 +100,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     thinking: ThinkingBudget | None = None
     program: Program | None = None
     gens: tuple[Request, ...] = ()
+    adapter_path: str = ""
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""

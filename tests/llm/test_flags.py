@@ -96,7 +96,7 @@ def test_values_are_written_as_vllm_takes_them(
             ("--pipeline-parallel-size", "2"),
             "--pipeline-parallel-size 2 is not supported: all ranks of this engine are processes of one machine",
         ),
-        (("--enable-lora",), "--enable-lora is not supported"),
+        (("--default-mm-loras", "{}"), "--default-mm-loras {} is not supported"),
         (("--worker-cls", "a.B"), "--worker-cls a.B is not supported"),
     ],
 )

@@ -18,10 +18,10 @@ from tests.tiny import EOS
 
 NAMES = Path(__file__).parents[3] / "shared" / "reference" / "vllm-0.32-names.txt"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-# Methods of vLLM's that belong to other kinds of engine: several ranks, adapters, training loops.
+# Methods of vLLM's that belong to other kinds of engine: several ranks, training loops.
 _ELSEWHERE = (
     "notify_kv_transfer_request_rejected get_num_queued_tokens check_admission add_request reset_encoder_cache "
-    "checkpoint_prepare checkpoint_restore compute_weight_checksums add_lora remove_lora list_loras pin_lora "
+    "checkpoint_prepare checkpoint_restore compute_weight_checksums "
     "collective_rpc wait_for_requests_to_drain scale_elastic_ep handle_fault get_status init_weight_transfer_engine "
     "shutdown_weight_transfer_engine start_weight_update start_draft_weight_update update_weights "
     "finish_weight_update update_weight_version get_weight_version get_kv_event_sources"

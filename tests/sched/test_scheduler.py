@@ -23,8 +23,11 @@ class World:
     ) -> None:
         caching = bool(options.pop("caching", True))
         again = bool(options.pop("recompute_last", False))
+        adapters: Any = options.pop("max_adapters", None)
         config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **options})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(config, num_blocks, block_size, max_len, caching, recompute_last=again)
+        self.scheduler = Scheduler(
+            config, num_blocks, block_size, max_len, caching, recompute_last=again, max_adapters=adapters
+        )
         self.executor = FakeExecutor(num_blocks, block_size, random.Random(0))
         self.journal = Journal()
         self.max_total = min(max_len, num_blocks * block_size)
@@ -463,6 +466,24 @@ def test_salts_and_adapters_do_not_share() -> None:
     for id, options in (("b", {"salt": "x"}), ("c", {"adapter": "x"}), ("d", {"adapter": "", "salt": ""})):
         world.add(id, [1] * 9, 1, **options)
         assert scheduled(world.step()) == [(0, 9, True)]
+
+
+def test_a_step_has_at_most_so_many_adapters_and_none_is_overtaken() -> None:
+    world = World(max_adapters=2)
+    made = [
+        world.add(str(i), [i + 1] * 3, 4 + i, adapter=name)
+        for i, name in enumerate(["a", "b", "c", None, "a", "c"])
+    ]
+    assert len(world.step().new) == 3, "a, b and the base: c waits, and nothing with an adapter passes it"
+    running: set[str | None] = set()
+    for _ in range(40):
+        batch = world.scheduler.schedule()
+        if batch is None:
+            break
+        world.finish(batch)
+        running = {seq.request.adapter for seq in world.scheduler._planner.running} - {None}
+        assert len(running) <= 2
+    world.expect(*made)
 
 
 def test_a_copy_that_would_need_the_block_it_reads_is_given_up() -> None:

@@ -344,6 +344,14 @@ class AsyncEngine:
         """Take the memory again, or only that of `tags` ("weights", "kv_cache")."""
         self.sleeping = bool((await self._answered("wake_up", tags=tags)).result)
 
+    async def load_adapter(self, path: str, pin: bool = False) -> str:
+        """Load an adapter's directory; returns the digest of its files. EngineError if it cannot be loaded."""
+        return str((await self._answered("load_adapter", path=path, pin=pin)).result)
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Let the engine forget an adapter once no request uses it."""
+        await self._answered("unload_adapter", digest=digest)
+
     async def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
         """Trace steps until `stop_profile`."""
         await self._answered("start_profile", prefix=prefix, delay=delay, most=most)

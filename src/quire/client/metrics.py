@@ -7,8 +7,9 @@ token costs one list increment. Knows no engine and no HTTP.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
@@ -130,6 +131,8 @@ class Metrics:
         self.registry.register(self)
         self.stats = EngineStats()
         self.cache_config: dict[str, str] = {}
+        # The most adapters of a step, and the names of running and waiting ones; None: adapters are off.
+        self.adapters: Callable[[], tuple[int, list[str], list[str]]] | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
@@ -344,6 +347,17 @@ class Metrics:
             )
             info.add_metric((self.model_name, "0", *self.cache_config.values()), 1.0)
             yield info
+        if self.adapters is not None:
+            yield self._adapter_info(*self.adapters())
+
+    def _adapter_info(self, most: int, running: list[str], waiting: list[str]) -> Metric:
+        family = GaugeMetricFamily(
+            self._name("lora_requests_info"),
+            "Adapters of running and of waiting requests; the time of the scrape.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        family.add_metric((str(most), ",".join(running), ",".join(waiting)), time.time())
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         def total(name: str) -> int:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.adapters import Adapter
 from quire.devices.elementwise import GELU as GELU
 from quire.devices.elementwise import XIELU as XIELU
 from quire.devices.elementwise import Clamp as Clamp
@@ -167,9 +168,10 @@ class ModelInput(msgspec.Struct, frozen=True):
     `greedy`: only the largest of each row's logits is needed; a backend that finds it may leave the others undefined.
 
     `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
-
     `echoes_E2` (or None) are pairs (token t, sequence b): the keys and values of t are also stored at t's position in
     the blocks of b. So branches of a tree of drafts, sequences with blocks of their own, see their common ancestors.
+
+    `adapters_B` is the slot of each sequence's adapter (Executable.adapt), -1 for none. None: no sequence has one.
     """
 
     tokens_T: IntArray
@@ -182,14 +184,16 @@ class ModelInput(msgspec.Struct, frozen=True):
     greedy: bool = False
     hidden_TD: FloatArray | None = None
     echoes_E2: IntArray | None = None
+    adapters_B: IntArray | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The largest step that an executable must support: tokens, sequences, and rows of logits at a time."""
+    """The largest step that an executable must support: tokens, sequences, rows of logits at a time, adapter slots."""
 
     max_tokens: int
     max_seqs: int
     max_logit_rows: int
+    max_adapters: int = 0
 
 
 T = TypeVar("T")
@@ -331,6 +335,12 @@ class Executable(Protocol):
         """A host array [L, D]: final hidden states of the last run (after the last norm, before the head).
 
         For a graph without a head, [T, D]: the next stage's input. It may be a view, valid until the next `run`.
+        """
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        """Put an adapter into a slot, or empty it, from the next run on; returns the bytes that it takes.
+
+        May be called from any thread. EngineError if the adapter changes what the graph does not compute.
         """
 
     def taps(self) -> tuple[FloatArray, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from quire.engine.adapters import AdapterArena
 from quire.engine.compiling import CompilingRequests
 from quire.engine.residence import Residence
 from quire.engine.trace import StepTrace
@@ -61,28 +62,45 @@ class EngineCore:
         self._trace: StepTrace | None = None
         self.residence: Residence[Any] | None = None  # the memory that `sleep` gives back
         self.trace_directory = Path()
+        self.adapters: AdapterArena[Any] | None = None
+        # Samples that ended, by step: those of a step in flight still use their adapter.
+        self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
 
     @property
     def has_work(self) -> bool:
         if self._sleep_level is not None:
             return bool(self._ready)
-        return bool(self._ready or self._compiling) or self.scheduler.has_work
+        return bool(self._ready or self._compiling or self.adapters) or self.scheduler.has_work
 
     def add(self, request: Request) -> None:
         """Queue a request. If it can never run, the next step returns an error delta.
 
         A request is queued once its grammar is compiled; others go on meanwhile.
         """
-        if request.id in self._compiling:
+        if request.id in self._compiling or (self.adapters is not None and request.id in self.adapters):
             message = (
                 f"request id {request.id!r} is in use by a request that has not ended; choose another id"
             )
             self._ready += ends(request, FinishReason.ERROR, message)
-        elif not self._compiling.take(request):
+        elif request.adapter is None or self._has_adapter(request):
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        if not self._compiling.take(request):
             self._ready += self.scheduler.add(request)
+
+    def _has_adapter(self, request: Request) -> bool:
+        """Whether the adapter of a new request is in memory; if not, the request is held or ends."""
+        if self.adapters is None:
+            message = "adapters are not enabled: start the engine with --enable-lora"
+            self._ready += ends(request, FinishReason.ERROR, message)
+            return False
+        return self.adapters.take(request)
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live sample: see `Scheduler.fork`."""
+        if self.adapters is not None:
+            self.adapters.hold(request)
         self._ready += self.scheduler.fork(request_id, index, request, output)
 
     def keep(self, key: str, request: Request, tokens: list[int]) -> int:
@@ -95,6 +113,10 @@ class EngineCore:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one sample of it. Unknown ids (of ended requests) are ignored."""
+        if self.adapters is not None and request_id in self.adapters:
+            if index is None or self.adapters.held(request_id).sampling.n == 1:
+                self._ready += ends(self.adapters.remove(request_id), FinishReason.ABORT)
+            return
         if request_id in self._compiling:
             request, error = self._compiling.remove(request_id)
             if index is None or request.sampling.n == 1:
@@ -107,6 +129,8 @@ class EngineCore:
         """End a request without deltas, because its reader has gone."""
         if request_id in self._compiling:
             self._compiling.remove(request_id)
+        if self.adapters is not None:
+            self._ended_samples.append([(request_id, index)])
         self._ready = [d for d in self._ready if d.request_id != request_id or index not in (None, d.index)]
         self.scheduler.drop(request_id, index)
 
@@ -114,6 +138,8 @@ class EngineCore:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
         if self._sleep_level is not None:
             return self._take_ready()
+        if self.adapters:
+            self._take_adapted(self.adapters)
         if self._compiling:
             self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
             for request, error in self._compiling.take_compiled():
@@ -126,10 +152,32 @@ class EngineCore:
             flight.append((batch, perf_counter(), self._start(batch)))
         if flight:
             deltas += self._finish_oldest()
+        if self.adapters is not None:
+            self._let_go(self.adapters, deltas)
         return deltas
+
+    def _let_go(self, adapters: AdapterArena[Any], deltas: list[Delta]) -> None:
+        """Unpin the adapters of samples that have ended and are in no step in flight."""
+        ended = self._ended_samples
+        ended.append([(d.request_id, d.index) for d in deltas if d.finish_reason is not None])
+        while ended and (len(ended) >= self._depth or not self._flight):
+            for request_id, index in ended.popleft():
+                adapters.release(request_id, index)
+
+    def _take_adapted(self, adapters: AdapterArena[Any]) -> None:
+        """Queue the requests whose adapter is in memory now."""
+        busy = self._ready or self._compiling or self.scheduler.has_work
+        adapters.wait(0.0 if busy else IDLE_WAIT)
+        for request, error in adapters.take_loaded():
+            if error is None:
+                self._enter(request)
+            else:
+                self._ready += ends(request, FinishReason.ERROR, error)
 
     def _take_ready(self) -> list[Delta]:
         deltas, self._ready = self._ready, []
+        if self._sleep_level is not None and self.adapters is not None:
+            self._let_go(self.adapters, deltas)
         return deltas
 
     def _finish_oldest(self) -> list[Delta]:
@@ -166,12 +214,13 @@ class EngineCore:
             raise EngineError(f"sleep: mode must be abort, wait or keep, got {mode!r}")
         if self.is_sleeping:
             return
-        while mode == "wait" and (self._compiling or self.scheduler.has_work):
+        while mode == "wait" and (self._compiling or self.adapters or self.scheduler.has_work):
             self._ready = self.step()
         while self._flight:
             self._ready += self._finish_oldest()
         if mode == "abort":
-            for request_id in [*self._compiling.ids, *self.scheduler.request_ids]:
+            held = [] if self.adapters is None else self.adapters.held_ids
+            for request_id in [*held, *self._compiling.ids, *self.scheduler.request_ids]:
                 self.abort(request_id)
         if level:
             self.scheduler.preempt_all()
@@ -190,7 +239,20 @@ class EngineCore:
                 ("weights", "kv_cache") if tags is None else [t for t in tags if t != "scheduling"]
             )
         if residence is None or residence.complete:
+            if self._sleep_level and self.adapters is not None:
+                self.adapters.reload()
             self._sleep_level = None
+
+    def load_adapter(self, path: str, pin: bool = False) -> Future[str]:
+        """See AdapterArena.load. EngineError if adapters are not enabled."""
+        if self.adapters is None:
+            raise EngineError("adapters are not enabled: start the engine with --enable-lora")
+        return self.adapters.load(path, pin)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Let go of an adapter once no request uses it."""
+        if self.adapters is not None:
+            self.adapters.unload(digest)
 
     def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
         """Trace steps until `stop_profile`."""

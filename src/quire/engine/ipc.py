@@ -22,7 +22,17 @@ from quire.types import Delta, EngineStats, ModelCard, Request
 # Where sockets go if no temporary directory can be written, as in a container with a read-only root.
 SHARED_MEMORY = "/dev/shm"
 
-Verb = Literal["ping", "stats", "reset", "sleep", "wake_up", "start_profile", "stop_profile"]
+Verb = Literal[
+    "ping",
+    "stats",
+    "reset",
+    "sleep",
+    "wake_up",
+    "start_profile",
+    "stop_profile",
+    "load_adapter",
+    "unload_adapter",
+]
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):

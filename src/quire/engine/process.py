@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from typing import Any, Protocol, cast
 
 import zmq
@@ -49,6 +50,7 @@ from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch,
 log = logging.getLogger("quire.engine")
 
 _LENGTH = struct.Struct("<I")
+LOAD_POLL = 5  # milliseconds between looks at adapters that are loaded, while nothing else happens
 
 
 class Report(Protocol):
@@ -117,6 +119,7 @@ class EngineLoop:
         self._stats_interval = stats_interval
         self._stats_due = 0.0
         self._calls: deque[Call] = deque()
+        self._loads: list[tuple[Call, Future[str]]] = []  # answered once they are done
         self._refused: list[Delta] = []
         self._scheduled: list[Scheduled] = []
         self._steps: list[StepTime] = []
@@ -129,6 +132,8 @@ class EngineLoop:
             self._drain()
             if self._calls:
                 self._answer(self._calls.popleft())
+            if self._loads:
+                self._answer_loads()
             self._step()
 
     def _saw_batch(self, batch: ScheduledBatch) -> None:
@@ -141,7 +146,7 @@ class EngineLoop:
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
-            self._socket.poll()
+            self._socket.poll(LOAD_POLL if self._loads else None)
         while self._running:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -174,7 +179,23 @@ class EngineLoop:
                 )
 
     def _answer(self, call: Call) -> None:
+        if call.verb == "load_adapter":
+            try:
+                self._loads.append((call, self._core.load_adapter(**call.options)))
+            except QuireError as error:
+                self._send(Reply(call.id, error=str(error)))
+            return
         self._send(self._reply(call))
+
+    def _answer_loads(self) -> None:
+        """Answer the calls whose adapter is loaded, or failed to load."""
+        for call, job in [pair for pair in self._loads if pair[1].done()]:
+            self._loads.remove((call, job))
+            error = job.exception()
+            if error is not None and not isinstance(error, QuireError):
+                log.error("an adapter cannot be loaded", exc_info=error)
+            text = None if error is None else str(error) or type(error).__name__
+            self._send(Reply(call.id, error=text, result=None if text else job.result()))
 
     def _reply(self, call: Call) -> Reply:
         try:
@@ -198,6 +219,8 @@ class EngineLoop:
             return core.is_sleeping
         elif call.verb == "start_profile":
             core.start_profile(**options)
+        elif call.verb == "unload_adapter":
+            core.unload_adapter(**options)
         elif call.verb == "stop_profile":
             return core.stop_profile()
         return None

@@ -38,6 +38,13 @@ class Residence(Generic[M]):
     def complete(self) -> bool:
         return len(self._present) == len(PARTS)
 
+    @property
+    def model(self) -> M:
+        """The model that is loaded. EngineError while its weights are given back."""
+        if self._model is None:
+            raise EngineError("the engine sleeps: wake it up first")
+        return self._model
+
     def release(self, parts: Sequence[str]) -> None:
         """Give back memory; no step may be in flight."""
         self._present -= set(parts)

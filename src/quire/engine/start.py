@@ -6,10 +6,8 @@ This module alone knows the parts of an engine.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,13 @@ from quire.devices.protocol import (
     KVSpec,
     Limits,
 )
+from quire.engine.adapted import adapter_reader, adapter_slots, adapters_bytes
+from quire.engine.adapters import AdapterArena
 from quire.engine.core import EngineCore
 from quire.engine.numa import bind
 from quire.engine.ranks import RankedExecutable, RankedKVCache, Ranks
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
+from quire.engine.report import StartReport
 from quire.engine.residence import Residence
 from quire.engine.source import Loader, find_source, model_directory
 from quire.engine.vocabulary import vocabulary_of
@@ -47,11 +48,13 @@ from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
 from quire.program import Programs, Texts
 from quire.runtime.inputs import InputBuilder
-from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, plan_memory
+from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.runner import Runner
+from quire.runtime.slots.adapters import AdapterPart
 from quire.runtime.slots.grammar import GrammarPart
 from quire.runtime.slots.pooling import PoolingPart
 from quire.runtime.slots.processors import ProcessorPart
+from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
 from quire.runtime.slots.speculation import SpeculationPart
@@ -79,41 +82,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 # The keys of generation_config.json that Quire uses; the others configure searches that Quire does not do.
 DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-@dataclass(slots=True)
-class StartReport:
-    """The parts of the engine, and of its start-up time (seconds, in order)."""
-
-    model: str = ""
-    backend: str = ""
-    threads: int = 1
-    dtype: str = ""
-    kv_dtype: str = ""
-    parameters: int = 0
-    cost: Cost = field(default_factory=Cost)
-    kv_spec: KVSpec = field(default_factory=lambda: KVSpec(1, 1, 1, "float32"))
-    arithmetic: Arithmetic = "fp32"
-    memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(0, 0, 0, 0, 0, 1, 0))
-    phases: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - start
-
-    def log(self) -> None:
-        memory = self.memory
-        logger.info("%s: %d parameters, %s weights, %s KV cache; %s", self.model, self.parameters, self.dtype,
-                    self.kv_dtype, self.backend)  # fmt: skip
-        logger.info(
-            "memory: %.2f GiB weights, %.2f GiB workspace, %.2f GiB KV cache (%d blocks, %d tokens) of %.2f GiB free",
-            memory.weights / GIB, memory.workspace / GIB, memory.kv_cache / GIB, memory.num_blocks,
-            memory.num_tokens, memory.available / GIB,
-        )  # fmt: skip
-        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
-        logger.info("started in %.2f s: %s", sum(self.phases.values()), parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +176,10 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         config.scheduler.max_num_batched_tokens,
         model.limits.max_batch_size or config.scheduler.max_num_seqs,
     )
-    limits = Limits(config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs))
+    slots = adapter_slots(config.lora)
+    limits = Limits(
+        config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs), slots
+    )
     sketch = loader(outline, False, shard)
     drafter = find_drafter(speculative_options(config), config.model.download_dir)
     if drafter is not None and not shard.whole and drafter.options.method not in WITHOUT_MODEL:
@@ -220,7 +191,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     step_limits = with_trees(limits, draft.trees)
     own_tokens = tree_blocks(draft.trees, config.cache.block_size) * config.cache.block_size
     need = MemoryNeed(
-        weights=sketch.weight_bytes + draft.weights,
+        weights=sketch.weight_bytes + draft.weights + adapters_bytes(sketch, outline, config.lora, slots),
         workspace=outline.workspace_bytes(tapped(sketch, draft.taps), kv_spec, step_limits)
         + draft.workspace
         + own_tokens * kv_spec.bytes_per_token,
@@ -258,6 +229,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
         plan = plan_engine(config)
     backend, memory, spec, config = plan.backend, plan.memory, plan.model.spec, plan.config
     ranks = None if plan.shard.whole else _start_ranks(plan)
+    slots = plan.limits.max_adapters
     with report.phase("packing the weights"):
         model = plan.load(backend, True, plan.shard if ranks is None else ranks.shard)
     with report.phase("preparing to run"):
@@ -267,7 +239,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
             ranks.wait_ready()
             executable, kv = RankedExecutable(executable, ranks, memory.block_size), RankedKVCache(kv, ranks)
         max_blocks, shape = -(-memory.max_model_len // memory.block_size), plan.draft.trees
-        inputs = InputBuilder(plan.limits.max_seqs, max_blocks, shape.branches if shape else 0)
+        inputs = InputBuilder(plan.limits.max_seqs, max_blocks, shape.branches if shape else 0, slots > 0)
         trees = make_trees(shape, plan.limits.max_seqs, memory.num_blocks, memory.block_size, inputs)
         sampler = backend.sampler(spec.vocab_size)
         grammars = GrammarCompiler(lambda: load_vocabulary(config, spec.vocab_size, plan.model.eos_token_ids))
@@ -285,7 +257,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
             memory.block_size,
             max_blocks,
         )
-        parts = (
+        parts: list[SlotPart] = [
             sampling,
             grammar,
             processing,
@@ -299,7 +271,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
                 grammar.count_allowed,
                 trees,
             ),
-        )
+        ]
         caches = [kv] if drafting.cache is None else [kv, drafting.cache]
         runner = Runner(executable, caches, inputs, parts, plan.limits.max_logit_rows, trees)
         scheduler = Scheduler(
@@ -310,6 +282,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
             config.cache.enable_prefix_caching,
             whole_prompts=spec.bidirectional,
             recompute_last=drafting.reads_pairs,
+            max_adapters=config.lora.max_loras if config.lora.enable_lora else None,
             rates=step_rates(
                 plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * max(1, backend.threads)
             ),
@@ -324,6 +297,10 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     if ranks is None:  # ranks keep their memory while the engine sleeps
         core.residence = _residence(plan, runner, model, shares=drafting.cache is not None)
     core.trace_directory = config.device.trace_directory
+    if inputs.adapters_S is not None:
+        reader = adapter_reader(lambda: residence.model, backend, config.lora)
+        core.adapters = AdapterArena(slots, reader, runner.adapt)
+        runner.parts.append(AdapterPart(inputs.adapters_S, core.adapters.slot_of))
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
     texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
     close = ranks.close if ranks is not None else _nothing

@@ -145,8 +145,8 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "fingerprint_mode fingerprint_value",
     ),
     (
-        "Adapters have options of their own; this one only tunes vLLM's kernels for them",
-        "fully_sharded_loras! lora_dtype specialize_active_lora! enable_tower_connector_lora! "
+        "It tunes vLLM's kernels for adapters",
+        "specialize_active_lora! enable_tower_connector_lora! "
         "enable_moe_shared_loras! enable_mixed_moe_lora_format! max_lora_cls_labels",
     ),
 )
@@ -161,10 +161,9 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
         "data_parallel_start_rank=0 headless!",
     ),
     (
-        "adapters are not there yet",
-        "a merged model",
-        "enable_lora! lora_modules* lora_target_modules* default_mm_loras "
-        "max_loras max_lora_rank max_cpu_loras",
+        "an adapter changes all that its tensors name, and inputs are text",
+        "an adapter without those tensors",
+        "lora_target_modules* default_mm_loras",
     ),
     (
         "the KV cache stays in this process",
@@ -220,6 +219,7 @@ _SHARED = (
     "h11_max_incomplete_event_size hf_overrides hf_token host kv_cache_dtype kv_cache_memory_bytes load_format "
     "log_config_file log_level logits_processors logprobs_mode long_prefill_token_threshold max_log_len "
     "max_logprobs max_model_len max_num_batched_tokens max_num_queued_reqs max_num_queued_tokens max_num_seqs "
+    "max_loras max_cpu_loras max_lora_rank enable_lora fully_sharded_loras lora_dtype lora_modules "
     "middleware model model_impl num_gpu_blocks_override numa_bind numa_bind_cpus numa_bind_nodes "
     "override_generation_config pooler_config port profiler_config quantization reasoning_parser "
     "reasoning_parser_plugin response_role return_tokens_as_token_ids revision root_path scheduling_policy seed "

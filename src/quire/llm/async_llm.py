@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.client.adapters import LoadedAdapter, LoadedAdapters, requests_for, with_adapter
 from quire.client.client import AsyncEngine, ClientOptions
 from quire.client.front import Front, load_maker
 from quire.client.grammar_check import GrammarChecker
@@ -20,13 +21,14 @@ from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.vectors import PoolingOutput, VectorRequestOutput
 from quire.config import EngineConfig
-from quire.errors import EngineError, QuireError
+from quire.errors import EngineError, QuireError, RequestError
 from quire.llm.engine_args import EngineArgs
 from quire.llm.pooling import pooled_request, pooling_output
-from quire.llm.prompts import Prompt, no_adapter, salt_of, tokens_of
+from quire.llm.prompts import Prompt, salt_of, tokens_of
 from quire.params import OutputKind, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request
+from quire.weights.hub import find_adapter
 
 T = TypeVar("T")
 MAKER = "quire.client.start"
@@ -48,6 +50,7 @@ class AsyncLLM:
         self._thread.start()
         self._numbers = itertools.count()
         self._live: dict[str, str] = {}  # engine's id by the caller's
+        self._adapters, self._loading = LoadedAdapters(), asyncio.Lock()
         metrics = Metrics("", "vllm")
         self._engine = self._run(_make_engine(vllm_config, ClientOptions(maker=maker), metrics)).result()
         self._grammars = GrammarChecker(vllm_config, maker)
@@ -96,9 +99,8 @@ class AsyncLLM:
 
         Raises RequestError for a prompt or parameters that are refused, EngineError if the request fails.
         """
-        no_adapter(lora_request)
         stream = await self._bridged(
-            self._stream(prompt, sampling_params.clone(), tokenization_kwargs, priority)
+            self._stream(prompt, sampling_params.clone(), tokenization_kwargs, priority, lora_request)
         )
         stream.output.prompt = stream.output.prompt or prompt_text
         stream.output.request_id = request_id
@@ -125,9 +127,10 @@ class AsyncLLM:
         reasoning_ended: bool | None = None,
     ) -> AsyncIterator[VectorRequestOutput[PoolingOutput]]:
         """Yield the vector of one text."""
-        no_adapter(lora_request)
+        adapter = await self._bridged(self._adapter(lora_request))
         _, tokens = tokens_of(self._front, prompt, tokenization_kwargs)
         request = pooled_request(self._front, self._new_id(request_id), tokens, pooling_params)
+        request = with_adapter(request, adapter)
         async for deltas in self._deltas(request, request_id):
             for delta in deltas:
                 if delta.finish_reason is FinishReason.ERROR:
@@ -144,10 +147,16 @@ class AsyncLLM:
                 await self._bridged(_abort(self._engine, inner))
 
     async def _stream(
-        self, prompt: Prompt, params: SamplingParams, kwargs: Mapping[str, Any] | None, priority: int
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        kwargs: Mapping[str, Any] | None,
+        priority: int,
+        lora_request: Any,
     ) -> OutputStream:
         """On the engine's loop: the request of a prompt, its grammar checked."""
         front = self._front
+        adapter = await self._adapter(lora_request)
         text, tokens = await asyncio.to_thread(tokens_of, front, prompt, kwargs)
         request = front.request(
             self._new_id(""), tokens, params, priority=priority, salt=salt_of(prompt), clamp=True
@@ -156,7 +165,53 @@ class AsyncLLM:
         if constraint is not None and not request.choices:
             grammar = await self._grammars.check(constraint, front.info)
             request = msgspec.structs.replace(request, grammar=grammar)
-        return front.stream(request, text)
+        stream = front.stream(with_adapter(request, adapter), text)
+        stream.output.lora_request = lora_request
+        return stream
+
+    async def _adapter(self, lora_request: Any) -> LoadedAdapter | None:
+        """On the engine's loop: the adapter of a request, loaded if it is new."""
+        (asked,) = requests_for(lora_request, 1)
+        if asked is None:
+            return None
+        config = self.config
+        if not config.lora.enable_lora:
+            raise RequestError("lora_request: adapters are off: start with enable_lora=True", "lora_request")
+        async with self._loading:
+            found = self._adapters.find_request(asked)
+            if found is None:
+                model = config.model
+                path = await asyncio.to_thread(
+                    find_adapter, asked.lora_path, model.download_dir, model.hf_token
+                )
+                digest = await self._engine.load_adapter(str(path))
+                number = asked.lora_int_id
+                found = self._adapters.add(asked.lora_name, asked.lora_path, str(path), digest, number)
+        return found
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Load an adapter before its first request. EngineError: it cannot be loaded."""
+        await self._bridged(self._adapter(lora_request))
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; running requests finish with it. False: there is none of that number."""
+        found = next((one for one in self._adapters.all if one.number == lora_id), None)
+        digest = None if found is None else self._adapters.remove(found.name)
+        if digest is not None:
+            await self._bridged(self._engine.unload_adapter(digest))
+        return found is not None
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of the loaded adapters."""
+        return {one.number for one in self._adapters.all}
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory, whatever others are used. False: there is none of that number."""
+        found = next((one for one in self._adapters.all if one.number == lora_id), None)
+        if found is not None:
+            await self._bridged(self._engine.load_adapter(found.path, pin=True))
+        return found is not None
 
     def _new_id(self, name: str) -> str:
         return f"{name}-{next(self._numbers)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.client.adapters import with_adapter
 from quire.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.config import EngineConfig
@@ -16,7 +17,7 @@ from quire.lazy import Lazy
 from quire.llm.engine_args import EngineArgs, engine_config
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
-from quire.llm.prompts import Message, Prompt, as_list, no_adapter, no_media, salt_of, tokens_of
+from quire.llm.prompts import Message, Prompt, as_list, no_media, salt_of, tokens_of
 from quire.llm.running import Tqdm, push, raise_error
 from quire.logits_processor import ProcessorClass
 from quire.params import OutputKind, SamplingParams
@@ -90,9 +91,8 @@ class LLM(PoolingMethods, ProgramRunner):
         Returns one RequestOutput per prompt, in order. If any prompt is refused, raises RequestError before any
         prompt runs. `use_tqdm` may be a class like tqdm.
         """
-        no_adapter(lora_request)
         no_media(mm_processor_kwargs)
-        streams = self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs)
+        streams = self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs, lora_request)
         return self._run(streams, use_tqdm)
 
     def enqueue(
@@ -106,9 +106,10 @@ class LLM(PoolingMethods, ProgramRunner):
         mm_processor_kwargs: Kwargs | None = None,
     ) -> list[str]:
         """Begin to continue prompts and return their request ids; `wait_for_completion` returns the results."""
-        no_adapter(lora_request)
         no_media(mm_processor_kwargs)
-        return self._enqueue(self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs))
+        return self._enqueue(
+            self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs, lora_request)
+        )
 
     def enqueue_chat(
         self,
@@ -127,7 +128,6 @@ class LLM(PoolingMethods, ProgramRunner):
         mm_processor_kwargs: Kwargs | None = None,
     ) -> list[str]:
         """Begin to answer conversations, as `enqueue` does prompts."""
-        no_adapter(lora_request)
         no_media(mm_processor_kwargs)
         prompts = self._chat_prompts(
             messages,
@@ -138,7 +138,9 @@ class LLM(PoolingMethods, ProgramRunner):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._enqueue(self._whole(prompts, sampling_params, priority, tokenization_kwargs))
+        return self._enqueue(
+            self._whole(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
+        )
 
     def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:
         """The results of everything that was enqueued, in order. If one fails, the rest is aborted."""
@@ -174,7 +176,6 @@ class LLM(PoolingMethods, ProgramRunner):
         `chat_template_content_format` is how the template wants content: "string", "openai" (a list of parts), or
         "auto": read from the template.
         """
-        no_adapter(lora_request)
         no_media(mm_processor_kwargs)
         prompts = self._chat_prompts(
             messages,
@@ -185,13 +186,15 @@ class LLM(PoolingMethods, ProgramRunner):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._run(self._whole(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+        return self._run(
+            self._whole(prompts, sampling_params, priority, tokenization_kwargs, lora_request), use_tqdm
+        )
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: Any = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -248,13 +251,15 @@ class LLM(PoolingMethods, ProgramRunner):
         return prompts
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: Any = None
     ) -> Iterator[RequestOutput]:
         """Continue one prompt and yield the RequestOutput each time it grows; stopping early aborts it.
 
         With `output_kind` DELTA it yields only the new part each time, with FINAL_ONLY once.
         """
-        (stream,) = self._streams([prompt], self._params_for(sampling_params, 1), None)
+        (stream,) = self._streams(
+            [prompt], self._params_for(sampling_params, 1), None, lora_request=lora_request
+        )
         kind = stream.request.sampling.output_kind
         with self._submit_streams([stream]) as call:
             for deltas in call:
@@ -280,10 +285,11 @@ class LLM(PoolingMethods, ProgramRunner):
         params: Sampling | None,
         priority: Sequence[int] | None,
         tokenization_kwargs: Kwargs | None,
+        lora_request: Any = None,
     ) -> list[OutputStream]:
         """The streams of prompts whose results are read at their end."""
         each = _final_only(self._params_for(params, len(prompts)))
-        return list(self._streams(prompts, each, priority, tokenization_kwargs))
+        return list(self._streams(prompts, each, priority, tokenization_kwargs, lora_request))
 
     def _streams(
         self,
@@ -291,7 +297,9 @@ class LLM(PoolingMethods, ProgramRunner):
         each: Sequence[SamplingParams],
         priority: Sequence[int] | None,
         tokenization_kwargs: Kwargs | None = None,
+        lora_request: Any = None,
     ) -> Iterator[OutputStream]:
+        adapters = self._adapters_of(lora_request, len(prompts))
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"
@@ -306,7 +314,10 @@ class LLM(PoolingMethods, ProgramRunner):
                 salt=salt_of(prompt),
                 clamp=True,
             )
-            yield self._front.stream(request, text)
+            adapter = adapters[i]
+            stream = self._front.stream(with_adapter(request, adapter), text)
+            stream.output.lora_request = None if adapter is None else adapter.asked
+            yield stream
 
     def _params_for(self, params: Sampling | None, count: int) -> Sequence[SamplingParams]:
         """A checked copy for each prompt, so that later changes by the caller do no harm."""

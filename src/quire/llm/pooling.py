@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from quire.client.adapters import with_adapter
 from quire.client.front import Front
 from quire.client.scoring import ScoringRules, plan_scores
 from quire.client.vectors import (
@@ -18,7 +19,7 @@ from quire.client.vectors import (
     shortened,
 )
 from quire.errors import RequestError
-from quire.llm.prompts import Prompt, as_list, no_adapter, tokens_of
+from quire.llm.prompts import Prompt, as_list, tokens_of
 from quire.llm.running import RunningEngine
 from quire.params import PoolingParams
 from quire.types import Pooling, Request
@@ -53,9 +54,8 @@ class PoolingMethods(RunningEngine):
                 "pooling_task",
             )
         pooling = "all" if pooling_task in BY_TOKEN else pooling
-        no_adapter(lora_request)
         texts = self._texts(prompts, tokenization_kwargs, None)
-        return self._vectors(texts, _each(pooling_params, len(texts), pooling))
+        return self._vectors(texts, _each(pooling_params, len(texts), pooling), lora_request)
 
     def reward(
         self,
@@ -85,11 +85,10 @@ class PoolingMethods(RunningEngine):
         """One vector per text, pooled as the model prescribes or by `pooling` (last, mean, cls)."""
         if self._front.info.scores is not None:
             raise RequestError(f"{self.name} is a classifier: use classify or score")
-        no_adapter(lora_request)
         texts = self._texts(prompts, tokenization_kwargs, truncate_prompt_tokens)
         each = _each(pooling_params, len(texts), pooling)
         found = []
-        requests = self._pooled(texts, each)
+        requests = self._pooled(texts, each, lora_request)
         if any(request.pooling == "all" for request in requests):
             raise RequestError("vectors of tokens are not one embedding: use encode", "pooling")
         for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
@@ -114,11 +113,10 @@ class PoolingMethods(RunningEngine):
         info = self._front.info
         if info.scores is None:
             raise RequestError(f"{self.name} is not a classifier: it has no labels")
-        no_adapter(lora_request)
         texts = self._texts(prompts, tokenization_kwargs, truncate_prompt_tokens)
         each = _each(pooling_params, len(texts), None)
         found = []
-        requests = self._pooled(texts, each)
+        requests = self._pooled(texts, each, lora_request)
         if any(request.pooling == "all" for request in requests):
             raise RequestError(f"{self.name} classifies tokens, not texts: use encode", "pooling")
         for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
@@ -140,7 +138,6 @@ class PoolingMethods(RunningEngine):
         """Relevance of the second texts to the first: by a classifier of pairs with one output, or by the cosine of
         embeddings. A single first text is paired with every second one; otherwise both sides pair up in order.
         """
-        no_adapter(lora_request)
         if chat_template is not None:
             raise RequestError(
                 "chat_template: texts are scored as they are, without a template", "chat_template"
@@ -153,7 +150,11 @@ class PoolingMethods(RunningEngine):
         activate = not isinstance(pooling_params, PoolingParams) or pooling_params.use_activation is not False
         rules = ScoringRules(limit=limit, activate=activate)
         scoring = plan_scores(self._front, self._new_id, firsts, seconds, rules)
-        scores = scoring.scores(self._compute(scoring.requests))
+        adapters = self._adapters_of(lora_request, len(scoring.requests))
+        requests = [
+            with_adapter(one, adapter) for one, adapter in zip(scoring.requests, adapters, strict=True)
+        ]
+        scores = scoring.scores(self._compute(requests))
         return [
             VectorRequestOutput(
                 scoring.requests[scoring.pairs[i][-1]].id, ScoringOutput(score), scoring.tokens(i)
@@ -170,19 +171,22 @@ class PoolingMethods(RunningEngine):
         return [tokens_of(self._front, prompt, options)[1] for prompt in as_list(prompts)]
 
     def _vectors(
-        self, texts: Sequence[list[int]], each: Sequence[PoolingParams]
+        self, texts: Sequence[list[int]], each: Sequence[PoolingParams], lora_request: Any
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        requests = self._pooled(texts, each)
+        requests = self._pooled(texts, each, lora_request)
         vectors = self._compute(requests)
         return [
             VectorRequestOutput(request.id, pooling_output(request, vector), request.tokens)
             for request, vector in zip(requests, vectors, strict=True)
         ]
 
-    def _pooled(self, texts: Sequence[list[int]], each: Sequence[PoolingParams]) -> list[Request]:
+    def _pooled(
+        self, texts: Sequence[list[int]], each: Sequence[PoolingParams], lora_request: Any
+    ) -> list[Request]:
+        adapters = self._adapters_of(lora_request, len(texts))
         return [
-            pooled_request(self._front, self._new_id(), tokens, params, splits=True)
-            for tokens, params in zip(texts, each, strict=True)
+            with_adapter(pooled_request(self._front, self._new_id(), tokens, params, splits=True), adapter)
+            for tokens, params, adapter in zip(texts, each, adapters, strict=True)
         ]
 
 

@@ -64,14 +64,6 @@ def tokens_of(front: Front, prompt: Prompt, kwargs: Mapping[str, Any] | None) ->
     )
 
 
-def no_adapter(request: object) -> None:
-    """Refuse an adapter."""
-    if request is not None and request != []:
-        raise RequestError(
-            "lora_request: adapters are not supported here: merge them into the model", "lora_request"
-        )
-
-
 def no_media(kwargs: Mapping[str, Any] | None) -> None:
     """Refuse options of inputs other than text."""
     if kwargs:

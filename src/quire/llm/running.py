@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest, requests_for
 from quire.client.chunks import joined, split_long
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
@@ -14,12 +16,13 @@ from quire.client.start import start_front
 from quire.config import EngineConfig
 from quire.engine.local import LocalCall, LocalEngine
 from quire.engine.start import begin_start, finish_start
-from quire.errors import EngineError, QuireError
+from quire.errors import EngineError, QuireError, RequestError
 from quire.lazy import Lazy
 from quire.llm.metrics import PREFIX, LocalMetrics, Metric
 from quire.logits_processor import ProcessorClass, load_processors
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, EngineStats, FinishReason, Request
+from quire.weights.hub import find_adapter
 
 if TYPE_CHECKING:
     from rich import progress
@@ -53,6 +56,8 @@ class RunningEngine:
         self._front.takes_functions = True
         self._ids = itertools.count()
         self._asleep = False
+        self._adapters = LoadedAdapters()
+        self._loading = threading.Lock()
 
     def shutdown(self) -> None:
         """Stop the engine. Running calls, and later ones, raise EngineError."""
@@ -148,6 +153,57 @@ class RunningEngine:
     def apply_model(self, func: Callable[[Any], Any]) -> Any:
         """Refused: the model is a recorded plan, not a module of torch."""
         raise QuireError("apply_model is not supported: the model is no torch module; use logits_processors")
+
+    def add_lora(self, lora_request: Any) -> bool:
+        """Load an adapter before its first request. True: it was not loaded before. ModelError: it cannot be."""
+        (request,) = requests_for(lora_request, 1)
+        known = request is not None and self._adapters.find_request(request) is not None
+        self._adapters_of(lora_request, 1)
+        return not known
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; running requests finish with it. False: there is none of that number."""
+        with self._loading:
+            found = self._numbered(lora_id)
+            digest = None if found is None else self._adapters.remove(found.name)
+            if digest is not None:
+                self._engine.post(lambda core: core.unload_adapter(digest))
+        return found is not None
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the loaded adapters."""
+        return {one.number for one in self._adapters.all}
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory, whatever others are used. False: there is none of that number."""
+        found = self._numbered(lora_id)
+        if found is not None:
+            self._load_adapter(found.path, pin=True)
+        return found is not None
+
+    def _numbered(self, number: int) -> LoadedAdapter | None:
+        return next((one for one in self._adapters.all if one.number == number), None)
+
+    def _adapters_of(self, lora_request: Any, count: int) -> list[LoadedAdapter | None]:
+        """The adapter of each of `count` prompts; those that are new are loaded."""
+        each = requests_for(lora_request, count)
+        if any(each) and not self.config.lora.enable_lora:
+            raise RequestError("lora_request: adapters are off: start with enable_lora=True", "lora_request")
+        return [None if one is None else self._adapter_of(one) for one in each]
+
+    def _adapter_of(self, request: LoRARequest) -> LoadedAdapter:
+        with self._loading:
+            found = self._adapters.find_request(request)
+            if found is not None:
+                return found
+            config = self.config.model
+            path = str(find_adapter(request.lora_path, config.download_dir, config.hf_token))
+            digest = self._load_adapter(path)
+            name, number = request.lora_name, request.lora_int_id
+            return self._adapters.add(name, request.lora_path, path, digest, number, asked=request)
+
+    def _load_adapter(self, path: str, pin: bool = False) -> str:
+        return self._engine.ask(lambda core: core.load_adapter(path, pin)).result()
 
     def _new_id(self) -> str:
         return str(next(self._ids))

@@ -21,6 +21,7 @@ from quire.devices.protocol import Backend, Matrix
 from quire.errors import ModelError
 from quire.files import map_file, read_bytes
 from quire.model.decoder import DecoderWeights
+from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import Array, FloatDtype
@@ -55,7 +56,8 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything in an engine except its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
 
-    `checksums` belong to equal parts of weights.bin, in order.
+    `checksums` belong to equal parts of weights.bin, in order. `names` are those of the checkpoint's tensors, by which
+    adapters find their place.
     """
 
     fingerprint: str
@@ -71,6 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tensors: tuple[StoredTensor, ...]
     size: Limit
     checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
+    names: TensorNames | None = None
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,13 +105,18 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model of Quire's own families: packed weights, and the graph that uses them."""
+    """A model of Quire's own families: packed weights, and the graph that uses them.
+
+    `names` are those of its tensors, if they are known; `open` opens the checkpoint again.
+    """
 
     info: ModelInfo
     spec: ArchSpec
     weights: DecoderWeights
     check: Callable[[], None] | None = None
     shard: Shard = WHOLE
+    names: TensorNames | None = None
+    open: Callable[[], Checkpoint] | None = None
 
     @property
     def dtype(self) -> FloatDtype:
@@ -191,12 +196,13 @@ def load_model(
         check = None
         if verify:
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
-        return LoadedModel(info, manifest.spec, weights, check)
+        return LoadedModel(info, manifest.spec, weights, check, manifest.names)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, info.quantized)
     shard.check(spec)
     weights = pack_weights(spec, names, checkpoint, backend, types, shard)
-    return LoadedModel(info, spec, weights, shard=shard)
+    reopen = open_source(directory, reading.config).tensors
+    return LoadedModel(info, spec, weights, names=names, open=reopen, shard=shard)
 
 
 def outline_model(
@@ -218,7 +224,7 @@ def outline_model(
     types = WeightTypes.of(info.dtype, info.quantized)
     shard.check(spec)
     weights = outline_weights(spec, names, backend, types, checkpoint, shard)
-    return LoadedModel(info, spec, weights, shard=shard)
+    return LoadedModel(info, spec, weights, names=names, shard=shard)
 
 
 def open_for_reading(directory: Path) -> tuple[ArchSpec, Checkpoint, TensorNames]:

@@ -118,6 +118,7 @@ class Calls:
             sampling=sampling,
             max_tokens=max_tokens,
             adapter=program.adapter,
+            adapter_path=program.adapter_path,
             priority=program.priority,
             salt=program.salt,
             owner=program.owner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, TypeVar
 
 from quire.program.beam import beam_search
@@ -212,6 +212,12 @@ class Programs(Generic[C]):
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         self.core.wake_up(tags)
+
+    def load_adapter(self, path: str, pin: bool = False) -> Future[str]:
+        return self.core.load_adapter(path, pin)
+
+    def unload_adapter(self, digest: str) -> None:
+        self.core.unload_adapter(digest)
 
     def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
         self.core.start_profile(prefix, delay, most)

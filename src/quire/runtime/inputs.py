@@ -58,10 +58,14 @@ class StepLayout:
 class InputBuilder:
     """Keeps a block table per slot and builds each step's arrays from the batch's delta."""
 
-    def __init__(self, max_seqs: int, max_blocks_per_seq: int, more_rows: int = 0) -> None:
+    def __init__(
+        self, max_seqs: int, max_blocks_per_seq: int, more_rows: int = 0, adapters: bool = False
+    ) -> None:
         """`more_rows` of the table are left to branches of drafts."""
         self._table_SM = np.zeros((max_seqs + more_rows, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
+        # The adapter's slot of each row of the table; None: there are no adapters.
+        self.adapters_S = np.full(max_seqs + more_rows, -1, np.int32) if adapters else None
 
     @property
     def block_table_SM(self) -> IntArray:
@@ -88,7 +92,8 @@ class InputBuilder:
         tokens: list[int] = []
         positions: list[int] = []
         cu_q, ends, slots = [0], [], []
-        for seq in batch.seqs:
+        seqs = batch.seqs if self.adapters_S is None else self._by_adapter(batch.seqs)
+        for seq in seqs:
             if seq.new_blocks:
                 self._extend(seq)
             slot, start = seq.slot, seq.start
@@ -101,11 +106,12 @@ class InputBuilder:
             slots.append(slot)
             ends.append(end)
             cu_q.append(count)
-        return StepLayout(batch.seqs, tokens, positions, cu_q, ends, slots)
+        return StepLayout(seqs, tokens, positions, cu_q, ends, slots)
 
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """The arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         as_int32 = np.int32
+        adapters_B = None if self.adapters_S is None else self.adapters_S[layout.slots]
         return ModelInput(
             np.array(layout.tokens, as_int32),
             np.array(layout.positions, as_int32),
@@ -117,7 +123,14 @@ class InputBuilder:
             greedy,
             None,
             None if layout.trees is None else layout.trees.echoes_E2,
+            adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
         )
+
+    def _by_adapter(self, seqs: list[ScheduledSeq]) -> list[ScheduledSeq]:
+        """The sequences of one adapter side by side, so that they share its products."""
+        assert self.adapters_S is not None
+        slots = self.adapters_S.tolist()
+        return sorted(seqs, key=lambda seq: slots[seq.slot])
 
     def _extend(self, seq: ScheduledSeq) -> None:
         used = self._num_blocks[seq.slot]

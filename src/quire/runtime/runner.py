@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, KVCache
 from quire.errors import EngineError
 from quire.runtime.inputs import InputBuilder, StepLayout
@@ -55,6 +56,13 @@ class Runner:
         """Compute with these from now on."""
         self._executable = executable
         self._caches.insert(0, cache)
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        """Put an adapter into a slot of the executable, or empty it; returns its bytes. From any thread."""
+        executable = self._executable
+        if executable is None:
+            raise EngineError("the engine sleeps: wake it up before it loads an adapter")
+        return executable.adapt(slot, adapter)
 
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
         """Compute `batch` on the runner's own thread, after earlier ones. The future may hold an exception."""

@@ -78,6 +78,8 @@ class DraftTrees:
         table_SM, size = self._inputs.block_table_SM, self._size
         first, last = begin // size, (begin + count - 1) // size
         row = table_SM[self._first_row + number]
+        if self._inputs.adapters_S is not None:
+            self._inputs.adapters_S[self._first_row + number] = self._inputs.adapters_S[seq.slot]
         row[:first] = table_SM[parent_row, :first]
         row[first : last + 1] = self._blocks_BM[number, : last + 1 - first]
         return [(int(table_SM[seq.slot, first]), int(row[first]))] if first * size < seq.start else []
@@ -98,7 +100,12 @@ def with_trees(limits: Limits, shape: TreeShape | None) -> Limits:
     """The largest step if branches may be added to one that has its `limits`."""
     if shape is None:
         return limits
-    return Limits(limits.max_tokens + shape.rows, limits.max_seqs + shape.branches, limits.max_logit_rows)
+    return Limits(
+        limits.max_tokens + shape.rows,
+        limits.max_seqs + shape.branches,
+        limits.max_logit_rows,
+        limits.max_adapters,
+    )
 
 
 def tree_blocks(shape: TreeShape | None, block_size: int) -> int:

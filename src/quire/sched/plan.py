@@ -41,6 +41,9 @@ from quire.sched.times import StepWork
 from quire.sched.turns import Turns
 from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
 
+CLOSED = ""
+"""Stands among a step's adapters once one found no room: it is no digest."""
+
 MOST_PASSED = 64
 """Waiting prompts that `pace` holds back and that a step looks beyond, at most."""
 
@@ -83,7 +86,8 @@ class Plan(msgspec.Struct):
 class Planner:
     """The running sequences with their slots, and the choice of each step's tokens.
 
-    With `whole_prompts` every prompt is computed in one step: the budget must be at least the longest prompt.
+    With `whole_prompts` every prompt is computed in one step: the budget must be at least the longest prompt. At most
+    `max_adapters` adapters run at once (None: any number).
     """
 
     def __init__(
@@ -94,7 +98,9 @@ class Planner:
         stats: EngineStats,
         pace: Pace,
         whole_prompts: bool,
+        max_adapters: int | None = None,
     ) -> None:
+        self._max_adapters = max_adapters
         self._budget = config.max_num_batched_tokens
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._by_priority = config.scheduling_policy == "priority"
@@ -290,6 +296,7 @@ class Planner:
         fresh = (seq for seq in queue.seqs if not seq.num_preemptions)
         first = pace.oldest(making if self._next_waiting(plan, 0) is None else chain(making, fresh))
         passed = 0
+        adapters = self._running_adapters()
         while plan.budget > 0:
             head = self._next_waiting(plan, passed)
             if first is not None:
@@ -307,13 +314,37 @@ class Planner:
             if seq.status is RUNNING:
                 if not self._continue_prompt(seq, plan):
                     return
+            elif adapters is not None and not self._has_room(seq, adapters):
+                passed += 1
             elif pace.may_start(seq, num_partial, num_long):
                 if not self._admit(seq, plan, making):
                     passed = MOST_PASSED + 1
                 elif seq.status is RUNNING and not plan.seqs[-1].wants_logits:
                     num_partial, num_long = num_partial + 1, num_long + pace.is_long(seq)
+                if adapters is not None and seq.status is RUNNING and seq.request.adapter is not None:
+                    adapters.add(seq.request.adapter)
             else:
                 passed += 1
+
+    def _running_adapters(self) -> set[str] | None:
+        """The adapters of running sequences, if their number is limited."""
+        if self._max_adapters is None:
+            return None
+        return {seq.request.adapter for seq in self.running if seq.request.adapter is not None}
+
+    def _has_room(self, seq: Sequence, adapters: set[str]) -> bool:
+        """Whether the adapter of `seq` may join `adapters`. If not, no other sequence with an adapter passes it.
+
+        Else requests of running adapters could keep it waiting for ever.
+        """
+        adapter = seq.request.adapter
+        if adapter is None:
+            return True
+        assert self._max_adapters is not None
+        if CLOSED in adapters or (adapter not in adapters and len(adapters) >= self._max_adapters):
+            adapters.add(CLOSED)
+            return False
+        return True
 
     def _next_waiting(self, plan: Plan, passed: int) -> Sequence | None:
         """The waiting sequence to admit next, beyond `passed` that `pace` holds back; None if there is no room."""

@@ -48,6 +48,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         whole_prompts: bool = False,
         recompute_last: bool = False,
+        max_adapters: int | None = None,
         rates: StepRates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,7 +61,9 @@ class Scheduler:
         self._tables = BlockTables(num_blocks, block_size, enable_prefix_caching, recompute_last)
         self._queue = WaitingQueue(self._tables)
         self.pace = Pace(config, rates or StepRates(), max_model_len, clock)
-        self._planner = Planner(config, self._tables, self._queue, self._stats, self.pace, whole_prompts)
+        self._planner = Planner(
+            config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters
+        )
         self.prompt_seconds = 0.0  # of the step that was updated last: what its prompts took
         self._results = Results(self._planner, self._tables, self._queue, self._stats)
 

@@ -35,6 +35,7 @@ from quire.serve.native.protocol import (
     TokenizeRequest,
 )
 from quire.serve.openai import chat, completions, embeddings, models, responses
+from quire.serve.openai.adapters import add_adapters
 from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
 from quire.serve.openai.completions_protocol import Completion, CompletionRequest
 from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, ResponsesRequest
@@ -258,5 +259,6 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return json_response(await programs.describe(service))
 
     add_get(app, "/v1/programs", about_programs, programs.ProgramsInfo, "Frames of messages, and bounds")
+    add_adapters(app, service)
     add_get(app, "/v1/models", all_models, models.ModelList, "The served names")
     add_get(app, "/v1/models/{model_id:path}", one_model, models.ServedModelCard, "One served name")

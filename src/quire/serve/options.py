@@ -146,6 +146,15 @@ class ServerConfig:
         None, "How embeddings are pooled from hidden states; defaults to the model's own way, else the last."
     )
     metrics_prefix: str = option("quire", "Prefix of every metric's name; vllm fits existing dashboards.")
+    lora_modules: tuple[str, ...] = option(
+        (), 'Adapters to load: NAME=PATH, or JSON such as \'{"name": "a", "path": "b"}\'.', common=True
+    )
+    allow_runtime_lora: bool = option(
+        False, "Serve /v1/load_lora_adapter and /v1/unload_lora_adapter; needs an API key."
+    )
+    lora_root: tuple[str, ...] = option(
+        (), "Directory from which adapters may be loaded at run time; repeat for several."
+    )
     check: bool = option(False, "Validate the configuration and the memory plan, then exit.")
 
     def __post_init__(self) -> None:
@@ -159,6 +168,8 @@ class ServerConfig:
         _ = self.template_defaults
         if (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers) and not self.ssl_certfile:
             raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
+        if self.allow_runtime_lora and not (self.api_key or self.api_key_file):
+            raise ConfigError("--allow-runtime-lora needs --api-key: it lets callers load files")
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")

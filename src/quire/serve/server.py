@@ -30,6 +30,7 @@ from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError
 from quire.serve import banner
 from quire.serve.access import AccessLog
+from quire.serve.adapters import check_adapters
 from quire.serve.connection import Connection, Room
 from quire.serve.descriptors import check_limits, raise_descriptor_limit
 from quire.serve.extensions import configure_logging
@@ -86,6 +87,7 @@ def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     """Load everything as `serve` does without listening; returns a summary. Raises the errors of `serve`."""
     config.api_keys()
     check_tls(config)
+    check_adapters(engine_config, config)
     parts = load_maker(maker)
     started = parts.start_core(engine_config)
     _ = parts.start_front(engine_config, started.info).template
@@ -106,6 +108,7 @@ async def _serve(
     """`loading` is what a person watches meanwhile: it is closed, and the banner printed, once the server listens."""
     clock = _Clock()
     check_tls(config)
+    check_adapters(engine_config, config)
     config.api_keys()
     listener = _listen(config)
     clock.mark("imports and options")
@@ -133,6 +136,7 @@ async def _serve(
         service.front.info = info
         clock.mark("tokenizer and web framework")
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
+        await service.adapters.load_given()
         if loading is not None:
             loading.close()
             shown = banner.lines(_url(config, listener), config, engine_config, info, metrics.stats)

@@ -15,11 +15,13 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from quire.client.adapters import with_adapter
 from quire.client.client import AsyncEngine
 from quire.client.front import Front
 from quire.client.grammar_check import GrammarChecker
 from quire.client.metrics import Metrics
 from quire.errors import RequestError
+from quire.serve.adapters import Adapters
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.fields.accept import accept
@@ -51,6 +53,7 @@ class Service:
         self.front = front
         self.config = config
         self.created = int(time.time())
+        self.adapters = Adapters(engine, config)
         self.formats = Formats.of(front, config)
         front.reasoning_parser, front.reasoning_plugins = config.reasoning_parser, config.reasoning_plugins
         self.draining = False
@@ -76,12 +79,15 @@ class Service:
     def healthy(self) -> bool:
         return self.engine.healthy and not self.draining
 
-    def check_model(self, name: str | None) -> str:
-        """The name for the answer; 404 if that model is not served."""
+    def check_model(self, name: str | None, generates: bool = True) -> str:
+        """The name for the answer; 404 if that model is not served. Adapters are models that only generate."""
         if name is None or name in self.names:
             return name or self.name
+        adapters = [one.name for one in self.adapters.loaded.all]
+        if generates and name in adapters:
+            return name
         raise not_found(
-            f"The model `{name}` does not exist; this server has {', '.join(self.names)}.",
+            f"The model `{name}` does not exist; this server has {', '.join((*self.names, *adapters))}.",
             "model",
             "model_not_found",
         )
@@ -158,8 +164,8 @@ class Service:
         """Run `job`, which makes an answer of `count` vectors: inline if there are few, else in a thread."""
         return await self.threads.run(count * VECTOR_BYTES, job)
 
-    async def start(self, http: HttpRequest, call_id: str, prompts: list[Prompt]) -> Call:
-        """Queue the requests of a call after checking that their constraints compile.
+    async def start(self, http: HttpRequest, call_id: str, prompts: list[Prompt], model: str) -> Call:
+        """Queue the requests of a call to a model after checking that their constraints compile.
 
         Raises HttpError 503 if there is no room or no engine, RequestError for a constraint that is refused.
         """
@@ -167,7 +173,9 @@ class Service:
         prompts = [replace(p, request=await self.with_grammar(p.request, p.constrained_by)) for p in prompts]
         # Without keys, a call is an owner: its prompts take turns with other calls.
         owner = http.state.owner or call_id
-        prompts = [replace(p, request=owned(p.request, owner)) for p in prompts]
+        self.check_model(model)  # an adapter may have been unloaded meanwhile
+        adapter = self.adapters.loaded.find(model)
+        prompts = [replace(p, request=with_adapter(owned(p.request, owner), adapter)) for p in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
 

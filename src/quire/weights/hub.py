@@ -21,7 +21,9 @@ SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.in
 TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
 # Names that tools of quantization gave to the one file of weights.
 OTHER_SAFETENSORS = ("gptq_model-*.safetensors", "*bit*.safetensors", "*awq*.safetensors")
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 SUBFOLDERS = ("*/*",)
+SHIPPED = Path(__file__).parent.parent / "assets"
 
 
 def find_model(
@@ -62,6 +64,30 @@ def find_model(
     if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
         directory = _fetch(model, (*ABOUT, *TORCH, *OTHER_SAFETENSORS), revision, download_dir, token)
     return directory
+
+
+def find_adapter(
+    adapter: str,
+    download_dir: str | None = None,
+    token: str | None = None,
+    roots: tuple[Path, ...] | None = None,
+) -> Path:
+    """The directory of an adapter: a path, the name of one inside the package, or a hub id that is fetched. ModelError.
+
+    With `roots` a path must lie in one of them, links followed.
+    """
+    path = Path(adapter).expanduser()
+    named = HUB_ID.fullmatch(adapter) is not None and not path.is_dir()
+    if named and (SHIPPED / adapter / ADAPTER[0]).is_file():
+        return SHIPPED / adapter
+    if named:
+        return _fetch(adapter, ADAPTER, None, download_dir, token)
+    found = path.resolve()
+    if roots is not None and not any(found.is_relative_to(root.resolve()) for root in roots):
+        raise ModelError(f"{adapter!r:.300} is not in a directory of --lora-root, and no Hugging Face id")
+    if not found.is_dir():
+        raise ModelError(f"{adapter!r:.300} is neither a directory here nor a Hugging Face id")
+    return found
 
 
 def _gguf_inside(directory: Path) -> Path:

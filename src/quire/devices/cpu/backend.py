@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire import _native
+from quire.devices.cpu.adapters import AdapterPacker
 from quire.devices.cpu.errors import native_errors
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.cpu.pack import (
@@ -105,7 +106,8 @@ class NativeBackend:
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> NativeExecutable:
         if not isinstance(kv, NativeKVCache):
             raise EngineError(f"the native backend got a KV cache of {type(kv).__name__}")
-        return NativeExecutable(self._record(graph, kv.spec, limits), kv, limits)
+        adapting = AdapterPacker(self.isa, self.pool)
+        return NativeExecutable(self._record(graph, kv.spec, limits), kv, limits, adapting)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         return int(self._record(graph, kv_spec, limits).plan.workspace_bytes)
@@ -140,6 +142,7 @@ class NativeBackend:
                 limits.max_tokens,
                 limits.max_seqs,
                 limits.max_logit_rows,
+                limits.max_adapters,
             )
             recorder = Recorder(plan)
             recorder.record(graph)

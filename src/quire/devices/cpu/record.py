@@ -47,6 +47,10 @@ class Recorder:
     def __init__(self, plan: Any) -> None:
         self.plan = plan
         self.taps: list[int] = []
+        # Where each matrix and norm acts, by identity: (buffer of the op, place of the weight in it).
+        self.products: dict[int, list[tuple[int, int]]] = {}
+        self.embeddings: dict[int, list[tuple[int, int]]] = {}
+        self.norms: dict[int, list[tuple[int, int]]] = {}
         self.output: int | None = None  # the result of a graph without a head
 
     def record(self, graph: Graph) -> None:
@@ -64,6 +68,12 @@ class Recorder:
             )
         self.plan.finish(logits)
 
+    def _place(
+        self, places: dict[int, list[tuple[int, int]]], weight: object, out: int, index: int = 0
+    ) -> int:
+        places.setdefault(id(weight), []).append((out, index))
+        return out
+
     def receive(self, width: int) -> int:
         return int(self.plan.receive(width))
 
@@ -72,7 +82,7 @@ class Recorder:
         self.taps.append(x)
 
     def embed(self, table: Matrix, scale: float = 1.0) -> int:
-        return int(self.plan.embed(packed_of(table), scale))
+        return self._place(self.embeddings, table, int(self.plan.embed(packed_of(table), scale)))
 
     def embed_positions(self, table: Matrix, offset: int) -> int:
         return int(self.plan.embed_positions(packed_of(table), offset))
@@ -90,7 +100,7 @@ class Recorder:
         return int(self.plan.elementwise(type(op).__name__, x, msgspec.structs.astuple(op)))
 
     def norm(self, x: int, norm: Norm) -> int:
-        return int(self.plan.norm(x, norm_tuple(norm)))
+        return self._place(self.norms, norm, int(self.plan.norm(x, norm_tuple(norm))))
 
     def linear(
         self,
@@ -104,7 +114,8 @@ class Recorder:
         if packed.gated:
             raise EngineError("a gated weight is for gated_linear")
         added = NONE if residual is None else residual
-        return int(self.plan.linear(x, packed, float_array(bias), activation or "", added))
+        out = int(self.plan.linear(x, packed, float_array(bias), activation or "", added))
+        return self._place(self.products, weight, out)
 
     def gated_linear(
         self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
@@ -112,7 +123,8 @@ class Recorder:
         packed = packed_of(weight)
         if not packed.gated:
             raise EngineError("gated_linear needs a weight made by gated_matrix")
-        return int(self.plan.linear(x, packed, float_array(bias), activation, NONE))
+        out = int(self.plan.linear(x, packed, float_array(bias), activation, NONE))
+        return self._place(self.products, weight, out)
 
     def rope_angles(self, rope: Rope) -> int:
         return int(self.plan.rope(np.ascontiguousarray(rope.inv_freq, np.float32), rope.scale))
@@ -180,7 +192,12 @@ class Recorder:
             else (packed_of(e.up), float_array(e.up_bias), packed_of(e.down), float_array(e.down_bias))
             for e in experts
         ]
-        return int(self.plan.experts(x, routes, weights, activation, weigh_inputs))
+        out = int(self.plan.experts(x, routes, weights, activation, weigh_inputs))
+        for i, expert in enumerate(experts):
+            if expert is not None:
+                self._place(self.products, expert.up, out, 2 * i)
+                self._place(self.products, expert.down, out, 2 * i + 1)
+        return out
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
         return int(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire import _native
+from quire.devices.adapters import Adapter
+from quire.devices.cpu.adapters import AdapterPacker
 from quire.devices.cpu.errors import native_errors
 from quire.devices.cpu.record import Recorder
 from quire.devices.host import HostLogits
@@ -55,8 +57,11 @@ class NativeKVCache:
 class NativeExecutable:
     """A finished plan bound to a cache. One step at a time; views are overwritten by the next call."""
 
-    def __init__(self, recorder: Recorder, cache: NativeKVCache, limits: Limits) -> None:
+    def __init__(
+        self, recorder: Recorder, cache: NativeKVCache, limits: Limits, adapting: AdapterPacker
+    ) -> None:
         self._plan = plan = recorder.plan
+        self._recorder, self._adapting = recorder, adapting
         self._limits = limits
         with native_errors:
             plan.bind(cache.store)
@@ -85,6 +90,7 @@ class NativeExecutable:
                 inputs.greedy,
                 inputs.hidden_TD,
                 inputs.echoes_E2,
+                inputs.adapters_B,
             )
         self._num_tokens = len(inputs.tokens_T)
         return self._rows(min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
@@ -96,6 +102,11 @@ class NativeExecutable:
 
     def hidden(self) -> FloatArray:
         return self._hidden[: self._plan.num_logit_rows if self._has_head else self._num_tokens]
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        changes = None if adapter is None else self._adapting.changes(adapter, self._recorder)
+        with native_errors:
+            return int(self._plan.set_adapter(slot, changes))
 
     def taps(self) -> tuple[FloatArray, ...]:
         return tuple(tap[: self._num_tokens] for tap in self._taps)

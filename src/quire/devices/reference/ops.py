@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from quire.devices.adapters import StepAdapters
 from quire.devices.host import Float64Array, activate, all_gathered, all_reduced, normalize, received
 from quire.devices.protocol import (
     GELU,
@@ -59,10 +60,20 @@ class ReferenceOps:
 
     inputs: ModelInput
     kv: ReferenceKVCache
+    adapters: StepAdapters = field(default_factory=StepAdapters)
     tapped: list[FloatArray] = field(default_factory=list)
 
     def embed(self, table: Matrix, scale: float = 1.0) -> FloatArray:
         rows = _values(table)[self.inputs.tokens_T]
+        for i, token in enumerate(self.inputs.tokens_T.tolist() if self.adapters.active else ()):
+            change = self.adapters.embedding(i, table)
+            if change is None:
+                continue
+            y = rows[i] if change.weight is None else _values(change.weight)[token]
+            for up in change.ups:
+                assert change.down is not None
+                y = y + up.weight.astype(np.float64) @ change.down[up.first :, token][: up.weight.shape[1]]
+            rows[i] = y if change.gain is None else y * change.gain
         return (rows * scale).astype(np.float32)
 
     def embed_positions(self, table: Matrix, offset: int) -> FloatArray:
@@ -92,7 +103,28 @@ class ReferenceOps:
         return by_row(partial(xielu, op), x, x.shape[1])
 
     def norm(self, x: FloatArray, norm: Norm) -> FloatArray:
+        if self.adapters.active:
+            own = [normalize(row, self.adapters.norm(i, norm)) for i, row in enumerate(x.astype(np.float64))]
+            return np.array(own, np.float32).reshape(x.shape)
         return by_row(lambda row: normalize(row, norm), x, x.shape[1])
+
+    def _product(self, weight: Matrix, row: FloatArray, i: int, bias: FloatArray | None) -> Float64Array:
+        """weight @ row + bias as the adapter of row `i` of the step changes it."""
+        own = own_matrix(weight)
+        change = self.adapters.product(i, weight) if self.adapters.active else None
+        if change is not None and change.weight is not None:
+            own = own_matrix(change.weight)
+        y: Float64Array = own.values @ own.seen(row)
+        for up in () if change is None else change.ups:
+            assert change is not None
+            assert change.down is not None
+            down = change.down[up.first : up.first + up.weight.shape[1]]
+            low = up.weight.astype(np.float64) @ (down.astype(np.float64) @ row.astype(np.float64))
+            y[up.start : up.start + len(low)] += low
+        if change is not None and change.gain is not None:
+            y = y * change.gain
+        y = y if bias is None else y + bias
+        return y if change is None or change.shift is None else y + change.shift
 
     def linear(
         self,
@@ -102,12 +134,21 @@ class ReferenceOps:
         activation: Activation | None = None,
         residual: FloatArray | None = None,
     ) -> FloatArray:
-        own = own_matrix(weight)
-        out = np.empty((len(x), len(own.values)), np.float32)
+        return self._linear(x, weight, bias, activation, residual, range(len(x)))
+
+    def _linear(
+        self,
+        x: FloatArray,
+        weight: Matrix,
+        bias: FloatArray | None,
+        activation: Activation | None,
+        residual: FloatArray | None,
+        places: Sequence[int],
+    ) -> FloatArray:
+        """`linear`; row i of x belongs to row places[i] of the step."""
+        out = np.empty((len(x), weight.shape[0]), np.float32)
         for i, row in enumerate(x):
-            y = own.values @ own.seen(row)
-            if bias is not None:
-                y = y + bias
+            y = self._product(weight, row, places[i], bias)
             if activation is not None:
                 y = activate(activation, y)
             out[i] = y if residual is None else y + residual[i]
@@ -116,12 +157,20 @@ class ReferenceOps:
     def gated_linear(
         self, x: FloatArray, weight: Matrix, activation: Activation, bias: FloatArray | None = None
     ) -> FloatArray:
-        own = own_matrix(weight)
-        half = len(own.values) // 2
+        return self._gated(x, weight, activation, bias, range(len(x)))
+
+    def _gated(
+        self,
+        x: FloatArray,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None,
+        places: Sequence[int],
+    ) -> FloatArray:
+        half = weight.shape[0] // 2
         out = np.empty((len(x), half), np.float32)
         for i, row in enumerate(x):
-            y = own.values @ own.seen(row)
-            y = y if bias is None else y + bias
+            y = self._product(weight, row, places[i], bias)
             out[i] = gate(activation, y[:half], y[half:])
         return out
 
@@ -219,8 +268,8 @@ class ReferenceOps:
                 row = x[t : t + 1] * weight if weigh_inputs else x[t : t + 1]
                 weight = np.float32(1) if weigh_inputs else weight
                 if expert is not None:
-                    inner = self.gated_linear(row, expert.up, activation, expert.up_bias)
-                    row = self.linear(inner, expert.down, expert.down_bias)
+                    inner = self._gated(row, expert.up, activation, expert.up_bias, [t])
+                    row = self._linear(inner, expert.down, expert.down_bias, None, None, [t])
                 out[t] += weight * row[0]
         return out.astype(np.float32)
 
@@ -252,6 +301,7 @@ class ReferenceOps:
         return all_gathered(x, widths, peers)
 
     def select_rows(self, x: FloatArray) -> FloatArray:
+        self.adapters.select_rows(self.inputs.logit_rows_L.tolist())
         return np.ascontiguousarray(x[self.inputs.logit_rows_L])
 
     def receive(self, width: int) -> FloatArray:

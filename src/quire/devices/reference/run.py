@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import (
     FloatArray,
@@ -24,10 +25,12 @@ class ReferenceExecutable:
         self._logits = np.full((limits.max_logit_rows, graph.vocab_size), np.nan, np.float32)
         self._hidden = np.empty((0, graph.hidden_size), np.float32)
         self._ops: ReferenceOps | None = None
+        self._adapters: dict[int, Adapter] = {}
 
     def run(self, inputs: ModelInput) -> HostLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
-        self._ops = ReferenceOps(inputs, self._kv)
+        check_slots(self._adapters, inputs)
+        self._ops = ReferenceOps(inputs, self._kv, StepAdapters(self._adapters, inputs))
         self._hidden = self._graph.hidden(self._ops)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
@@ -45,11 +48,15 @@ class ReferenceExecutable:
         if stop > start:
             if self._graph.head is None:
                 raise EngineError("this stage has no head: a step cannot ask it for logits")
+            self._ops.adapters.narrow(start, stop)
             view[:] = self._graph.head(self._ops, self._hidden[start:stop])
         return HostLogits(view)
 
     def hidden(self) -> FloatArray:
         return self._hidden
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        return place_adapter(self._adapters, slot, adapter, self._limits.max_adapters)
 
     def taps(self) -> tuple[FloatArray, ...]:
         return tuple(self._ops.tapped) if self._ops is not None else ()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from quire.devices.adapters import StepAdapters
 from quire.devices.host import all_gathered, all_reduced, received
 from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import (
@@ -189,12 +190,23 @@ def prepare_heads(heads_NH: Any, norm: Norm | None, angles: Any) -> Any:
 class TorchOps:
     """`Ops` over one step."""
 
-    def __init__(self, step: TorchStep) -> None:
-        self.step, self._kv = step, step.cache
+    def __init__(self, step: TorchStep, adapters: StepAdapters) -> None:
+        self.step, self._kv, self.adapters = step, step.cache, adapters
         self.tapped: list[Any] = []
 
     def embed(self, table: Matrix, scale: float = 1.0) -> Any:
-        return own_matrix(table).values[self.step.tokens_T] * scale
+        rows = own_matrix(table).values[self.step.tokens_T]
+        for i, token in enumerate(self.step.tokens_T.tolist() if self.adapters.active else ()):
+            change = self.adapters.embedding(i, table)
+            if change is None:
+                continue
+            y = rows[i] if change.weight is None else own_matrix(change.weight).values[token]
+            for up in change.ups:
+                assert change.down is not None
+                low = change.down[up.first :, token][: up.weight.shape[1]]
+                y = y + torch.mv(tensor_like(y, up.weight), tensor_like(y, low))
+            rows[i] = y if change.gain is None else y * tensor_like(y, change.gain)
+        return rows * scale
 
     def embed_positions(self, table: Matrix, offset: int) -> Any:
         return own_matrix(table).values[self.step.positions_T + offset]
@@ -222,7 +234,33 @@ class TorchOps:
         return by_row(partial(xielu, op), x)
 
     def norm(self, x: Any, norm: Norm) -> Any:
+        if self.adapters.active:
+            return torch.stack(
+                [norm_row(self.adapters.norm(i, norm), x)(row.clone()) for i, row in enumerate(x)]
+            )
         return by_row(norm_row(norm, x), x)
+
+    def _products(self, x: Any, weight: Matrix, bias: FloatArray | None, places: Sequence[int]) -> Any:
+        """x @ weight.T + bias as adapters change it; row i of x belongs to row places[i] of the step."""
+        y = by_row(own_matrix(weight).times, x)
+        added = y if bias is None else y + tensor_like(x, bias)
+        for i, place in enumerate(places if self.adapters.active else ()):
+            change = self.adapters.product(place, weight)
+            if change is None:
+                continue
+            row = y[i] if change.weight is None else own_matrix(change.weight).times(x[i].clone())
+            for up in change.ups:
+                assert change.down is not None
+                down = tensor_like(x, change.down[up.first : up.first + up.weight.shape[1]])
+                low = torch.mv(tensor_like(x, up.weight), torch.mv(down, x[i].clone()))
+                row = row.clone()
+                row[up.start : up.start + len(low)] += low
+            if change.gain is not None:
+                row = row * tensor_like(x, change.gain)
+            for vector in (bias, change.shift):
+                row = row if vector is None else row + tensor_like(x, vector)
+            added[i] = row
+        return added
 
     def linear(
         self,
@@ -232,9 +270,7 @@ class TorchOps:
         activation: Activation | None = None,
         residual: Any = None,
     ) -> Any:
-        y = by_row(own_matrix(weight).times, x)
-        if bias is not None:
-            y = y + tensor_like(x, bias)
+        y = self._products(x, weight, bias, range(len(x)))
         if activation is not None:
             y = by_row(lambda row: activate(activation, row), y)
         return y if residual is None else y + residual
@@ -242,7 +278,17 @@ class TorchOps:
     def gated_linear(
         self, x: Any, weight: Matrix, activation: Activation, bias: FloatArray | None = None
     ) -> Any:
-        y = self.linear(x, weight, bias)
+        return self._gated(x, weight, activation, bias, range(len(x)))
+
+    def _gated(
+        self,
+        x: Any,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None,
+        places: Sequence[int],
+    ) -> Any:
+        y = self._products(x, weight, bias, places)
         half = y.shape[1] // 2
         return by_row(lambda row: gate(activation, row[:half], row[half:]), y)
 
@@ -323,8 +369,8 @@ class TorchOps:
                 expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
                 y = row[None] * weight if weigh_inputs else row[None]
                 if expert is not None:
-                    inner = self.gated_linear(y, expert.up, activation, expert.up_bias)
-                    y = self.linear(inner, expert.down, expert.down_bias)
+                    inner = self._gated(y, expert.up, activation, expert.up_bias, [t])
+                    y = self._products(inner, expert.down, expert.down_bias, [t])
                 total += y[0].double() * (1.0 if weigh_inputs else weight.double())
             rows.append(total.float())
         return torch.stack(rows)
@@ -351,6 +397,7 @@ class TorchOps:
         return torch.from_numpy(all_gathered(x.cpu().numpy(), widths, peers)).to(x.device)
 
     def select_rows(self, x: Any) -> Any:
+        self.adapters.select_rows(self.step.logit_rows_L.tolist())
         return x[self.step.logit_rows_L]
 
     def receive(self, width: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
@@ -52,12 +53,14 @@ class TorchExecutable:
         self._graph, self._kv, self._limits = graph, kv, limits
         self._ops: TorchOps | None = None
         self._hidden: Any = None
+        self._adapters: dict[int, Adapter] = {}
         torch.set_num_threads(threads)
 
     @torch.inference_mode()
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
-        self._ops = TorchOps(TorchStep(inputs, self._kv))
+        check_slots(self._adapters, inputs)
+        self._ops = TorchOps(TorchStep(inputs, self._kv), StepAdapters(self._adapters, inputs))
         self._hidden = self._graph.hidden(self._ops)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
@@ -73,10 +76,14 @@ class TorchExecutable:
             return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
         if self._graph.head is None:
             raise EngineError("this stage has no head: a step cannot ask it for logits")
+        self._ops.adapters.narrow(start, stop)
         return TorchLogits(self._graph.head(self._ops, self._hidden[start:stop]))
 
     def hidden(self) -> FloatArray:
         return _numpy(self._hidden.float())
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        return place_adapter(self._adapters, slot, adapter, self._limits.max_adapters)
 
     def taps(self) -> tuple[FloatArray, ...]:
         return () if self._ops is None else tuple(_numpy(tap.float()) for tap in self._ops.tapped)

@@ -46,7 +46,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
         service.notice(http, name)
     call_id = service.new_id("msg_", http)
     prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
-    return MessageAnswer(body, model, await service.start(http, call_id, [prompt]))
+    return MessageAnswer(body, model, await service.start(http, call_id, [prompt], model))
 
 
 def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -> Prompt:

@@ -37,7 +37,8 @@ _encode = msgspec.json.Encoder().encode
 
 async def classify(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, CLASSIFY)
-    model, call_id = service.check_model(body.model), service.new_id("classify-", http, body.request_id)
+    model = service.check_model(body.model, generates=False)
+    call_id = service.new_id("classify-", http, body.request_id)
     info = service.front.info
     if info.scores is None:
         raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")

@@ -62,7 +62,8 @@ def _pooling_of(service: Service, body: PoolingRequest) -> Pooling | None:
 
 async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     body = await service.read(http, POOLING)
-    model, call_id = service.check_model(body.model), service.new_id("pool-", http, body.request_id)
+    model = service.check_model(body.model, generates=False)
+    call_id = service.new_id("pool-", http, body.request_id)
     requests = await pooled_requests(service, http, body, _pooling_of(service, body), call_id)
     vectors = await run_vectors(service, http, requests)
     count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in requests)

@@ -34,7 +34,8 @@ _encode = msgspec.json.Encoder().encode
 async def rerank(service: Service, http: HttpRequest) -> bytes:
     """Read, check, queue and wait. Documents with equal scores keep their order."""
     body = await service.read(http, RERANK)
-    model, call_id = service.check_model(body.model), service.new_id("rerank-", http, body.request_id)
+    model = service.check_model(body.model, generates=False)
+    call_id = service.new_id("rerank-", http, body.request_id)
     if (body.query is None) == (body.queries is None):
         raise invalid("give one of query, queries", "query", "missing_required_parameter")
     query = body.query or body.queries or ""

@@ -48,7 +48,7 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     prompt = await service.work(
         http, lambda: _make(service, body, call_id), renders=True, slow=body.chat_template is not None
     )
-    return ChatAnswer(service, body, model, await service.start(http, call_id, [prompt]))
+    return ChatAnswer(service, body, model, await service.start(http, call_id, [prompt], model))
 
 
 async def count_input(service: Service, http: HttpRequest) -> bytes:

@@ -58,7 +58,7 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
         return [_make(service, body, params, prompt, call_id) for prompt in prompts]
 
     made = await service.work(http, make)
-    return CompletionAnswer(service, body, model, await service.start(http, call_id, made))
+    return CompletionAnswer(service, body, model, await service.start(http, call_id, made, model))
 
 
 def _params(service: Service, body: CompletionRequest) -> SamplingParams:

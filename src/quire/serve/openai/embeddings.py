@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 async def embed(service: Service, http: HttpRequest) -> bytes | Response:
     """Read, check, queue and wait. Vectors come in the order of the input."""
     body = await service.read(http, EMBEDDINGS)
-    model = service.check_model(body.model)
+    model = service.check_model(body.model, generates=False)
     if service.front.info.scores is not None:
         raise invalid(
             f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"

@@ -30,12 +30,15 @@ class ModelList(msgspec.Struct):
 
 
 def model_list(service: Service) -> ModelList:
-    return ModelList([model_card(service, name) for name in service.names])
+    names = (*service.names, *(adapter.name for adapter in service.adapters.loaded.all))
+    return ModelList([model_card(service, name) for name in names])
 
 
 def model_card(service: Service, name: str) -> ServedModelCard:
     """404 if no model is served under that name."""
+    info, adapter = service.front.info, service.adapters.loaded.find(name)
+    if adapter is not None and name not in service.names:
+        return ServedModelCard(name, service.created, adapter.given, info.max_model_len, parent=service.name)
     if name not in service.names:
         raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
-    info = service.front.info
     return ServedModelCard(name, service.created, info.name, info.max_model_len)

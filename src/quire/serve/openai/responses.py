@@ -52,7 +52,7 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     for name in tools.dropped:
         service.notice(http, name)
     prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
-    return ResponseAnswer(service, body, tools, model, await service.start(http, call_id, [prompt]))
+    return ResponseAnswer(service, body, tools, model, await service.start(http, call_id, [prompt], model))
 
 
 async def count_input(service: Service, http: HttpRequest) -> bytes:

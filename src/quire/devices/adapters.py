@@ -1,0 +1,138 @@
+"""What a low-rank adapter changes in a model, as a backend sees it. Knows weights; knows no checkpoint and no request.
+
+LoRA (Hu et al. 2021, arXiv:2106.09685) adds the product of two thin matrices to a weight; DoRA (Liu et al. 2024,
+arXiv:2402.09353) scales each output too. Shape letters as in protocol.py, with R the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from quire.errors import EngineError
+from quire.weights.schemes import WeightType
+from quire.weights.tensor import FloatArray
+
+if TYPE_CHECKING:
+    from quire.devices.protocol import Matrix, ModelInput, Norm
+
+
+class Up(msgspec.Struct, frozen=True):
+    """Outputs start..start + O' - 1 get h[first .. first + r - 1] times weight.T, with weight [O', r]."""
+
+    weight: FloatArray
+    first: int
+    start: int
+
+
+class Change(msgspec.Struct, frozen=True):
+    """How an adapter changes y = x W.T + bias: y = gain * (x W.T + sum of ups of h) + bias + shift, h = x down.T.
+
+    For an embedding x is the one-hot token: down is [R, V], and outputs are hidden elements. gain and shift are [O],
+    in the order of the weight's rows. `weight`, a Matrix, replaces W.
+    """
+
+    down: FloatArray | None = None
+    ups: tuple[Up, ...] = ()
+    gain: FloatArray | None = None
+    shift: FloatArray | None = None
+    weight: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values in the types that they have here."""
+        given = (self.down, self.gain, self.shift, self.weight, *(up.weight for up in self.ups))
+        return sum(int(values.nbytes) for values in given if values is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The changes of one adapter. Keys are identities (`id`) of the base's matrices and norms.
+
+    A matrix that is both embedding and head has a change of its own in each role. `norms` are whole new norms. The
+    low-rank weights of products are held in `dtype`.
+    """
+
+    products: Mapping[int, Change] = field(default_factory=dict)
+    embeddings: Mapping[int, Change] = field(default_factory=dict)
+    norms: Mapping[int, Any] = field(default_factory=dict)
+    dtype: WeightType = "float32"
+
+
+class StepAdapters:
+    """The adapters of a step, for backends that look changes up row by row.
+
+    `slots` are those of the rows that operations work on: the step's tokens, then its logit rows.
+    """
+
+    def __init__(
+        self, adapters: Mapping[int, Adapter] | None = None, inputs: ModelInput | None = None
+    ) -> None:
+        self._adapters = adapters or {}
+        given = None if inputs is None else inputs.adapters_B
+        self.active = given is not None and bool((given >= 0).any())
+        self.slots: list[int] = []
+        if inputs is not None and given is not None:
+            self.slots = np.repeat(given, np.diff(inputs.cu_q_B1)).tolist()
+        self._logit_rows: list[int] = []
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """From now on rows are these of the tokens."""
+        if self.active:
+            self._logit_rows = [self.slots[row] for row in rows]
+            self.slots = self._logit_rows
+
+    def narrow(self, start: int, stop: int) -> None:
+        """From now on rows are these logit rows."""
+        self.slots = self._logit_rows[start:stop]
+
+    def product(self, row: int, matrix: Matrix) -> Change | None:
+        """How the product of a row with a matrix changes."""
+        found = self._of(row)
+        return None if found is None else found.products.get(id(matrix))
+
+    def embedding(self, row: int, table: Matrix) -> Change | None:
+        found = self._of(row)
+        return None if found is None else found.embeddings.get(id(table))
+
+    def norm(self, row: int, norm: Norm) -> Norm:
+        """The norm of a row in place of the base's."""
+        found = self._of(row)
+        return norm if found is None else found.norms.get(id(norm), norm)
+
+    def _of(self, row: int) -> Adapter | None:
+        return self._adapters[self.slots[row]] if self.active and self.slots[row] >= 0 else None
+
+
+def check_slots(adapters: Container[int], inputs: ModelInput) -> None:
+    """EngineError if a step names a slot without an adapter."""
+    for slot in [] if inputs.adapters_B is None else inputs.adapters_B.tolist():
+        if slot >= 0 and slot not in adapters:
+            raise EngineError(f"there is no adapter in slot {slot}")
+
+
+def place_adapter(adapters: dict[int, Adapter], slot: int, adapter: Adapter | None, most: int) -> int:
+    """`Executable.adapt` of a backend that uses adapters as they are."""
+    if not 0 <= slot < most:
+        raise EngineError(f"adapter slot {slot} is outside 0..{most - 1}")
+    if adapter is None:
+        adapters.pop(slot, None)
+        return 0
+    adapters[slot] = adapter
+    changes = (*adapter.products.values(), *adapter.embeddings.values())
+    return sum(change.nbytes for change in changes)
+
+
+def dense(change: Change, outputs: int) -> FloatArray:
+    """The change of the weight that `ups` and `down` make: [O, K]. For tests and plain backends."""
+    assert change.down is not None
+    delta = np.zeros((outputs, change.down.shape[1]), np.float64)
+    for up in change.ups:
+        rank = up.weight.shape[1]
+        part = up.weight.astype(np.float64) @ change.down[up.first : up.first + rank].astype(np.float64)
+        delta[up.start : up.start + len(up.weight)] += part
+    return delta.astype(np.float32)

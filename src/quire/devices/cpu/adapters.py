@@ -1,0 +1,62 @@
+"""Packs adapters for a native plan (csrc/plan/adapters.h). Knows changes and recorded places; knows no step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.devices.adapters import Adapter, Change
+from quire.devices.cpu.pack import format_of, pack, packed_of
+from quire.devices.cpu.record import Recorder, float_array, norm_tuple
+from quire.errors import EngineError
+from quire.weights.schemes import WeightType
+from quire.weights.tensor import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPacker:
+    """Packs the low-rank weights of adapters as the plan's kernels read them."""
+
+    isa: str
+    pool: Any
+
+    def changes(self, adapter: Adapter, recorder: Recorder) -> list[tuple[Any, ...]]:
+        """What Plan.set_adapter takes. EngineError for a weight that the plan does not multiply with."""
+        found: list[tuple[Any, ...]] = []
+        for key, change in adapter.products.items():
+            packed = self._product(change, adapter.dtype)
+            found += [(*place, *packed, None) for place in _places(recorder.products, key)]
+        for key, change in adapter.embeddings.items():
+            packed = self._embedding(change)
+            found += [(*place, *packed, None) for place in _places(recorder.embeddings, key)]
+        for key, norm in adapter.norms.items():
+            nothing: tuple[Any, ...] = (None, None, [], None, None, None)
+            found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recorder.norms, key)]
+        return found
+
+    def _product(self, change: Change, dtype: WeightType) -> tuple[Any, ...]:
+        down = None if change.down is None else self._pack(change.down, dtype)
+        ups = [(self._pack(up.weight, dtype), up.first, up.start) for up in change.ups]
+        return (down, None, ups, *_rest(change))
+
+    def _embedding(self, change: Change) -> tuple[Any, ...]:
+        lookup = None if change.down is None else np.ascontiguousarray(change.down.T, np.float32)
+        ups = [(self._pack(up.weight, "float32"), up.first, up.start) for up in change.ups]
+        return (None, lookup, ups, *_rest(change))
+
+    def _pack(self, values: FloatArray, dtype: WeightType) -> Any:
+        form = format_of(dtype, compact=False, screened=False)
+        return pack([np.ascontiguousarray(values, np.float32)], form, False, self.isa, self.pool).packed
+
+
+def _rest(change: Change) -> tuple[Any, ...]:
+    weight = None if change.weight is None else packed_of(change.weight)
+    return float_array(change.gain), float_array(change.shift), weight
+
+
+def _places(places: dict[int, list[tuple[int, int]]], key: int) -> list[tuple[int, int]]:
+    if key not in places:
+        raise EngineError("the adapter changes a weight that the model does not compute with in that way")
+    return places[key]

@@ -1,0 +1,62 @@
+"""Adapters of a served model: reading their files, and the memory that they may take. Knows models, no request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from quire.config import LoraConfig
+from quire.devices.adapters import Adapter
+from quire.devices.protocol import Backend
+from quire.errors import ConfigError
+from quire.model import load
+from quire.model.adapter import AdapterBase, build_adapter
+from quire.model.cost import matrices
+from quire.weights.adapter import open_adapter
+
+Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
+
+
+def adapter_slots(config: LoraConfig) -> int:
+    """How many adapters are in memory at once."""
+    return (config.max_cpu_loras or config.max_loras) if config.enable_lora else 0
+
+
+def adapter_base(model: load.ServedModel, backend: Backend) -> AdapterBase:
+    """The model as adapters change it. ConfigError if it takes none."""
+    if not isinstance(model, load.LoadedModel):
+        raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
+    if model.names is None:
+        raise ConfigError(
+            f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"
+        )
+    return AdapterBase(model.spec, model.names, model.weights, backend, model.dtype, model.open)
+
+
+def adapter_reader(model: Callable[[], load.ServedModel], backend: Backend, config: LoraConfig) -> Reader:
+    """Opens adapters of the model that is loaded now."""
+
+    def read(path: Path) -> tuple[str, Callable[[], Adapter]]:
+        files = open_adapter(path, config.max_lora_rank)
+        base = adapter_base(model(), backend)
+        return files.digest, partial(build_adapter, base, files, config.lora_dtype)
+
+    return read
+
+
+def adapters_bytes(model: load.ServedModel, backend: Backend, config: LoraConfig, slots: int) -> int:
+    """Memory for `slots` adapters of the largest rank on all attention and MLPs. ConfigError: the model takes none.
+
+    Adapters of experts and whole tables take more, and most adapters less.
+    """
+    if not slots:
+        return 0
+    base = adapter_base(model, backend)
+    narrow = config.lora_dtype == "bfloat16" or (config.lora_dtype == "auto" and base.dtype == "bfloat16")
+    widths = [
+        sum(matrix.shape)
+        for layer in base.weights.layers
+        for matrix in matrices((layer.attention, layer.mlp)).values()
+    ]
+    return slots * config.max_lora_rank * sum(widths) * (2 if narrow else 4)

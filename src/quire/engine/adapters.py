@@ -1,0 +1,275 @@
+"""The arena of adapters: which are in memory, which requests use them, and what is loaded or evicted for others.
+
+Adapters are loaded on a thread of their own while steps go on. A request waits here until its adapter is in memory,
+and pins it from then to its end. If no slot is free, the adapter that was used least recently and that nobody uses
+makes room. Knows digests and requests; knows no weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from quire.errors import EngineError, ModelError, QuireError
+from quire.types import Request
+
+A = TypeVar("A")
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request that waits for its adapter; without `loading` it waits for a slot."""
+
+    request: Request
+    loading: Future[None] | None
+
+
+class AdapterArena(Generic[A]):
+    """`slots` adapters of a model.
+
+    `read` opens an adapter's directory and returns its digest and what `place` puts into a slot. `place` may be called
+    from any thread and returns bytes.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        read: Callable[[Path], tuple[str, Callable[[], A]]],
+        place: Callable[[int, A | None], int],
+    ) -> None:
+        self._read, self._place = read, place
+        self._free = list(range(slots - 1, -1, -1))
+        self._resident: OrderedDict[str, int] = OrderedDict()  # slot by digest, least recently used first
+        self._paths: dict[str, str] = {}  # of residents
+        self._users: Counter[str] = Counter()
+        self._requests: dict[str, tuple[str, int]] = {}  # digest, and samples that still run
+        self._pinned: set[str] = set()
+        self._unwanted: set[str] = set()  # leave once nobody uses them
+        self._loading: dict[str, Future[None]] = {}
+        self._held: dict[str, _Held] = {}
+        self._lock = threading.RLock()
+        self._thread = ThreadPoolExecutor(1, "quire-adapters")
+        self.nbytes: dict[str, int] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def held_ids(self) -> list[str]:
+        return list(self._held)
+
+    @property
+    def residents(self) -> list[str]:
+        """Digests of the adapters in memory, least recently used first."""
+        return list(self._resident)
+
+    def slot_of(self, digest: str) -> int:
+        """The slot of an adapter that a running request pins."""
+        return self._resident[digest]
+
+    # --- operators
+
+    def load(self, path: str, pin: bool = False) -> Future[str]:
+        """Check an adapter's files and load it if a slot is free or can be made so; the result is its digest.
+
+        With `pin` it stays in memory. ModelError if it cannot be loaded, EngineError if no slot is left to pin it in.
+        """
+
+        def work() -> str:
+            digest, build = self._read(Path(path))
+            with self._lock:
+                self._unwanted.discard(digest)
+                resident = digest in self._resident
+                slot = None if resident else self._take_slot()
+                if pin and slot is None and not resident:
+                    raise EngineError("every slot of an adapter is in use or pinned: raise --max-cpu-loras")
+            if resident or slot is None:
+                if slot is None and not resident:
+                    build()  # only to check it: it is loaded once a request needs it
+            else:
+                self._fill(slot, digest, path, build)
+            with self._lock:
+                if pin:
+                    self._pinned.add(digest)
+            return digest
+
+        return self._thread.submit(work)
+
+    def unload(self, digest: str) -> None:
+        """Let go of an adapter once nobody uses it."""
+        with self._lock:
+            self._pinned.discard(digest)
+            if self._users[digest]:
+                self._unwanted.add(digest)
+            else:
+                self._evict(digest)
+
+    def reload(self) -> None:
+        """Load all residents anew, for a new executable. Those that fail are dropped."""
+        with self._lock:
+            for digest, slot in list(self._resident.items()):
+                try:
+                    found, build = self._read(Path(self._paths[digest]))
+                    if found != digest:
+                        raise ModelError(_changed(self._paths[digest]))
+                    self._place(slot, build())
+                except QuireError:
+                    if self._users[digest]:
+                        raise
+                    del self._resident[digest]
+                    self._free.append(slot)
+
+    # --- requests
+
+    def take(self, request: Request) -> bool:
+        """Pin the adapter of a request. False: the request is held until the adapter is in memory."""
+        with self._lock:
+            # A request that waits for a slot must not be overtaken: users of other adapters would keep the slots.
+            blocked = any(held.loading is None for held in self._held.values())
+            if request.adapter in self._resident and not blocked:
+                self.hold(request)
+                return True
+            self._held[request.id] = _Held(request, None if blocked else self._begin(request))
+            return False
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most `seconds` until an adapter is loaded."""
+        jobs = [held.loading for held in self._held.values() if held.loading is not None]
+        if jobs and seconds:
+            wait(jobs, seconds, return_when="FIRST_COMPLETED")
+
+    def take_loaded(self) -> list[tuple[Request, str | None]]:
+        """Held requests whose adapter is in memory now, or could not be loaded: with the error."""
+        found: list[tuple[Request, str | None]] = []
+        with self._lock:
+            for held in list(self._held.values()):
+                if held.loading is None:
+                    held.loading = self._begin(held.request)
+                if held.loading is None:
+                    break  # in order: those behind it wait too
+                if not held.loading.done():
+                    continue
+                error = held.loading.exception()
+                del self._held[held.request.id]
+                if error is not None:
+                    self.release(held.request.id)
+                found.append((held.request, None if error is None else str(error) or type(error).__name__))
+        return found
+
+    def held(self, request_id: str) -> Request:
+        return self._held[request_id].request
+
+    def remove(self, request_id: str) -> Request:
+        """Return a held request early."""
+        with self._lock:
+            request = self._held[request_id].request
+            self.release(request_id)
+            return request
+
+    def hold(self, request: Request) -> None:
+        """Pin the adapter of a request until it ends."""
+        if request.adapter is not None:
+            with self._lock:
+                self._requests[request.id] = request.adapter, request.sampling.n
+                self._users[request.adapter] += 1
+                if request.adapter in self._resident:
+                    self._resident.move_to_end(request.adapter)
+
+    def release(self, request_id: str, index: int | None = None) -> None:
+        """A sample, or a whole request, has ended. Unknown ids are ignored."""
+        with self._lock:
+            if index is None:
+                self._held.pop(request_id, None)
+            found = self._requests.get(request_id)
+            if found is None:
+                return
+            digest, left = found
+            if index is not None and left > 1:
+                self._requests[request_id] = digest, left - 1
+                return
+            del self._requests[request_id]
+            self._users[digest] -= 1
+            if not self._users[digest]:
+                del self._users[digest]
+                if digest in self._unwanted:
+                    self._unwanted.discard(digest)
+                    self._evict(digest)
+
+    # --- slots
+
+    def _begin(self, request: Request) -> Future[None] | None:
+        """Pin the adapter of a request and load it; None if there is no slot for it."""
+        assert request.adapter is not None
+        loading = self._bring(request.adapter, request.adapter_path)
+        if loading is not None:
+            self.hold(request)
+        return loading
+
+    def _bring(self, digest: str, path: str) -> Future[None] | None:
+        """Load an adapter, unless it is there or being loaded; None if there is no slot for it."""
+        if digest in self._loading and not self._loading[digest].done():
+            return self._loading[digest]
+        if digest in self._resident:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        slot = self._take_slot()
+        if slot is None:
+            return None
+
+        def work() -> None:
+            with self._lock:
+                if digest in self._resident:  # an operator's load was faster
+                    self._free.append(slot)
+                    return
+            try:
+                found, build = self._read(Path(path))
+                if found != digest:
+                    raise ModelError(_changed(path))
+            except BaseException:
+                with self._lock:
+                    self._free.append(slot)
+                raise
+            self._fill(slot, digest, path, build)
+
+        self._loading[digest] = self._thread.submit(work)
+        return self._loading[digest]
+
+    def _fill(self, slot: int, digest: str, path: str, build: Callable[[], A]) -> None:
+        try:
+            nbytes = self._place(slot, build())
+        except BaseException:
+            with self._lock:
+                self._free.append(slot)
+            raise
+        with self._lock:
+            self._resident[digest] = slot
+            self._paths[digest], self.nbytes[digest] = path, nbytes
+
+    def _take_slot(self) -> int | None:
+        """A free slot, or that of the adapter that was used least recently; None if all are pinned."""
+        if not self._free:
+            for digest in self._resident:
+                if not self._users[digest] and digest not in self._pinned:
+                    self._evict(digest)
+                    break
+        return self._free.pop() if self._free else None
+
+    def _evict(self, digest: str) -> None:
+        slot = self._resident.pop(digest, None)
+        if slot is not None:
+            self._place(slot, None)
+            self.nbytes.pop(digest, None)
+            self._free.append(slot)
+
+
+def _changed(path: str) -> str:
+    return f"the files of the adapter {path} changed since it was loaded: load it again"

@@ -1,0 +1,329 @@
+"""From an adapter's tensors to changes of a model's packed weights. Knows specs, names and parts; reads no base weights
+unless an adapter depends on them.
+
+The model's own assembly runs over a source that makes changes in place of matrices, so that every row goes where the
+base's row went: fused, split and reordered projections need no rule of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from quire.devices.adapters import Adapter, Change, Up
+from quire.devices.protocol import Backend, FloatArray, Matrix, Norm
+from quire.errors import ModelError
+from quire.model.adapter_names import AdapterNames, Pair
+from quire.model.assemble import Assembly
+from quire.model.assemble_parts import Use
+from quire.model.decoder import DecoderWeights
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec
+from quire.weights.adapter import AdapterFiles
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.parts import Part
+from quire.weights.schemes import WeightType
+from quire.weights.tensor import FloatDtype
+
+LoraDtype = Literal["auto", "float32", "float16", "bfloat16"]
+NOT_REPLACED = ("q_norm", "k_norm", "v_norm", "kv_norm", "router_norm")  # no operation of their own
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """The model that an adapter changes. `open` opens its checkpoint, for adapters that need the base's values."""
+
+    spec: ArchSpec
+    names: TensorNames
+    weights: DecoderWeights
+    backend: Backend
+    dtype: FloatDtype
+    open: Callable[[], Checkpoint] | None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A change in the making: what is known of it without the base's matrix. Rows of `ups` and vectors are outputs."""
+
+    outputs: int
+    where: str
+    downs: list[FloatArray] = field(default_factory=list)
+    ups: list[Up] = field(default_factory=list)
+    magnitude: FloatArray | None = None  # NaN where a part has none
+    shift: FloatArray | None = None
+    whole: FloatArray | None = None
+    tokens: tuple[tuple[int, ...], FloatArray] | None = None  # new rows of a table
+    _seen: dict[int, int] = field(default_factory=dict)  # by identity of an A: its first row
+
+    @property
+    def empty(self) -> bool:
+        return not self.ups and self.whole is None and self.tokens is None
+
+    def add(self, pair: Pair, pick: Callable[[FloatArray], FloatArray], start: int) -> None:
+        """Add a module's tensors; `pick` takes the part's rows from those of the module."""
+        down, up = pair.down, pair.up
+        if id(down) not in self._seen:
+            self._seen[id(down)] = sum(map(len, self.downs))
+            self.downs.append(down)
+        weight = pick(up)
+        self.ups.append(Up(weight, self._seen[id(down)], start))
+        stop = start + len(weight)
+        if pair.magnitude is not None:
+            if self.magnitude is None:
+                self.magnitude = np.full(self.outputs, np.nan, np.float32)
+            self.magnitude[start:stop] = pick(pair.magnitude[:, None])[:, 0]
+        if pair.bias is not None:
+            if self.shift is None:
+                self.shift = np.zeros(self.outputs, np.float32)
+            self.shift[start:stop] = pick(pair.bias[:, None])[:, 0]
+
+
+class AdapterSource:
+    """A `WeightSource` that makes Drafts in place of matrices; None where nothing changes.
+
+    Vectors are NaN where the adapter leaves the base's.
+    """
+
+    def __init__(self, base: AdapterBase, files: AdapterFiles) -> None:
+        self.names = AdapterNames(base.spec, base.names, files, base.open)
+        self._base, self._files = base, files
+
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
+        return self._draft(parts, use)
+
+    def gated(self, gate: Part, up: Part) -> Any:
+        return self._draft([gate, up], "linear")
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray:
+        found = []
+        for part in parts:
+            whole = [self.names.whole(name, shape) for name, shape in part.tensors]
+            if whole and all(values is not None for values in whole):
+                found.append(np.array(part.take(*whole) if part.take else whole[0], np.float32))
+            else:
+                found.append(np.full(part.outline().shape, np.nan, np.float32))
+        return np.concatenate(found)
+
+    def embedding(self, table: str, outputs: int) -> Draft | None:
+        """How the adapter changes the rows of a table [V, D] as embeddings."""
+        draft = Draft(outputs, table)
+        pair = self.names.pair(table, embedding=True)
+        if pair is not None:
+            self._check_shape(pair, table, (outputs, self._base.weights.embedding.shape[0]))
+            draft.add(pair, lambda values: values, 0)
+        draft.whole = self.names.whole(f"{table}.weight", self._base.weights.embedding.shape)
+        draft.tokens = self.names.token_rows(table, self._base.weights.embedding.shape)
+        return None if draft.empty else draft
+
+    def _draft(self, parts: Sequence[Part], use: Use) -> Draft | None:
+        shapes = [part.outline().shape for part in parts]
+        draft = Draft(sum(shape[0] for shape in shapes), ", ".join(n for p in parts for n, _ in p.tensors))
+        start = 0
+        for part, shape in zip(parts, shapes, strict=True):
+            if len(part.tensors) == 1:
+                self._add(draft, part, shape, start, use)
+            start += shape[0]
+        return None if draft.empty else draft
+
+    def _add(self, draft: Draft, part: Part, shape: tuple[int, ...], start: int, use: Use) -> None:
+        name, stored = part.tensors[0]
+        module = name.removesuffix(".weight")
+        if module == self._base.names.embedding:
+            return  # see `embedding`
+        if use in ("table", "positions"):
+            if self.names.whole(name, stored) is not None or self.names.pair(module, embedding=True):
+                raise ModelError(f"{self._files.path}: {module} cannot be changed by an adapter")
+            return
+        whole = self.names.whole(name, stored)
+        if whole is not None:
+            if use != "head":
+                raise ModelError(
+                    f"{self._files.path}: modules_to_save {module} is not supported: only embeddings, heads, norms and "
+                    "biases can be replaced"
+                )
+            draft.whole = whole
+        if use == "head":
+            draft.tokens = self.names.token_rows(module, stored)
+        flip = self._base.names.transposed and use == "linear"
+        if len(stored) == 3:
+            pair, pick = self.names.stacked(part, module)
+        else:
+            pair = self.names.pair(module, transposed=flip)
+            outputs = stored[1] if flip else stored[0]
+            pick = self._picker(part, module, outputs, shape[0], flip) if pair else None
+            if pair is not None:
+                self._check_shape(pair, module, (outputs, stored[0] if flip else stored[1]))
+        if pair is not None and pick is not None:
+            draft.add(pair, pick, start)
+
+    def _picker(
+        self, part: Part, module: str, outputs: int, rows: int, flip: bool
+    ) -> Callable[[FloatArray], FloatArray]:
+        def pick(values: FloatArray) -> FloatArray:
+            values = values.T if flip else values
+            return np.ascontiguousarray(values if part.take is None else part.take(values))
+
+        for width in (1, 2):  # a part that takes columns or turns the matrix gives other shapes
+            try:
+                fits = pick(np.ones((outputs, width), np.float32)).shape == (rows, width)
+            except (ValueError, IndexError):
+                fits = False
+            if not fits:
+                raise ModelError(f"{self._files.path}: {module} cannot be changed by an adapter")
+        return pick
+
+    def _check_shape(self, pair: Pair, module: str, shape: tuple[int, int]) -> None:
+        found = len(pair.up), pair.down.shape[1]
+        if found != shape:
+            raise ModelError(
+                f"{self._files.path}: {module}: B and A make a change of {list(found)}, the base has {list(shape)}"
+            )
+
+
+def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "auto") -> Adapter:
+    """The adapter's changes for the base's weights. ModelError if it does not fit, or a part of it has no place."""
+    source = AdapterSource(base, files)
+    assembly = Assembly(base.spec, base.names, source)
+    made = assembly.weights()
+    builder = _Builder(base, files, "float16" if dtype == "float16" else None)
+    builder.tree(msgspec.structs.replace(base.weights, embedding=None, head=None), made)
+    table = base.names.embedding
+    if not base.spec.segments:
+        builder.embedding(base.weights.embedding, source.embedding(table, base.weights.embedding.shape[1]))
+    if base.weights.head is not None:
+        head: Any = made.head
+        if base.spec.tie_embeddings:
+            head = source.matrix([assembly.head_part], "head")
+            head = source.names.with_tied_rows(head, Draft, table, base.weights.head.shape)
+        builder.product(base.weights.head, head, base.weights.head_bias, made.head_bias)
+    source.names.check_all_used()
+    if not (builder.products or builder.embeddings or builder.norms):
+        raise ModelError(f"{files.path}: the adapter changes nothing in this model")
+    kept: WeightType = base.dtype if dtype == "auto" else "bfloat16" if dtype == "bfloat16" else "float32"
+    return Adapter(builder.products, builder.embeddings, builder.norms, kept)
+
+
+class _Builder:
+    """Walks the base's weights beside their drafts and makes changes."""
+
+    def __init__(self, base: AdapterBase, files: AdapterFiles, rounded: str | None) -> None:
+        self._base, self._files, self._rounded = base, files, rounded
+        self.products: dict[int, Change] = {}
+        self.embeddings: dict[int, Change] = {}
+        self.norms: dict[int, Norm] = {}
+
+    def tree(self, base: Any, made: Any) -> None:
+        """A struct of weights and the same struct of drafts."""
+        for name in base.__struct_fields__:
+            own, change = getattr(base, name), getattr(made, name)
+            if own is None:
+                continue
+            if name.endswith("_bias") and hasattr(base, name.removesuffix("_bias")):
+                continue  # with its matrix
+            if isinstance(own, Matrix):
+                bias = getattr(base, f"{name}_bias", None)
+                self.product(own, change, bias, getattr(made, f"{name}_bias", None))
+            elif isinstance(own, Norm):
+                self._norm(name, own, change)
+            elif isinstance(own, tuple):
+                for one, other in zip(own, change, strict=True):
+                    self._member(name, one, other)
+            elif isinstance(own, msgspec.Struct):
+                self.tree(own, change)
+            elif np.isfinite(np.asarray(change, np.float32)).any():
+                raise ModelError(f"{self._files.path}: {name} cannot be replaced by an adapter")
+
+    def _member(self, name: str, own: Any, change: Any) -> None:
+        if isinstance(own, Matrix):
+            self.product(own, change, None, None)
+        elif own is not None:
+            self.tree(own, change)
+
+    def product(
+        self, matrix: Matrix, draft: Draft | None, bias: FloatArray | None, new_bias: FloatArray | None
+    ) -> None:
+        shift = None
+        if bias is not None and new_bias is not None and np.isfinite(new_bias).any():
+            shift = np.where(np.isnan(new_bias), 0, new_bias - bias).astype(np.float32)
+        if draft is None:
+            if shift is not None:
+                self.products[id(matrix)] = Change(shift=shift)
+            return
+        if draft.tokens is not None:
+            self._replace_rows(matrix, draft, as_product=True)
+        if draft.shift is not None:
+            shift = draft.shift if shift is None else shift + draft.shift
+        self.products[id(matrix)] = self._change(matrix, draft, shift, axis=1)
+
+    def embedding(self, table: Matrix, draft: Draft | None) -> None:
+        if draft is None:
+            return
+        if draft.tokens is not None:
+            self._replace_rows(table, draft, as_product=False)
+        self.embeddings[id(table)] = self._change(table, draft, None, axis=0)
+
+    def _change(self, matrix: Matrix, draft: Draft, shift: FloatArray | None, axis: int) -> Change:
+        down = self._round(np.concatenate(draft.downs)) if draft.downs else None
+        ups = tuple(Up(self._round(up.weight), up.first, up.start) for up in draft.ups)
+        weight = None
+        if draft.whole is not None:
+            weight = self._base.backend.matrix([draft.whole], self._base.dtype)
+        change = Change(down, ups, None, shift, weight)
+        if draft.magnitude is None:
+            return change
+        return msgspec.structs.replace(change, gain=_gain(matrix, change, draft.magnitude, axis))
+
+    def _round(self, values: FloatArray) -> FloatArray:
+        if self._rounded is None:
+            return np.ascontiguousarray(values, np.float32)
+        with np.errstate(over="ignore"):
+            rounded = values.astype(self._rounded).astype(np.float32)
+        if not np.isfinite(rounded).all():
+            raise ModelError(f"{self._files.path}: a value does not fit --lora-dtype {self._rounded}")
+        return rounded
+
+    def _replace_rows(self, table: Matrix, draft: Draft, as_product: bool) -> None:
+        """New rows of a table as a change of rank len(ids): one-hot columns times the rows' differences."""
+        assert draft.tokens is not None
+        ids, rows = draft.tokens
+        changed = rows - table.dequantize()[list(ids)]
+        hot = np.zeros((len(ids), table.shape[0]), np.float32)
+        hot[np.arange(len(ids)), list(ids)] = 1
+        first = sum(map(len, draft.downs))
+        down, up = (changed, hot.T) if as_product else (hot, changed.T)
+        draft.downs.append(np.ascontiguousarray(down))
+        draft.ups.append(Up(np.ascontiguousarray(up), first, 0))
+
+    def _norm(self, name: str, own: Norm, change: Norm) -> None:
+        bias_changes = own.bias is not None and change.bias is not None and np.isfinite(change.bias).any()
+        weight_changes = np.isfinite(change.weight).any() and not np.array_equal(change.weight, own.weight)
+        if not (bias_changes or weight_changes):
+            return
+        if name in NOT_REPLACED:
+            raise ModelError(f"{self._files.path}: {name} cannot be replaced by an adapter")
+        weight = np.where(np.isnan(change.weight), own.weight, change.weight).astype(np.float32)
+        bias = own.bias
+        if own.bias is not None and change.bias is not None:
+            bias = np.where(np.isnan(change.bias), own.bias, change.bias).astype(np.float32)
+        self.norms[id(own)] = msgspec.structs.replace(own, weight=weight, bias=bias)
+
+
+def _gain(matrix: Matrix, change: Change, magnitude: FloatArray, axis: int) -> FloatArray:
+    """DoRA's m / ||W + s B A|| by output: over rows of a product's weight, over columns of a table."""
+    values = matrix.dequantize()
+    values = values if axis else values.T
+    norms = np.ones(len(values), np.float32)
+    assert change.down is not None
+    for up in change.ups:
+        stop = up.start + len(up.weight)
+        down = change.down[up.first : up.first + up.weight.shape[1]]
+        whole = values[up.start : stop] + up.weight @ down
+        norms[up.start : stop] = np.sqrt((whole.astype(np.float64) ** 2).sum(axis=1))
+    gain: FloatArray = np.where(np.isnan(magnitude), 1, magnitude / np.maximum(norms, 1e-30)).astype(
+        np.float32
+    )
+    return gain

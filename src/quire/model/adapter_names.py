@@ -1,0 +1,249 @@
+"""The tensors of an adapter by the base's own names: prefixes, fused experts, tied tables. Knows names and shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.devices.protocol import FloatArray
+from quire.errors import ModelError
+from quire.model.families.composite import PREFIXES
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec
+from quire.weights.adapter import AdapterFiles, LowRank
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.parts import Part
+
+EXPERTS = re.compile(r"(?P<layer>.*\.\d+\.)[\w.]*experts(\.base_layer|\.gate_up_proj|\.down_proj)?")
+MOST_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A module's change of its weight, up @ down, with the scale in `up`; `magnitude` (DoRA) and `bias` are [O]."""
+
+    down: FloatArray
+    up: FloatArray
+    magnitude: FloatArray | None = None
+    bias: FloatArray | None = None
+
+
+class AdapterNames:
+    """Finds an adapter's tensors by names of the base, and notes which of them were found."""
+
+    def __init__(
+        self,
+        spec: ArchSpec,
+        names: TensorNames,
+        files: AdapterFiles,
+        open_base: Callable[[], Checkpoint] | None,
+    ) -> None:
+        self._spec, self._names, self._files, self._open = spec, names, files, open_base
+        self._modules: dict[str, tuple[LowRank, str, int, slice | None]] = {}  # with (module, expert, rows)
+        self._stacks: dict[str, tuple[LowRank, str]] = {}
+        for module, lora in files.modules.items():
+            self._enter(self._own(module), module, lora)
+        self._whole = self._renamed(files.whole)
+        self._tokens = self._renamed(files.tokens)
+        self._copies = self._renamed(files.copies)
+        self._used: set[str] = set()
+        self._pairs: dict[str, Pair] = {}
+        self._checkpoint: Checkpoint | None = None
+
+    def pair(self, module: str, embedding: bool = False, transposed: bool = False) -> Pair | None:
+        """The change of a module's weight [O, K]; `transposed`: the base stores [K, O]. Twice the same object."""
+        found = self._modules.get(module)
+        if found is None or found[0].embedding != embedding:
+            return None
+        if module not in self._pairs:
+            lora, source, expert, rows = found
+            self._used.add(source)
+            self._pairs[module] = self._read(lora, module, expert, rows, transposed)
+        return self._pairs[module]
+
+    def stacked(
+        self, part: Part, module: str
+    ) -> tuple[Pair | None, Callable[[FloatArray], FloatArray] | None]:
+        """The change of the one expert that `part` takes from a tensor of all experts, and how to take its rows."""
+        found = self._stacks.get(module)
+        if found is None or part.take is None:
+            return None, None
+        lora, source = found
+        self._used.add(source)
+        count, columns = part.tensors[0][1][0], self._names.expert_stack == "columns"
+        take = part.take
+        numbers = np.arange(count).reshape(-1, 1, 1)
+        outputs = part.tensors[0][1][2 if columns else 1]
+        shape = (count, 1, outputs) if columns else (count, outputs, 1)
+        expert = int(take(np.broadcast_to(numbers, shape))[0, 0])
+        key = f"{module}.{expert}"
+        if key not in self._pairs:
+            self._pairs[key] = self._read(lora, module, expert, None, False)
+        pair = self._pairs[key]
+        if len(pair.up) != outputs:
+            raise ModelError(f"{self._files.path}: {module}: B has {len(pair.up)} rows, the base {outputs}")
+
+        def pick(values: FloatArray) -> FloatArray:
+            """`take` of an array that has these values for the expert that it takes."""
+            wide = np.broadcast_to(values.T if columns else values, (count, *reversed(values.shape)) if columns
+                                   else (count, *values.shape))  # fmt: skip
+            return np.ascontiguousarray(take(wide))
+
+        return pair, pick
+
+    def whole(self, tensor: str, shape: tuple[int, ...]) -> FloatArray | None:
+        """A tensor in place of the base's; also a copy of a table that differs from the base's."""
+        name = self._whole.get(tensor) or self._copies.get(tensor)
+        if name is None:
+            return None
+        found = self._files.shape(name)
+        if found != shape:
+            grown = len(found) == len(shape) == 2 and found[1] == shape[1] and found[0] > shape[0]
+            why = ": added tokens are not supported" if grown else ""
+            raise ModelError(
+                f"{self._files.path}: {tensor} is {list(found)}, the base has {list(shape)}{why}"
+            )
+        self._used.add(name)
+        values = self._files.values(name)
+        if tensor in self._whole or not self._is_base(tensor, values):
+            return values
+        return None
+
+    def token_rows(self, module: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], FloatArray] | None:
+        """Ids and new rows of a table."""
+        found = self._tokens.get(module)
+        if found is None:
+            return None
+        ids, name = found
+        self._used.add(name)
+        rows = self._files.values(name)
+        if rows.shape != (len(ids), shape[1]) or max(ids) >= shape[0]:
+            raise ModelError(f"{self._files.path}: trained rows of {module} do not fit {list(shape)}")
+        return ids, rows
+
+    def with_tied_rows(self, draft: Any, make: Callable[[int, str], Any], table: str, shape: Any) -> Any:
+        """The draft of a tied head with the trained rows of the table: they change in both."""
+        rows = self.token_rows(table, shape)
+        if rows is None:
+            return draft
+        draft = make(shape[0], self._names.head) if draft is None else draft
+        draft.tokens = draft.tokens or rows
+        return draft
+
+    def check_all_used(self) -> None:
+        """ModelError if a part of the adapter has no place in the base."""
+        files = self._files
+        tokens = [name for _, name in files.tokens.values()]
+        everything = [*files.modules, *files.whole.values(), *files.copies.values(), *tokens]
+        left = [name for name in everything if name not in self._used]
+        if left:
+            more = f" and {len(left) - MOST_LISTED} more" if len(left) > MOST_LISTED else ""
+            raise ModelError(
+                f"{files.path}: the base has no place for {', '.join(left[:MOST_LISTED])}{more}; the adapter was made "
+                f"for {files.base or 'another model'}"
+            )
+
+    def _renamed(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in names.items():
+            own = self._own(name)
+            if own in found:
+                raise ModelError(f"{self._files.path}: two tensors are {own}")
+            found[own] = value
+        return found
+
+    def _own(self, name: str) -> str:
+        """A name with the base's prefix, where multimodal wrappers of a language model have another."""
+        tail = re.search(r"(layers\.\d+\.|embed_tokens|norm)", self._names.layer.format(i=0))
+        own = self._names.layer[: tail.start()] if tail else ""
+        for prefix in (*PREFIXES, "model."):
+            rest = name.removeprefix(prefix)
+            if rest != name and re.match(r"(layers\.\d+\.|embed_tokens\b|norm\b)", rest) and tail:
+                name = own + rest
+                break
+        router = re.fullmatch(r"(.*\.\d+\.)mlp\.gate", name)
+        return f"{router[1]}{self._names.router}" if router and self._spec.moe is not None else name
+
+    def _enter(self, own: str, module: str, lora: LowRank) -> None:
+        if own in self._modules or own in self._stacks:
+            raise ModelError(f"{self._files.path}: two modules are {own}")
+        fused = EXPERTS.fullmatch(own)
+        moe = self._spec.moe
+        if fused is None or moe is None:
+            self._modules[own] = lora, module, -1, None
+            return
+        names, inner = self._names, moe.intermediate_size
+        (_, width), (out, _) = self._files.shape(lora.tensors["A"]), self._files.shape(lora.tensors["B"])
+        is_down = (out, width) == (self._spec.hidden_size, inner)
+        if not is_down and (out, width) != (2 * inner, self._spec.hidden_size):
+            raise ModelError(f"{self._files.path}: {module}: a change of {[out, width]} fits no experts")
+        if names.expert_stack:
+            target = names.expert_down if is_down else names.expert_up
+            self._stacks[f"{fused['layer']}{names.experts}{target}"] = lora, module
+            return
+        for e in range(moe.routing.num_experts - moe.zero_experts):
+            prefix = f"{fused['layer']}{names.experts.format(e=e)}"
+            if is_down:
+                self._modules[prefix + names.expert_down] = lora, module, e, None
+            else:
+                self._modules[prefix + names.expert_gate] = lora, module, e, slice(0, inner)
+                self._modules[prefix + names.expert_up] = lora, module, e, slice(inner, 2 * inner)
+
+    def _read(self, lora: LowRank, module: str, expert: int, rows: slice | None, transposed: bool) -> Pair:
+        down, up = (self._files.values(lora.tensors[part]) for part in ("A", "B"))
+        if expert >= 0:  # A holds expert after expert, in B the expert runs fastest
+            down = down.reshape(-1, lora.rank, down.shape[1])[expert]
+            up = up.reshape(len(up), lora.rank, -1)[:, :, expert]
+        if rows is not None:
+            up = up[rows]
+        up = up * np.float32(lora.scale)
+        if self._files.start and not lora.embedding:
+            first_up, first_down = self._first_guess(lora, module, transposed)
+            down, up = np.concatenate([down, first_down]), np.concatenate([up, -first_up], axis=1)
+        vectors = {}
+        for role, key in (("magnitude", "magnitude_vector"), ("bias", "B.bias")):
+            if key in lora.tensors:
+                vectors[role] = self._files.values(lora.tensors[key]).reshape(-1)
+                if len(vectors[role]) != len(up):
+                    raise ModelError(f"{self._files.path}: {module}: {key} has {len(vectors[role])} elements")
+        if "bias" in vectors:
+            vectors["bias"] = vectors["bias"] * np.float32(lora.scale)
+        return Pair(np.ascontiguousarray(down), np.ascontiguousarray(up), **vectors)
+
+    def _first_guess(self, lora: LowRank, module: str, transposed: bool) -> tuple[FloatArray, FloatArray]:
+        """What the training took out of the base's weight before it began, as a product of two matrices.
+
+        PiSSA (Meng et al. 2024, arXiv:2404.02948): the first r singular directions. OLoRA (Büyükakyüz 2024,
+        arXiv:2406.01775): scale times the first r columns of Q and rows of R.
+        """
+        weight = self._base_tensor(f"{module}.weight").astype(np.float64)
+        weight = weight.T if transposed else weight
+        if self._files.start == "pissa":
+            left, sizes, right = np.linalg.svd(weight, full_matrices=False)
+            up, down = left[:, : lora.rank] * sizes[: lora.rank], right[: lora.rank]
+        else:
+            q, r = np.linalg.qr(weight)
+            up, down = lora.scale * q[:, : lora.rank], r[: lora.rank]
+        return up.astype(np.float32), down.astype(np.float32)
+
+    def _base_tensor(self, name: str) -> FloatArray:
+        if self._checkpoint is None:
+            if self._open is None:
+                raise ModelError(
+                    f"{self._files.path}: the adapter needs the base's own weights, which a built engine lacks: "
+                    "serve the checkpoint, or convert the adapter"
+                )
+            self._checkpoint = self._open()
+        if name not in set(self._checkpoint.names()):
+            raise ModelError(f"{self._files.path}: the base has no {name}")
+        return np.array(self._checkpoint.get(name), np.float32)
+
+    def _is_base(self, tensor: str, values: FloatArray) -> bool:
+        """Whether a table that was saved along is the base's own."""
+        if self._open is None:
+            return True
+        return np.array_equal(self._base_tensor(tensor), values)

@@ -1,0 +1,111 @@
+"""The adapters that a server has: loaded from --lora-modules or at run time, found by the name of a request's model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+from quire.client.adapters import LoadedAdapter, LoadedAdapters
+from quire.client.client import AsyncEngine
+from quire.config import EngineConfig
+from quire.errors import ConfigError, EngineError, ModelError
+from quire.serve.options import ServerConfig
+from quire.weights.hub import find_adapter
+
+
+class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of --lora-modules; `base_model_name` is accepted for vLLM's sake: the base is the served model."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+    pinned: bool = False
+
+
+def read_modules(given: tuple[str, ...]) -> list[LoraModule]:
+    """The entries of --lora-modules: NAME=PATH, JSON objects, or a JSON list of them. ConfigError."""
+    found: list[LoraModule] = []
+    for text in given:
+        name, equals, path = text.partition("=")
+        if equals and "," not in text and not text.lstrip().startswith(("{", "[")):
+            found.append(LoraModule(name, path))
+            continue
+        try:
+            values = json.loads(text)
+            found += msgspec.convert(values if isinstance(values, list) else [values], list[LoraModule])
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f'--lora-modules: {text!r:.200} is neither NAME=PATH nor JSON such as {{"name": "a", "path": "b"}}'
+            ) from error
+    for module in found:
+        if not module.name or not module.path:
+            raise ConfigError("--lora-modules: a name and a path must not be empty")
+    if len({module.name for module in found}) < len(found):
+        raise ConfigError("--lora-modules: two adapters have the same name")
+    return found
+
+
+def check_adapters(engine: EngineConfig, config: ServerConfig) -> None:
+    """ConfigError for options of adapters that are malformed, or given without --enable-lora."""
+    read_modules(config.lora_modules)
+    for name in ("lora_modules", "allow_runtime_lora", "lora_root"):
+        if getattr(config, name) and not engine.lora.enable_lora:
+            raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora")
+
+
+class Adapters:
+    """Loads and unloads adapters of a running engine. Use from one event loop."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        self.loaded = LoadedAdapters()
+        self._engine, self._config = engine, config
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        if engine.config.lora.enable_lora:
+            engine.metrics.adapters = self.state
+
+    async def load_given(self) -> None:
+        """Load those of --lora-modules. ConfigError or ModelError: one cannot be loaded."""
+        for module in read_modules(self._config.lora_modules):
+            try:
+                await self.load(module.name, module.path, pinned=module.pinned, trusted=True)
+            except EngineError as error:
+                raise ModelError(f"--lora-modules {module.name}: {error}") from error
+
+    async def load(self, name: str, path: str, pinned: bool = False, trusted: bool = False) -> LoadedAdapter:
+        """Load an adapter under a name, or replace the one of that name.
+
+        Unless it is `trusted`, its path must lie under --lora-root. ModelError: there is no such directory;
+        EngineError: it cannot be loaded.
+        """
+        roots = None if trusted else tuple(Path(root).expanduser() for root in self._config.lora_root)
+        model = self._engine.config.model
+        async with self._locks[name]:
+            directory = await asyncio.to_thread(find_adapter, path, model.download_dir, model.hf_token, roots)
+            digest = await self._engine.load_adapter(str(directory), pinned)
+            old = self.loaded.find(name)
+            forgotten = self.loaded.remove(name) if old is not None and old.digest != digest else None
+            found = self.loaded.add(name, path, str(directory), digest, pinned=pinned)
+            if forgotten is not None:
+                await self._engine.unload_adapter(forgotten)
+            return found
+
+    async def unload(self, name: str) -> None:
+        """Forget a loaded name; running requests finish with their adapter."""
+        async with self._locks[name]:
+            digest = self.loaded.remove(name)
+            if digest is not None:
+                await self._engine.unload_adapter(digest)
+        self._locks.pop(name, None)
+
+    def state(self) -> tuple[int, list[str], list[str]]:
+        """For metrics: the most adapters of a step, and the names of those that run and that wait."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for times in self._engine.live_times():
+            if times.request.adapter is not None:
+                (running if times.scheduled else waiting).add(self.loaded.name_of(times.request.adapter))
+        return self._engine.config.lora.max_loras, sorted(running), sorted(waiting)

@@ -1,0 +1,178 @@
+"""Adapters over HTTP: named as models, loaded and unloaded under load, and only from where they may come."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire.errors import ConfigError
+from quire.serve.adapters import LoraModule, read_modules
+from quire.serve.options import split_options
+from tests.serve.running import Server, start
+
+ASSETS = Path(__file__).parents[2] / "src" / "quire" / "assets"
+SHIPPED = {"tale": "quire-stories-lora-oldtale", "bard": "quire-stories-lora-shakespeare"}
+KEY = {"Authorization": "Bearer secret"}
+PROMPT, TOKENS = "Once upon a time", 12
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("root")
+    for name, folder in SHIPPED.items():
+        shutil.copytree(ASSETS / folder, path / name)
+    (path / "link").symlink_to(ASSETS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[Server]:
+    running = start(
+        maker="quire.client.start",
+        model="",
+        max_model_len=128,
+        threads=2,
+        enable_lora=True,
+        max_loras=2,
+        max_cpu_loras=2,
+        lora_modules=["tale=quire-stories-lora-oldtale"],
+        allow_runtime_lora=True,
+        lora_root=[str(root)],
+        api_key=["secret"],
+    )
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, str]:
+    """The greedy text of the base and of each adapter."""
+    llm, params = LLM(enable_lora=True, max_model_len=128), SamplingParams(temperature=0, max_tokens=TOKENS)
+    requests = [None, *(LoRARequest(name, i + 1, path) for i, (name, path) in enumerate(SHIPPED.items()))]
+    outputs = llm.generate([PROMPT] * 3, params, lora_request=requests, use_tqdm=False)
+    return dict(zip(("quire-stories", *SHIPPED), (o.outputs[0].text for o in outputs), strict=True))
+
+
+def complete(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, **more}
+
+
+def test_an_adapter_is_a_model_with_a_parent(server: Server, wanted: dict[str, str]) -> None:
+    assert len(set(wanted.values())) == 3
+    with httpx.Client(base_url=server.url, headers=KEY, timeout=60) as client:
+        cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+        assert cards["tale"]["parent"] == "quire-stories"
+        assert cards["tale"]["root"] == "quire-stories-lora-oldtale"
+        assert client.get("/v1/models/tale").json() == cards["tale"]
+        for model in ("quire-stories", "tale"):
+            answer = client.post("/v1/completions", json=complete(model)).json()
+            assert (answer["model"], answer["choices"][0]["text"]) == (model, wanted[model])
+        assert client.post("/v1/completions", json=complete("bard")).status_code == 404
+        assert client.post("/v1/embeddings", json={"model": "tale", "input": "x"}).status_code == 404
+        page = client.get("/metrics").text
+        assert 'lora_requests_info{max_lora="2"' in page
+
+
+def test_loading_needs_a_key_a_root_and_a_free_name(server: Server, root: Path) -> None:
+    def load(name: str, path: str, headers: dict[str, str] = KEY, **more: Any) -> httpx.Response:
+        body = {"lora_name": name, "lora_path": path, **more}
+        return httpx.post(f"{server.url}/v1/load_lora_adapter", json=body, headers=headers, timeout=60)
+
+    assert load("x", str(root / "bard"), {}).status_code == 401
+    for path in (
+        str(ASSETS / SHIPPED["bard"]),
+        str(root / ".." / "other"),
+        str(root / "link"),
+        "/etc",
+        "../x",
+    ):
+        assert load("x", path).status_code == 404, path
+    assert load("x", str(root)).status_code == 400  # no adapter
+    assert load("quire-stories", str(root / "bard")).status_code == 400
+    assert load("", str(root / "bard")).status_code == 400
+    assert load("x", "").status_code == 400
+    done = load("x", str(root / "bard"))
+    assert (done.status_code, done.text) == (200, "Success: LoRA adapter 'x' added successfully.")
+    assert load("x", str(root / "tale")).status_code == 400
+    assert load("x", str(root / "tale"), load_inplace=True).status_code == 200
+    for status in (200, 404):
+        gone = httpx.post(f"{server.url}/v1/unload_lora_adapter", json={"lora_name": "x"}, headers=KEY)
+        assert gone.status_code == status
+
+
+def test_adapters_come_and_go_under_64_clients(server: Server, root: Path, wanted: dict[str, str]) -> None:
+    """Each answer is that of its adapter, or says that the model is not there; nothing is lost and nothing hangs."""
+    counts = {200: 0, 404: 0}
+
+    async def client(http: httpx.AsyncClient, number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(4):
+            model = rng.choice(("quire-stories", "tale", "a", "b"))
+            answer = await http.post("/v1/completions", json=complete(model, stream=False))
+            counts[answer.status_code] += 1
+            if answer.status_code == 200:
+                text = wanted[{"a": "bard", "b": "tale"}.get(model, model)]
+                assert answer.json()["choices"][0]["text"] == text
+
+    async def operator(http: httpx.AsyncClient, name: str, path: str, done: asyncio.Event) -> None:
+        while not done.is_set():
+            body = {"lora_name": name, "lora_path": path}
+            assert (await http.post("/v1/load_lora_adapter", json=body)).status_code == 200
+            await asyncio.sleep(0.05)
+            assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": name})).status_code == 200
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, headers=KEY, timeout=60, limits=limits) as http:
+            done = asyncio.Event()
+            operators = [
+                asyncio.create_task(operator(http, "a", str(root / "bard"), done)),
+                asyncio.create_task(operator(http, "b", str(root / "tale"), done)),
+            ]
+            await asyncio.gather(*(client(http, number) for number in range(64)))
+            done.set()
+            await asyncio.gather(*operators)
+
+    asyncio.run(run())
+    assert sum(counts.values()) == 256
+    assert counts[200] > 100
+    with httpx.Client(base_url=server.url, headers=KEY) as client_:
+        stats = client_.get("/stats").json()
+        assert client_.get("/health").status_code == 200
+    assert stats["num_running"] == stats["num_waiting"] == 0
+
+
+def test_lora_modules_are_names_or_json() -> None:
+    found = read_modules(
+        ("a=b/c", '{"name": "d", "path": "e", "base_model_name": "f"}', '[{"name":"g","path":"h"}]')
+    )
+    assert found == [LoraModule("a", "b/c"), LoraModule("d", "e", "f"), LoraModule("g", "h")]
+
+
+@pytest.mark.parametrize(
+    "given", ["a", "=b", "a=", "{", '{"name": "a"}', '{"name": "a", "path": "b", "c": 1}', "[1]"]
+)
+def test_lora_modules_that_are_neither_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="--lora-modules"):
+        read_modules((given,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"allow_runtime_lora": True, "enable_lora": True}, "needs --api-key"),
+        ({"max_loras": 4, "max_cpu_loras": 3}, "at least --max-loras 4"),
+        ({"max_lora_rank": 0}, "--max-lora-rank must be at least 1"),
+    ],
+)
+def test_options_that_disagree_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split_options(options)
