@@ -16,6 +16,7 @@ import msgspec
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOptions
 from quire.devices import registry
+from quire.devices.adapters import Adapter
 from quire.devices.protocol import (
     Arithmetic,
     Backend,
@@ -287,24 +288,39 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
                 plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * max(1, backend.threads)
             ),
         )
-    report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
-    report.cost, report.kv_spec, report.arithmetic = plan.cost, plan.kv_spec, plan.arithmetic
     if backend.caveat:
         logger.warning("%s %s", spec.architecture, backend.caveat)
-    report.parameters, report.memory = plan.model.num_parameters, memory
-    report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
+    _describe(plan, report)
     core = EngineCore(scheduler, runner, grammars, depth=2 if config.scheduler.async_scheduling else 1)
     if ranks is None:  # ranks keep their memory while the engine sleeps
         core.residence = _residence(plan, runner, model, shares=drafting.cache is not None)
     core.trace_directory = config.device.trace_directory
-    if inputs.adapters_S is not None:
-        reader = adapter_reader(lambda: residence.model, backend, config.lora)
-        core.adapters = AdapterArena(slots, reader, runner.adapt)
-        runner.parts.append(AdapterPart(inputs.adapters_S, core.adapters.slot_of))
+    core.adapters = _make_arena(plan, residence, runner, inputs)
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
     texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
     close = ranks.close if ranks is not None else _nothing
     return Started(Programs(core, texts), _card(plan), report, grammars, close), model
+
+
+def _make_arena(
+    plan: EnginePlan, residence: Residence[load.ServedModel], runner: Runner, inputs: InputBuilder
+) -> AdapterArena[Adapter] | None:
+    """Room for adapters, whose slots the runner learns by a part of its own; None if they are off."""
+    if inputs.adapters_S is None:
+        return None
+    reader = adapter_reader(lambda: residence.model, plan.backend, plan.config.lora)
+    arena = AdapterArena(plan.limits.max_adapters, reader, runner.adapt)
+    runner.parts.append(AdapterPart(inputs.adapters_S, arena.slot_of))
+    return arena
+
+
+def _describe(plan: EnginePlan, report: StartReport) -> None:
+    """Enter the parts of the engine into its report."""
+    backend = plan.backend
+    report.model, report.backend, report.threads = plan.name, backend.name, backend.threads
+    report.cost, report.kv_spec, report.arithmetic = plan.cost, plan.kv_spec, plan.arithmetic
+    report.parameters, report.memory = plan.model.num_parameters, plan.memory
+    report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
 
 
 def _card(plan: EnginePlan) -> ModelCard:
