@@ -27,6 +27,8 @@ def adapter_base(model: load.ServedModel, backend: Backend) -> AdapterBase:
     """The model as adapters change it. ConfigError if it takes none."""
     if not isinstance(model, load.LoadedModel):
         raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
+    if not model.shard.whole:
+        raise ConfigError("--enable-lora with --tensor-parallel-size is not supported: leave out one of them")
     if model.names is None:
         raise ConfigError(
             f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"

@@ -24,6 +24,7 @@ import numpy as np
 
 from quire.config import EngineConfig
 from quire.devices import registry
+from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, FloatArray, KVCache, KVSpec, Limits, ModelInput
 from quire.devices.sampling import Logits
 from quire.errors import EngineError, QuireError
@@ -266,6 +267,9 @@ class RankedExecutable:
 
     def hidden(self) -> FloatArray:
         return self._own.hidden()
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        raise EngineError("adapters are not sharded")
 
     def taps(self) -> tuple[FloatArray, ...]:
         return self._own.taps()

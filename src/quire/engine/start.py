@@ -295,7 +295,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     if ranks is None:  # ranks keep their memory while the engine sleeps
         core.residence = _residence(plan, runner, model, shares=drafting.cache is not None)
     core.trace_directory = config.device.trace_directory
-    core.adapters = _make_arena(plan, residence, runner, inputs)
+    core.adapters = _make_arena(plan, core.residence, runner, inputs)
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
     texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
     close = ranks.close if ranks is not None else _nothing
@@ -303,10 +303,10 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
 
 
 def _make_arena(
-    plan: EnginePlan, residence: Residence[load.ServedModel], runner: Runner, inputs: InputBuilder
+    plan: EnginePlan, residence: Residence[Any] | None, runner: Runner, inputs: InputBuilder
 ) -> AdapterArena[Adapter] | None:
     """Room for adapters, whose slots the runner learns by a part of its own; None if they are off."""
-    if inputs.adapters_S is None:
+    if inputs.adapters_S is None or residence is None:
         return None
     reader = adapter_reader(lambda: residence.model, plan.backend, plan.config.lora)
     arena = AdapterArena(plan.limits.max_adapters, reader, runner.adapt)

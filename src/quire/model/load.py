@@ -196,7 +196,7 @@ def load_model(
         check = None
         if verify:
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
-        return LoadedModel(info, manifest.spec, weights, check, manifest.names)
+        return LoadedModel(info, manifest.spec, weights, check, names=manifest.names)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, info.quantized)
     shard.check(spec)
