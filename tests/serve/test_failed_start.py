@@ -24,7 +24,7 @@ def serve(*args: str, limit: str = "") -> tuple[int, list[str]]:
     """Exit status and the lines of the standard error of `quire serve`, without its log. `limit` is for ulimit."""
     command = [sys.executable, "-W", "error", "-m", "quire.cli", "serve", *args]
     if limit:
-        command = ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *command]
+        command = ["/bin/sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *command]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return result.returncode, [line for line in result.stderr.splitlines() if " INFO " not in line]
 
