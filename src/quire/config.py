@@ -180,7 +180,7 @@ class CacheConfig:
     block_size: int = option(16, "Tokens per KV block.", low=1, high=1024)
     kv_cache_dtype: KVDtype = option(
         "auto",
-        "Type of the KV cache; auto is the checkpoint's; int8 has one scale per token and head; fp8 is fp8_e4m3.",
+        "Type of the KV cache; auto is the checkpoint's; int8 has one scale per token and head.",
         common=True,
         aliases={"fp8": "fp8_e4m3", "half": "float16"},
     )
@@ -439,7 +439,7 @@ def _check_speculation(options: SpeculativeOptions) -> None:
 class LoraConfig:
     """Low-rank adapters beside the model."""
 
-    enable_lora: bool = option(False, "Take requests that name an adapter.", common=True)
+    enable_lora: bool = option(False, "Take requests that name an adapter.")
     max_loras: int = option(8, "Most adapters in one step.", low=1, high=1024)
     max_cpu_loras: int | None = option(
         None, "Most adapters in memory; default is --max-loras.", low=1, high=4096

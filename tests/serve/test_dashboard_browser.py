@@ -408,7 +408,7 @@ def test_structured_output_is_checked_and_sent(page: Page) -> None:
 
 
 def test_settings_are_checked_at_the_field_and_kept(page: Page) -> None:
-    page.until(lambda: page.all("#temperature")[0].get_attribute("placeholder") == "0.7")
+    page.until(lambda: [e.get_attribute("placeholder") for e in page.all("#temperature")] == ["0.7"])
     page["settings-button"].click()
     page["top_p"].send_keys("3")
     assert page["top_p"].get_attribute("aria-invalid") == "true"
@@ -640,6 +640,7 @@ def test_colours_follow_the_system_or_the_choice(page: Page) -> None:
     def paper() -> Any:
         return page.run("return getComputedStyle(document.body).backgroundColor")
 
+    page.until(lambda: paper() != "rgba(0, 0, 0, 0)")  # the style sheet has come
     light = paper()
     page["theme"].click()
     assert paper() == light

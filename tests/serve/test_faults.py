@@ -370,7 +370,7 @@ def test_tls(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(AssertionError, match=r"change --host .* or --port"),
+        pytest.raises(AssertionError, match=r"cannot listen: .*; change --port"),
     ):
         start(port=taken.getsockname()[1])
 

@@ -147,7 +147,7 @@ class ServerConfig:
     )
     metrics_prefix: str = option("quire", "Prefix of every metric's name; vllm fits existing dashboards.")
     lora_modules: tuple[str, ...] = option(
-        (), 'Adapters to load: NAME=PATH, or JSON such as \'{"name": "a", "path": "b"}\'.', common=True
+        (), 'Adapters to load: NAME=PATH, or JSON such as \'{"name": "a", "path": "b"}\'.'
     )
     allow_runtime_lora: bool = option(
         False, "Serve /v1/load_lora_adapter and /v1/unload_lora_adapter; needs an API key."
