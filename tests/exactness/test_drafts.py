@@ -14,7 +14,7 @@ from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 from tests.exactness.requests import PARAMS, make_prompts
-from tests.exactness.test_schedule import load, make_chaotic, results
+from tests.exactness.test_schedule import load, make_chaotic, remembered, results
 from tests.tiny import EOS, VOCAB_SIZE
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -99,14 +99,7 @@ def drafting(llm: LLM, known: dict[int, list[int]], seed: int) -> Drafter:
 @pytest.fixture(scope="module")
 def plain(tiny_model: Callable[..., str]) -> Callable[[str], list[Any]]:
     """The results of each model without drafts."""
-    found: dict[str, list[Any]] = {}
-
-    def run(model: str) -> list[Any]:
-        if model not in found:
-            found[model] = results(load(tiny_model, model), make_prompts(), PARAMS)
-        return found[model]
-
-    return run
+    return remembered(tiny_model, make_prompts(), PARAMS)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

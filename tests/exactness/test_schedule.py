@@ -168,6 +168,20 @@ def results(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) ->
     return [(o.prompt_logprobs, o.outputs) for o in outputs]
 
 
+def remembered(
+    make: Callable[..., str], prompts: list[list[int]], params: list[SamplingParams]
+) -> Callable[[str], list[Any]]:
+    """A function that gives the results of each model as it is, computed once."""
+    found: dict[str, list[Any]] = {}
+
+    def run(model: str) -> list[Any]:
+        if model not in found:
+            found[model] = results(load(make, model), prompts, params)
+        return found[model]
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def alone(tiny_model: Callable[..., str]) -> Callable[[str], tuple[list[Any], dict[tuple[int, int], bytes]]]:
     """Each request by itself in one thread, whole prompt at once, no cache: what every schedule must equal."""

@@ -12,7 +12,7 @@ from quire import SamplingParams
 from quire.params import BeamRules
 from quire.spec_decode.proposer import Draft, SpecSequence, StepView, TokenProposer
 from tests.exactness.requests import PARAMS, make_prompts
-from tests.exactness.test_schedule import load, results
+from tests.exactness.test_schedule import load, remembered, results
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -44,14 +44,7 @@ PROMPTS = [*make_prompts(), [7, 8, 9], [5, 6] * 12, [40, 41, 42, 43] * 8]
 @pytest.fixture(scope="module")
 def plain(tiny_model: Callable[..., str]) -> Callable[[str], list[Any]]:
     """The results of each model without speculation."""
-    found: dict[str, list[Any]] = {}
-
-    def run(model: str) -> list[Any]:
-        if model not in found:
-            found[model] = results(load(tiny_model, model), PROMPTS, EACH)
-        return found[model]
-
-    return run
+    return remembered(tiny_model, PROMPTS, EACH)
 
 
 def options_of(proposer: str, tiny_model: Callable[..., str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from quire import LLM
 from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView
 from quire.spec_decode.tree import as_draft
 from tests.exactness.requests import PARAMS, make_prompts
-from tests.exactness.test_schedule import load, results
+from tests.exactness.test_schedule import load, remembered, results
 from tests.tiny import EOS, VOCAB_SIZE
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -77,14 +77,7 @@ class RandomTrees:
 
 @pytest.fixture(scope="module")
 def plain(tiny_model: Callable[..., str]) -> Callable[[str], list[Any]]:
-    found: dict[str, list[Any]] = {}
-
-    def run(model: str) -> list[Any]:
-        if model not in found:
-            found[model] = results(load(tiny_model, model), make_prompts(), PARAMS)
-        return found[model]
-
-    return run
+    return remembered(tiny_model, make_prompts(), PARAMS)
 
 
 def with_trees(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import msgspec
 
 from quire.client.front import load_maker
 from quire.config import EngineConfig
+from quire.engine.pipes import framed, read_frame
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import EngineError, RequestError
 from quire.grammar.compiler import GrammarCompiler
@@ -26,8 +26,6 @@ if sys.platform != "win32":
     import resource
 
 log = logging.getLogger("quire.grammar")
-
-LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
@@ -47,16 +45,15 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 
 def frame(message: Setup | StructuredOutputsParams | Verdict) -> bytes:
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
+    return framed(msgspec.msgpack.encode(message))
 
 
 def _read() -> bytes:
     """The content of the next frame; exits at the end of the input."""
-    head = sys.stdin.buffer.read(LENGTH.size)
-    if len(head) < LENGTH.size:
+    data = read_frame(sys.stdin.fileno())
+    if data is None:
         raise SystemExit(0)
-    return sys.stdin.buffer.read(LENGTH.unpack(head)[0])
+    return data
 
 
 def _write(verdict: Verdict) -> None:

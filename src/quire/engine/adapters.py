@@ -91,11 +91,10 @@ class AdapterArena(Generic[A]):
                 slot = None if resident else self._take_slot()
                 if pin and slot is None and not resident:
                     raise EngineError("every slot of an adapter is in use or pinned: raise --max-cpu-loras")
-            if resident or slot is None:
-                if slot is None and not resident:
-                    build()  # only to check it: it is loaded once a request needs it
-            else:
+            if slot is not None:
                 self._fill(slot, digest, path, build)
+            elif not resident:
+                build()  # only to check it: it is loaded once a request needs it
             with self._lock:
                 if pin:
                     self._pinned.add(digest)

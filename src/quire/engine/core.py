@@ -48,10 +48,9 @@ class EngineCore:
         depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        self.on_batch: Callable[[ScheduledBatch], None] | None = (
-            None  # called before a batch with new sequences
-        )
-        self.on_step: Callable[[float, float], None] | None = None  # called with the times of each step
+        # Called before a batch with new sequences is computed, and with the times of each step.
+        self.on_batch: Callable[[ScheduledBatch], None] | None = None
+        self.on_step: Callable[[float, float], None] | None = None
         self._executor = executor
         self._depth = depth
         self._flight: deque[tuple[ScheduledBatch, float, Callable[[], StepOutput]]] = deque()

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import signal
-import struct
 import sys
 import threading
 import time
@@ -43,13 +41,13 @@ from quire.engine.ipc import (
     open_socket,
 )
 from quire.engine.log import set_up_logging
+from quire.engine.pipes import framed, leave_with_parent, read_frame
 from quire.errors import EngineError, QuireError
 from quire.program import Core
 from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch, Usage
 
 log = logging.getLogger("quire.engine")
 
-_LENGTH = struct.Struct("<I")
 LOAD_POLL = 5  # milliseconds between looks at adapters that are loaded, while nothing else happens
 
 
@@ -83,31 +81,14 @@ def _load_maker(name: str) -> Maker:
 
 
 def pack_launch(launch: Launch) -> bytes:
-    frame = encode(launch)
-    return _LENGTH.pack(len(frame)) + frame
+    return framed(encode(launch))
 
 
 def _read_launch(fd: int) -> Launch:
-    def read(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = os.read(fd, size - len(data))
-            if not part:
-                raise EngineError(
-                    "standard input ended before the launch frame: the server must start this process"
-                )
-            data += part
-        return data
-
-    (size,) = _LENGTH.unpack(read(_LENGTH.size))
-    return decode_launch(read(size))
-
-
-def _leave_with_parent(fd: int) -> None:
-    """Exit, even in the middle of a step, when the other end of the pipe closes."""
-    while os.read(fd, 4096):
-        pass
-    os._exit(0)
+    frame = read_frame(fd)
+    if frame is None:
+        raise EngineError("standard input ended before the launch frame: the server must start this process")
+    return decode_launch(frame)
 
 
 class EngineLoop:
@@ -269,7 +250,7 @@ def main() -> int:
     stdin = sys.stdin.fileno()
     launch = _read_launch(stdin)
     set_up_logging(launch.log_format, launch.log_level)
-    threading.Thread(target=_leave_with_parent, args=(stdin,), daemon=True).start()
+    threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
     socket = open_socket(context, launch.address, bind=False)
     try:

@@ -14,6 +14,7 @@ import threading
 
 from quire.devices import registry
 from quire.engine.numa import bind
+from quire.engine.pipes import leave_with_parent, read_frame
 from quire.engine.ranks import (
     PATIENCE,
     CopyBlocks,
@@ -21,7 +22,6 @@ from quire.engine.ranks import (
     RunHead,
     decode_command,
     decode_launch,
-    read_frame,
     unpacked_step,
 )
 from quire.engine.source import find_source
@@ -31,12 +31,6 @@ from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
 
 log = logging.getLogger("quire.engine")
-
-
-def _leave_with_engine(fd: int) -> None:
-    while os.read(fd, 4096):
-        pass
-    os._exit(0)
 
 
 def serve(launch: RankLaunch) -> None:
@@ -76,7 +70,7 @@ def main() -> int:
     if frame is None:
         sys.stderr.write("standard input ended before the launch frame: the engine must start this process\n")
         return 1
-    threading.Thread(target=_leave_with_engine, args=(stdin,), daemon=True).start()
+    threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
     try:
         serve(decode_launch(frame))
     except (QuireError, RuntimeError, MemoryError) as error:

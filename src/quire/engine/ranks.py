@@ -8,7 +8,6 @@ shared memory (csrc/plan/peers.h).
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from quire.devices import registry
 from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, FloatArray, KVCache, KVSpec, Limits, ModelInput
 from quire.devices.sampling import Logits
+from quire.engine.pipes import write_frame
 from quire.errors import EngineError, QuireError
 from quire.model.shard import Shard
 
@@ -37,7 +37,6 @@ PATIENCE = 10.0
 LAST_LINES = 12
 """Lines of a rank's log that the error about its end shows."""
 RANK_MODULE = "quire.engine.rank"
-LENGTH = struct.Struct("<I")
 
 
 class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
@@ -79,30 +78,6 @@ Command = RunStep | RunHead | CopyBlocks
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _launch = msgspec.msgpack.Decoder(RankLaunch)
-
-
-def write_frame(fd: int, message: Command | RankLaunch) -> None:
-    """Raises BrokenPipeError if the reader has gone."""
-    frame = _encoder.encode(message)
-    left = memoryview(LENGTH.pack(len(frame)) + frame)
-    while left:
-        left = left[os.write(fd, left) :]
-
-
-def read_frame(fd: int) -> bytes | None:
-    """None at the end of the stream."""
-    header = _read(fd, LENGTH.size)
-    return None if header is None else _read(fd, LENGTH.unpack(header)[0])
-
-
-def _read(fd: int, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(fd, size - len(data))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
 
 
 def decode_command(frame: bytes) -> Command:
@@ -157,9 +132,10 @@ class Ranks:
 
     def send(self, command: Command) -> None:
         """Let the other ranks compute what this one is about to."""
+        frame = _encoder.encode(command)
         try:
             for process in self._processes:
-                write_frame(process.commands, command)
+                write_frame(process.commands, frame)
         except BrokenPipeError:
             raise self.failure() from None
 
@@ -201,7 +177,7 @@ class _RankProcess:
         commands = self._their_commands
         launch = RankLaunch(config, self.rank, size, memory, commands, limits, num_blocks, block_size)
         with suppress(BrokenPipeError):  # `wait_ready` says why
-            write_frame(self._process.stdin.fileno(), launch)
+            write_frame(self._process.stdin.fileno(), _encoder.encode(launch))
         os.close(commands)
 
     def wait_ready(self) -> bool:

@@ -70,6 +70,18 @@ def parts_of(value: Any) -> list[str | Expression]:
     raise TypeError(f"a program appends texts and expressions, not {type(value).__name__}")
 
 
+def values_given(
+    stop: str | Sequence[str] | None, stop_token_ids: Sequence[int] | None, **others: Any
+) -> dict[str, Any]:
+    """The values of a gen, or the defaults of a run, that are not None."""
+    values = {
+        "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+        "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
+        **others,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -111,27 +123,27 @@ def gen(
         regex = _PATTERNS[kind]
         if kind in ("int", "float"):
             stop = [*([stop] if isinstance(stop, str) else stop or ()), " ", "\n"]
-    given = {
-        "name": name,
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "n": n,
-        "stop": stop if stop is None or isinstance(stop, str) else list(stop),
-        "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "regex": regex,
-        "json_schema": json_schema,
-    }
-    return Call({"type": "gen", **{field: value for field, value in given.items() if value is not None}})
+    given = values_given(
+        name=name,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        regex=regex,
+        json_schema=json_schema,
+    )
+    return Call({"type": "gen", **given})
 
 
 def no_stop_regex(stop_regex: Any) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from quire.errors import RequestError
-from quire.program.language.expressions import no_stop_regex
+from quire.program.language.expressions import no_stop_regex, values_given
 from quire.program.language.operations import AddText, BeginMessage
 from quire.program.language.root import Backend, Root
 from quire.program.language.state import State
@@ -100,23 +100,22 @@ class Function:
     ) -> State:
         """Run the program; the sampling values are defaults of its gens. With `stream` it returns at once."""
         no_stop_regex(stop_regex)
-        given = {
-            "max_tokens": max_new_tokens,
-            "n": n,
-            "stop": stop if stop is None or isinstance(stop, str) else list(stop),
-            "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-            "ignore_eos": ignore_eos,
-            "return_logprob": return_logprob,
-            "logprob_start_len": logprob_start_len,
-            "top_logprobs_num": top_logprobs_num,
-        }
-        sampling = {name: value for name, value in given.items() if value is not None}
+        sampling = values_given(
+            max_tokens=max_new_tokens,
+            n=n,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            ignore_eos=ignore_eos,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+        )
         arguments = {**self.bind_arguments, **kwargs}
         return self._start(_chosen(backend), args, arguments, sampling, stream)
 

@@ -69,11 +69,12 @@ def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
         rows.append(stop - 1)
         positions.append(end)
         drawn.append(slot)
-    branches = {} if step.trees is None else step.trees.branches
-    branch_rows = [
-        row for chains in branches.values() for each in chains for row in each.path[-len(each.tokens) :]
-    ]
-    return Draws(rows, drawn, positions, drafts, branch_rows)
+    draws = Draws(rows, drawn, positions, drafts)
+    if step.trees is not None:
+        for chains in step.trees.branches.values():
+            for each in chains:
+                draws.branch_rows += each.path[-len(each.tokens) :]
+    return draws
 
 
 class SamplingPart:
