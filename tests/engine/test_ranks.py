@@ -93,6 +93,27 @@ def test_weights_are_rounded_by_each_rank(model: Path, quantization: str) -> Non
         assert answers(llm, PROMPTS, GREEDY) == [answers(llm, [prompt], GREEDY)[0] for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        "awq-gemm-g128",
+        "gptq-4bit-g32-desc-act",
+        "fp8-block-moe",
+        "ct-nvfp4",
+        "mxfp4-gpt-oss",
+        "bnb-nf4-double",
+    ],
+)
+def test_quantized_checkpoints_are_divided(checkpoint: str, data: Path) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True}
+    found = []
+    for size in (1, 2):
+        directory = str(data / "quantized" / checkpoint)
+        with LLM(directory, quantization_activations="float", tensor_parallel_size=size, **options) as llm:
+            found.append([tokens for tokens, _ in answers(llm, PROMPTS, GREEDY)])
+    assert found[0] == found[1]
+
+
 def test_steps_reach_other_ranks_whole() -> None:
     for step in steps():
         other = unpacked_step(packed_step(step, block_size=4))
