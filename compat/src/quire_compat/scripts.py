@@ -1,0 +1,19 @@
+"""The console scripts. Each first makes sure that its name is not a real package's."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from quire_compat.real import installed, message
+
+
+def run(package: str, module: str) -> None:
+    """Run `main` of a module, unless the real `package` is installed too."""
+    if found := installed((package,)):
+        sys.exit(message(found))
+    importlib.import_module(module).main()
+
+
+def vllm() -> None:
+    run("vllm", "vllm.entrypoints.cli.main")

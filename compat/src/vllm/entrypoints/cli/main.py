@@ -1,0 +1,5 @@
+"""`vllm serve ...`: `quire` with vLLM's defaults."""
+
+from quire.cli import main
+
+__all__ = ["main"]

@@ -1,0 +1,68 @@
+"""The names as users have them: a wheel, installed in an environment over the one that runs the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+COMPAT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An environment with quire-compat. `bin` holds its scripts, `python` sees its packages."""
+
+    root: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.root / "bin"
+
+    @property
+    def python(self) -> Path:
+        return self.bin / "python"
+
+    @property
+    def packages(self) -> Path:
+        return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.root)}))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables with which its scripts are found first."""
+        here = os.pathsep.join([str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]])
+        return {**os.environ, "PATH": here, "VIRTUAL_ENV": str(self.root)}
+
+    def pip(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the tests' own pip on this environment."""
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=self.variables)
+
+
+def layered(root: Path) -> Installed:
+    """An environment that sees all packages of the one that runs the tests."""
+    venv.create(root, with_pip=False, symlinks=True)
+    made = Installed(root)
+    below = [path for path in sys.path if path.endswith("site-packages")]
+    lines = [f"import site; site.addsitedir({path!r})" for path in below]
+    (made.packages / "below.pth").write_text("\n".join(lines) + "\n")
+    return made
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment with the wheel of quire-compat."""
+    root = tmp_path_factory.mktemp("compat")
+    made = layered(root / "env")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(root), str(COMPAT)], check=True)
+    (wheel,) = root.glob("*.whl")
+    done = made.pip("install", "--quiet", "--no-deps", "--no-index", str(wheel))
+    assert done.returncode == 0, done.stderr
+    return made
