@@ -41,7 +41,7 @@ def test_speculative_options_come_from_one_object_or_from_flags() -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
     assert options(speculative_config=text) == wanted
     assert options(speculative_config={"prompt_lookup_max": 4}, spec_method="ngram", spec_tokens=3) == wanted
-    older = options(speculative_model="[ngram]", num_speculative_tokens=3, use_v2_block_manager=True)
+    older = options(speculative_model="[ngram]", num_speculative_tokens=3)
     assert older == SpeculativeOptions(method="ngram", num_speculative_tokens=3)
     assert older is not None
     assert older.lookup_range == (5, 5)

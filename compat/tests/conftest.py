@@ -9,8 +9,10 @@ import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from zoo import locked
 
 COMPAT = Path(__file__).parents[1]
 
@@ -55,14 +57,41 @@ def layered(root: Path) -> Installed:
     return made
 
 
+def shared(factory: pytest.TempPathFactory) -> Path:
+    """A temporary directory that all processes of this test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """An environment with the wheel of quire-compat."""
-    root = tmp_path_factory.mktemp("compat")
-    made = layered(root / "env")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(root), str(COMPAT)], check=True)
-    (wheel,) = root.glob("*.whl")
-    done = made.pip("install", "--quiet", "--no-deps", "--no-index", str(wheel))
-    assert done.returncode == 0, done.stderr
-    return made
+    """An environment with the wheel of quire-compat, made once."""
+    root = shared(tmp_path_factory) / "compat"
+    root.mkdir(exist_ok=True)
+    with locked(root):
+        if not (root / "ready").exists():
+            made = layered(root / "env")
+            command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+            subprocess.run([*command, "--wheel-dir", str(root), str(COMPAT)], check=True)
+            (wheel,) = root.glob("*.whl")
+            done = made.pip("install", "--quiet", "--no-deps", "--no-index", str(wheel))
+            assert done.returncode == 0, done.stderr
+            (root / "ready").touch()
+    return Installed(root / "env")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what each snippet showed."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    found = [
+        value
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "snippet" and report.when == "call"
+    ]
+    if found:
+        terminalreporter.write_sep("=", "snippets of the articles")
+    for result in sorted(found, key=lambda one: str(one["file"])):
+        terminalreporter.write_line(
+            f"{result['file']:34} {'ran' if result['ran'] else 'FAILED':6} {str(result['output'])[:110]}"
+        )

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 # Names whose modules bring numpy, the kernels or more: loaded when first asked for.
 _LATER = {
     "LLM": "quire.llm.llm",
+    "LLMEngine": "quire.llm.llm_engine",
     "AsyncLLM": "quire.llm.async_llm",
     "EngineArgs": "quire.llm.engine_args",
     "AsyncEngineArgs": "quire.llm.engine_args",
@@ -31,6 +32,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
+    "LLMEngine",
     "LoRARequest",
     "LogitsProcessor",
     "PoolingParams",

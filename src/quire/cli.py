@@ -10,8 +10,9 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from quire import __version__
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Entry] = {
     "serve": Entry("quire.commands.serve", "Serve a model over HTTP with OpenAI's API."),
     "chat": Entry("quire.commands.chat", "Talk to a model in the terminal."),
     "generate": Entry("quire.commands.generate", "Continue a text."),
+    "complete": Entry("quire.commands.complete", "Continue texts through a running server."),
     "plan": Entry("quire.commands.plan", "Show a model's memory and the speed that this machine allows."),
     "build": Entry(
         "quire.commands.build", "Pack a checkpoint for this machine into a directory that starts at once."
@@ -65,36 +67,53 @@ class Command:
     read_config: Callable[[str], dict[str, Any]] | None = None
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program's name, its commands, and the defaults of options that differ from Quire's, by command."""
+
+    name: str = "quire"
+    commands: Mapping[str, Entry] = field(default_factory=lambda: COMMANDS)
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def main(argv: Sequence[str] | None = None, program: Program | None = None) -> None:
     """Entry point. Prints Quire's errors as one line and exits with status 1; usage errors exit with 2."""
+    program = program or Program()
     args = list(sys.argv[1:] if argv is None else argv)
+    with errors_reported(program.name, args):
+        _dispatch(args, program)
+
+
+@contextmanager
+def errors_reported(name: str, args: Sequence[str]) -> Iterator[None]:
+    """Print the errors of the program `name` as one line and exit. `args` say whether the line is JSON."""
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        _dispatch(args)
+        yield
     except UsageError as error:
         _report(f"{error.prog}: error: {error}", str(error), args)
         raise SystemExit(2) from None
     except QuireError as error:
-        _report(f"quire: error: {error}", str(error), args)
+        _report(f"{name}: error: {error}", str(error), args)
         raise SystemExit(1) from None
     except (OSError, MemoryError) as error:
         message = _system_message(error)
         if message is None:
             raise
-        _report(f"quire: error: {message}", message, args)
+        _report(f"{name}: error: {message}", message, args)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _dispatch(args: list[str]) -> None:
+def _dispatch(args: list[str], program: Program) -> None:
     for words in (2, 1):
-        if entry := COMMANDS.get(" ".join(args[:words])):
-            _run(" ".join(args[:words]), entry, args[words:])
+        if " ".join(args[:words]) in program.commands:
+            _run(" ".join(args[:words]), args[words:], program)
             return
-    _overview(args)
+    _overview(args, program)
 
 
 def _system_message(error: OSError | MemoryError) -> str | None:
@@ -110,7 +129,7 @@ def _system_message(error: OSError | MemoryError) -> str | None:
     return None
 
 
-def _report(line: str, message: str, args: list[str]) -> None:
+def _report(line: str, message: str, args: Sequence[str]) -> None:
     """Print the error that ends the process: as JSON if the log is, or would have been."""
     words = " ".join(rewritten(args)).replace("=", " ")
     as_json = logs_are_json() or "--log-format json" in words
@@ -148,52 +167,57 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _overview(args: list[str]) -> None:
+def _overview(args: list[str], program: Program) -> None:
     """List the commands without loading any, all or those of a group; refuse anything else."""
-    group = args[0] if args and any(name.startswith(f"{args[0]} ") for name in COMMANDS) else ""
+    name, commands = program.name, program.commands
+    group = args[0] if args and any(command.startswith(f"{args[0]} ") for command in commands) else ""
     rest = args[1:] if group else args
-    parser = Parser("quire", add_help=False)
+    parser = Parser(name, add_help=False)
     if rest and rest[0] == "--version":
         print(f"quire {__version__}")
     elif not rest or rest[0] in ("-h", "--help", "--help-all"):
-        shown = {n: entry for n, entry in COMMANDS.items() if not group or n.startswith(f"{group} ")}
+        shown = {n: entry for n, entry in commands.items() if not group or n.startswith(f"{group} ")}
         width = max(map(len, shown))
         columns = shutil.get_terminal_size().columns
         lines = "\n".join(
             textwrap.fill(
-                entry.help, columns, initial_indent=f"  {name:{width}}  ", subsequent_indent=" " * (width + 4)
+                entry.help,
+                columns,
+                initial_indent=f"  {command:{width}}  ",
+                subsequent_indent=" " * (width + 4),
             )
-            for name, entry in shown.items()
+            for command, entry in shown.items()
         )
-        more = "`quire COMMAND --help` shows the common options of a command, `--help-all` all of them."
-        print(f"usage: quire {f'{group} ' if group else ''}COMMAND [options]\n\n{lines}\n")
+        more = f"`{name} COMMAND --help` shows the common options of a command, `--help-all` all of them."
+        print(f"usage: {name} {f'{group} ' if group else ''}COMMAND [options]\n\n{lines}\n")
         print(textwrap.fill(more, columns))
     else:
         word = f"{group} {rest[0]}".strip()
-        known = [*COMMANDS, *{name.split()[0] for name in COMMANDS}]
+        known = [*commands, *{command.split()[0] for command in commands}]
         parser.error(f"there is no command {word!r}{_nearest(word, known)}")
 
 
-def _run(name: str, entry: Entry, args: list[str]) -> None:
+def _run(name: str, args: list[str], program: Program) -> None:
     """Load a command's module, read its options from `args`, and call it."""
+    entry, defaults = program.commands[name], program.defaults.get(name, {})
     command: Command = importlib.import_module(entry.module).COMMAND
     args = rewritten(args)
     everything = "--help-all" in args
     places = "".join(f" [{argument}]" for argument in command.arguments)
     parser = Parser(
-        f"quire {name}",
-        usage=f"quire {name}{places} [options]",
+        f"{program.name} {name}",
+        usage=f"{program.name} {name}{places} [options]",
         description=entry.help,
         allow_abbrev=False,
     )
     parser.add_argument("--help-all", action="help", help="show every option and exit")
     own_options = parser.add_argument_group("options of this command")
     show_own = everything or not any(f.metadata["common"] for f in fields(command.options))
-    hidden = add_options(own_options, command.options, command.arguments, show_own)
+    hidden = add_options(own_options, command.options, command.arguments, show_own, defaults=defaults)
     if command.engine:
         for section, options in SECTIONS.items():
             section_options = parser.add_argument_group(f"{section} options")
-            hidden += add_options(section_options, options, command.arguments, everything)
+            hidden += add_options(section_options, options, command.arguments, everything, defaults=defaults)
         hidden += add_options(parser, EngineConfig, (), everything, only=("seed",))
         add_foreign(parser)
     if command.read_config is not None:
@@ -202,7 +226,7 @@ def _run(name: str, entry: Entry, args: list[str]) -> None:
         if known.config is not None:
             parser.set_defaults(**command.read_config(known.config))
     if hidden:
-        parser.epilog = f"{hidden} more options: quire {name} --help-all"
+        parser.epilog = f"{hidden} more options: {program.name} {name} --help-all"
     values = vars(parser.parse_args(args))
     if command.read_config is not None:
         del values["config"]

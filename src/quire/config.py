@@ -358,7 +358,6 @@ class SpeculationConfig:
     spec_tokens: int | None = option(None, "Most tokens to draft per sequence and step.", low=1, high=256)
     speculative_model: str | None = option(None, "Older name of --spec-model; [ngram] means prompt lookup.")
     num_speculative_tokens: int | None = option(None, "Older name of --spec-tokens.", low=1, high=256)
-    use_v2_block_manager: bool = option(False, "Accepted for older command lines; changes nothing.")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -133,6 +133,19 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
 
+class GuidedDecodingParams(StructuredOutputsParams, frozen=True, kw_only=True, omit_defaults=True):
+    """The name of StructuredOutputsParams in older vLLM. The choice of a back end changes nothing."""
+
+    backend: str | None = None
+    backend_was_auto: bool = False
+    disable_fallback: bool = False
+
+    def current(self) -> StructuredOutputsParams:
+        """The same constraint under its current name."""
+        names = StructuredOutputsParams.__struct_fields__
+        return StructuredOutputsParams(**{name: getattr(self, name) for name in names})
+
+
 def _json_text(name: str, value: dict[str, Any] | bool) -> str:
     try:
         return msgspec.json.encode(value).decode()
@@ -209,6 +222,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     `prediction` is text or tokens that the output may follow: what it does follow is computed many tokens at a time.
     Neither it nor `speculative_decoding` (false: draft nothing for this request) changes the output.
+    `guided_decoding` is the older name of `structured_outputs`.
 
     With `beam` the n outputs are the best of a beam search, which takes no draws: repetition_penalty, min_tokens,
     bad_words, allowed_token_ids and stop_token_ids act on it, the other sampling parameters do not.
@@ -256,6 +270,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     speculative_decoding: bool = True
     logits_processors: Any = None
     beam: BeamRules | None = None
+    guided_decoding: GuidedDecodingParams | None = None
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
@@ -295,6 +310,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             put(self, "thinking_token_budget", None)
         if isinstance(self.repetition_detection, dict):
             put(self, "repetition_detection", RepetitionDetectionParams(**self.repetition_detection))
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("give structured_outputs or guided_decoding, not both", "guided_decoding")
+            put(self, "structured_outputs", self.guided_decoding.current())
+            put(self, "guided_decoding", None)
         if self.top_k == -1:
             put(self, "top_k", 0)
         if self.seed == -1:

@@ -17,3 +17,7 @@ def run(package: str, module: str) -> None:
 
 def vllm() -> None:
     run("vllm", "vllm.entrypoints.cli.main")
+
+
+def sglang() -> None:
+    run("sglang", "sglang.cli")

@@ -1,5 +1,59 @@
-"""SGLang's names for Quire."""
+"""SGLang's names for Quire: its language, its engine, and its server in a child process."""
 
-from quire.program import function, gen, select, set_default_backend
+from quire.entrypoints.sglang.runtime import Runtime
+from quire.llm.sglang_engine import Engine
+from quire.program import (
+    RuntimeEndpoint,
+    assistant,
+    assistant_begin,
+    assistant_end,
+    flush_cache,
+    function,
+    gen,
+    gen_int,
+    gen_string,
+    greedy_token_selection,
+    image,
+    select,
+    separate_reasoning,
+    set_default_backend,
+    system,
+    system_begin,
+    system_end,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
+from sglang.version import __version__
 
-__all__ = ["function", "gen", "select", "set_default_backend"]
+__all__ = [
+    "Engine",
+    "Runtime",
+    "RuntimeEndpoint",
+    "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]

@@ -159,6 +159,13 @@ class OutputStream:
             self._num_rejected,
         )
 
+    def snapshot(self) -> RequestOutput:
+        """The output so far, which later tokens do not change."""
+        output = self.output
+        return replace(
+            output, outputs=[replace(sample, token_ids=list(sample.token_ids)) for sample in output.outputs]
+        )
+
     def new_part(self) -> RequestOutput:
         """`output` reduced to what is new since the last call."""
         parts = []
@@ -254,9 +261,9 @@ class OutputStream:
 
     def _entry(self, scores: TokenLogprobs) -> dict[int, Logprob]:
         """The token itself, then the most likely ones, in vLLM's order."""
-        entry = {scores.token: Logprob(scores.logprob, scores.rank, self._token_text(scores.token))}
+        entry = {scores.token: Logprob(scores.logprob, scores.rank, self.token_text(scores.token))}
         for rank, (token, logprob) in enumerate(zip(scores.top_ids, scores.top, strict=True), 1):
-            entry.setdefault(token, Logprob(logprob, rank, self._token_text(token)))
+            entry.setdefault(token, Logprob(logprob, rank, self.token_text(token)))
         if scores.asked and self.request.sampling.logprob_token_ids:
             for token, named in self._asked(scores).items():
                 entry.setdefault(token, named)
@@ -265,10 +272,11 @@ class OutputStream:
     def _asked(self, scores: TokenLogprobs) -> dict[int, Logprob]:
         """The tokens that the request names."""
         return {
-            token: Logprob(logprob, rank, self._token_text(token)) for token, logprob, rank in scores.asked
+            token: Logprob(logprob, rank, self.token_text(token)) for token, logprob, rank in scores.asked
         }
 
-    def _token_text(self, token: int) -> str | None:
+    def token_text(self, token: int) -> str | None:
+        """The text of one token on its own; None without a tokenizer."""
         return None if self._tokenizer is None else token_text(self._tokenizer, token)
 
 

@@ -21,15 +21,21 @@ from quire.types import Delta, Request, ScheduledBatch
 T = TypeVar("T")
 
 
-class LocalCall:
-    """The requests of one caller while they run. Leaving its `with` aborts what still runs."""
+News = SimpleQueue[list[Delta] | BaseException]
 
-    def __init__(self, engine: LocalEngine, requests: Sequence[Request]) -> None:
+
+class LocalCall:
+    """The requests of one caller while they run. Leaving its `with` aborts what still runs.
+
+    Their deltas go to the queue `news`, which calls may share.
+    """
+
+    def __init__(self, engine: LocalEngine, requests: Sequence[Request], news: News | None = None) -> None:
         self._engine = engine
         self._ids = [request.id for request in requests]
         self._open = {request.id: request.sampling.n for request in requests}  # used by the engine thread
         self._left = sum(self._open.values())  # used by the caller
-        self._deltas: SimpleQueue[list[Delta] | BaseException] = SimpleQueue()
+        self._deltas: News = SimpleQueue() if news is None else news
 
     def put(self, deltas: list[Delta]) -> list[str]:
         """For the engine thread: hand over the deltas of a step; returns the requests that have ended."""
@@ -93,9 +99,9 @@ class LocalEngine:
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request]) -> LocalCall:
-        """Queue the requests of one call."""
-        call = LocalCall(self, requests)
+    def submit(self, requests: Sequence[Request], news: News | None = None) -> LocalCall:
+        """Queue the requests of one call, whose deltas go to `news` if it is given."""
+        call = LocalCall(self, requests, news)
 
         def start(core: Core) -> None:
             for request in requests:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -68,6 +70,13 @@ def rewritten(args: Sequence[str]) -> list[str]:
     return found
 
 
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """Takes flags in all the spellings that `rewritten` knows."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(rewritten(sys.argv[1:] if args is None else args), namespace)
+
+
 def _put(values: dict[str, Any], keys: list[str], text: str) -> None:
     """Set an inner value of nested objects; text that is no JSON is itself."""
     for key in keys[:-1]:
@@ -86,17 +95,19 @@ def add_options(
     arguments: tuple[str, ...] = (),
     everything: bool = True,
     only: tuple[str, ...] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Add a flag for each field of the dataclass `options`, and a positional for each of those in `arguments`.
 
-    Unless `everything`, help shows only the fields marked as common. Returns how many it hides.
+    Unless `everything`, help shows only the fields marked as common. `defaults` replace those of fields. Returns how
+    many it hides.
     """
     hints = get_type_hints(options)
     hidden = 0
     for f in fields(options):
         if only and f.name not in only:
             continue
-        default = None if f.default is MISSING else f.default
+        default = defaults.get(f.name, None if f.default is MISSING else f.default)
         shown = "" if default in (None, "", ()) else f" (default: {default})"
         text = (f.metadata["help"] + shown).replace("%", "%%")  # argparse formats help texts
         settings: dict[str, Any] = {"help": text, "default": default}

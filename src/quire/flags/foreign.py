@@ -23,8 +23,14 @@ def take_foreign(options: dict[str, Any], own: Container[str] = ()) -> list[str]
         if not flag.accepts(value):
             raise ConfigError(refusal(flag, value))
         if value is not None and value is not False:
-            notices.append(f"{flag.flag} changes nothing: {flag.why[0].lower()}{flag.why[1:]}")
+            notices.append(notice(flag))
     return notices
+
+
+def notice(flag: ForeignFlag) -> str:
+    """The line about an option that changes nothing."""
+    why = flag.why if flag.why.startswith("Quire") else flag.why[0].lower() + flag.why[1:]
+    return f"{flag.flag} changes nothing: {why}"
 
 
 def refusal(flag: ForeignFlag, value: object) -> str:

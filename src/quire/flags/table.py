@@ -233,6 +233,7 @@ SHARED = tuple(_SHARED.split())
 # Flags of earlier versions, still found in launch lines.
 OLDER_ACCEPTED = (
     ("Preempted sequences are computed again, never swapped", "swap_space preemption_mode"),
+    ("There is one way to manage blocks", "use_v2_block_manager!"),
     ("Requests are logged only with --enable-log-requests", "disable_log_requests!"),
     (
         "There is one engine loop, ahead of the device if --async-scheduling is on",
@@ -260,7 +261,8 @@ OLDER_REFUSED = (
 )
 
 
-def _entries(names: str) -> Iterator[tuple[str, Takes, tuple[str, ...]]]:
+def entries(names: str) -> Iterator[tuple[str, Takes, tuple[str, ...]]]:
+    """The names in a group of a table, with what each takes and the values that change nothing."""
     for word in names.split():
         name, _, values = word.partition("=")
         takes: Takes = "switch" if name[-1] == "!" else "list" if name[-1] == "*" else "value"
@@ -270,11 +272,11 @@ def _entries(names: str) -> Iterator[tuple[str, Takes, tuple[str, ...]]]:
 def _flags() -> Iterator[ForeignFlag]:
     for groups, older in ((ACCEPTED, False), (OLDER_ACCEPTED, True)):
         for why, names in groups:
-            for name, takes, _ in _entries(names):
+            for name, takes, _ in entries(names):
                 yield ForeignFlag(name, takes, why, older=older)
     for refused, older in ((REFUSED, False), (OLDER_REFUSED, True)):
         for why, nearest, names in refused:
-            for name, takes, neutral in _entries(names):
+            for name, takes, neutral in entries(names):
                 yield ForeignFlag(name, takes, why, neutral, nearest, older)
 
 

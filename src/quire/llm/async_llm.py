@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -111,7 +110,7 @@ class AsyncLLM:
             if stream.output.error is not None:
                 raise EngineError(f"request {request_id} failed: {stream.output.error}")
             if stream.finished or kind is not OutputKind.FINAL_ONLY:
-                yield stream.new_part() if kind is OutputKind.DELTA else _snapshot(stream)
+                yield stream.new_part() if kind is OutputKind.DELTA else stream.snapshot()
             if stream.finished:
                 return
 
@@ -361,14 +360,6 @@ async def _make_engine(config: EngineConfig, options: ClientOptions, metrics: Me
 
 async def _abort(engine: AsyncEngine, request_id: str) -> None:
     engine.abort_visibly(request_id)
-
-
-def _snapshot(stream: OutputStream) -> RequestOutput:
-    """The output so far, which later tokens do not change."""
-    output = stream.output
-    return replace(
-        output, outputs=[replace(sample, token_ids=list(sample.token_ids)) for sample in output.outputs]
-    )
 
 
 def _close(

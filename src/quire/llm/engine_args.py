@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from quire.config import SECTIONS, EngineConfig
 from quire.flags.arguments import add_foreign, add_options
@@ -15,19 +17,27 @@ log = logging.getLogger("quire")
 A = TypeVar("A", bound="EngineArgs")
 
 
-def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """The configuration that options ask for. Options of vLLM that change nothing here are named in the log.
+def engine_config(
+    options: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> EngineConfig:
+    """The configuration that options ask for, None being unset; `defaults` replace Quire's.
 
-    Raises ConfigError for one that is unknown, wrong, or would change a result.
+    Options of vLLM that change nothing here are named in the log. Raises ConfigError for one that is unknown, wrong, or
+    would change a result.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {**defaults, **{name: value for name, value in options.items() if value is not None}}
     for notice in take_foreign(given):
         log.warning("%s", notice)
     return EngineConfig.from_options(**given)
 
 
 class EngineArgs:
-    """Options of an engine: every field of `quire.config`, and vLLM's that change nothing here. None is unset."""
+    """Options of an engine: every field of `quire.config`, and vLLM's that change nothing here. None is unset.
+
+    A subclass may have other `defaults` than Quire.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, model: str = "", **options: Any) -> None:
         self.options: dict[str, Any] = {"model": str(model), **options}
@@ -40,13 +50,14 @@ class EngineArgs:
         return options[name]
 
     def create_engine_config(self, **ignored: Any) -> EngineConfig:
-        return engine_config({name: v for name, v in self.options.items() if name not in SERVER_OPTIONS})
+        options = {name: v for name, v in self.options.items() if name not in SERVER_OPTIONS}
+        return engine_config(options, self.defaults)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add the flags of all options to a parser."""
         for section in SECTIONS.values():
-            add_options(parser, section)
+            add_options(parser, section, defaults=cls.defaults)
         add_options(parser, EngineConfig, only=("seed",))
         add_foreign(parser)
         return parser

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ else:
 
 Kwargs = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams]
+L = TypeVar("L", bound="LLM")
 
 
 class LLM(PoolingMethods, ProgramRunner):
@@ -40,8 +42,10 @@ class LLM(PoolingMethods, ProgramRunner):
     `model` is a directory or a Hugging Face id; the default is the model inside the package. `logits_processors` are
     classes, or names of the form module:Class (`quire.logits_processor`). All other options are fields of
     `quire.config` (dtype, max_model_len, hf_overrides, max_num_seqs, gpu_memory_utilization, seed, ...), or options of
-    vLLM that change nothing here; unknown ones raise ConfigError.
+    vLLM that change nothing here; unknown ones raise ConfigError. A subclass may have other `defaults` than Quire.
     """
+
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -50,15 +54,15 @@ class LLM(PoolingMethods, ProgramRunner):
         logits_processors: Sequence[str | ProcessorClass] | None = None,
         **options: Any,
     ) -> None:
-        given = logits_processors or ()
-        classes = tuple(one for one in given if not isinstance(one, str))
-        names = tuple(one for one in given if isinstance(one, str))
-        config = engine_config({"model": str(model), "logits_processors": names, **options})
-        self._start(config, classes)
+        processors = logits_processors or ()
+        classes = tuple(one for one in processors if not isinstance(one, str))
+        names = tuple(one for one in processors if isinstance(one, str))
+        given = {"model": str(model), "logits_processors": names, **options}
+        self._start(engine_config(given, self.defaults), classes)
         self._enqueued: list[tuple[LocalCall, list[OutputStream]]] = []
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> LLM:
+    def from_config(cls: type[L], config: EngineConfig) -> L:
         """An engine from options that are sorted already, such as the command line's."""
         llm = cls.__new__(cls)
         llm._start(config)
@@ -66,8 +70,8 @@ class LLM(PoolingMethods, ProgramRunner):
         return llm
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """An engine from the options that `EngineArgs` holds."""
+    def from_engine_args(cls: type[L], engine_args: EngineArgs, **ignored: Any) -> L:
+        """An engine from the options that `EngineArgs` holds. `ignored` are vLLM's other arguments."""
         return cls.from_config(engine_args.create_engine_config())
 
     def __enter__(self) -> LLM:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from quire.client.front import Front
 from quire.errors import RequestError
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt as text. `cache_salt` separates its prefix cache from that of other salts."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """A prompt as token ids; `prompt` is their text, if it is known."""
+
+    prompt_token_ids: list[int]
+    prompt: str
+    cache_salt: str
+
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]

@@ -14,7 +14,7 @@ from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.start import start_front
 from quire.config import EngineConfig
-from quire.engine.local import LocalCall, LocalEngine
+from quire.engine.local import LocalCall, LocalEngine, News
 from quire.engine.start import begin_start, finish_start
 from quire.errors import EngineError, QuireError, RequestError
 from quire.lazy import Lazy
@@ -215,12 +215,12 @@ class RunningEngine:
             self._metrics.begin(request)
         return self._engine.submit(requests)
 
-    def _submit_streams(self, streams: Sequence[OutputStream]) -> LocalCall:
+    def _submit_streams(self, streams: Sequence[OutputStream], news: News | None = None) -> LocalCall:
         if self._asleep:
             raise EngineError("the engine sleeps: call wake_up first")
         for stream in streams:
             stream.times = self._metrics.begin(stream.request)
-        return self._engine.submit([stream.request for stream in streams])
+        return self._engine.submit([stream.request for stream in streams], news)
 
     def _finish(self, call: LocalCall, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
         """Wait until all are finished. If one fails, abort the rest."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from quire import __version__
 from quire.errors import QuireError
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
+from quire.serve.endpoints import Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
 from quire.serve.fields.programs import ProgramRequest
@@ -40,36 +41,17 @@ from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
 from quire.serve.openai.completions_protocol import Completion, CompletionRequest
 from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, ResponsesRequest
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
+from quire.serve.optional import add_optional, error_answers, optional_endpoints
 from quire.serve.service import Service
-from quire.serve.stream import Answer, Disconnected, reply
+from quire.serve.stream import Disconnected, reply
 
 log = logging.getLogger("quire.serve")
 
-
-@dataclass(frozen=True, slots=True)
-class Generating:
-    """An endpoint that runs prompts and may stream."""
-
-    path: str
-    make: Callable[[Service, HttpRequest], Awaitable[Answer]]
-    body: type
-    answer: type
-    summary: str
+ErrorAnswers = Mapping[str, Callable[[HttpError], tuple[int, bytes]]]
+Respond = Callable[[Scope, HttpError], Response]
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """An endpoint that answers a body with JSON, or with bytes if it is `binary` and the body asks for them."""
-
-    path: str
-    make: Callable[[Service, HttpRequest], Awaitable[bytes | Response]]
-    body: type
-    answer: type
-    summary: str
-    binary: bool = False
-
-
-ENDPOINTS: tuple[Generating | Plain, ...] = (
+ENDPOINTS: tuple[Endpoint, ...] = (
     Generating(
         "/v1/completions",
         completions.complete,
@@ -157,10 +139,16 @@ def make_app(service: Service) -> FastAPI:
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
         root_path=config.root_path,
     )
-    for endpoint in ENDPOINTS:
+    endpoints = [
+        *{endpoint.path: endpoint for endpoint in (*ENDPOINTS, *optional_endpoints(config))}.values()
+    ]
+    for endpoint in endpoints:
         _add_endpoint(app, service, endpoint)
     _add_models(app, service)
+    add_optional(app, service)
     add_operations(app, service)
+    respond = functools.partial(_error_response, error_answers(config))
+    handle = functools.partial(_handle, respond)
     for kind in (
         HttpError,
         QuireError,
@@ -169,14 +157,14 @@ def make_app(service: Service) -> FastAPI:
         RecursionError,
         HTTPException,
     ):
-        app.add_exception_handler(kind, _handle)
-    app.add_exception_handler(Exception, _handle)
+        app.add_exception_handler(kind, handle)
+    app.add_exception_handler(Exception, handle)
     add_middleware(app, config)
     known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Gate,
         keys=Keys(config.api_keys()),
-        error_response=_error_response,
+        error_response=respond,
         count=lambda method, path, status: service.metrics.answered(
             method, path if path in known else "other", status
         ),
@@ -190,32 +178,38 @@ def make_app(service: Service) -> FastAPI:
         allow_headers=list(config.allowed_headers),
         allow_credentials=config.allow_credentials,
     )
-    bodies = tuple({endpoint.body: None for endpoint in ENDPOINTS})
-    answers = (*{endpoint.answer: None for endpoint in ENDPOINTS}, programs.ProgramsInfo)
+    bodies = tuple({endpoint.body: None for endpoint in endpoints})
+    answers = (
+        *dict.fromkeys(e.answer for e in endpoints if isinstance(e.answer, type)),
+        programs.ProgramsInfo,
+    )
     app.openapi = lambda: document(app, bodies, answers)  # type: ignore[method-assign]
     return app
 
 
-def _error_response(scope: Scope, error: HttpError) -> Response:
+def _error_response(answers: ErrorAnswers, scope: Scope, error: HttpError) -> Response:
     """The error in the shape of the API that the path belongs to. Its reason is logged at debug level."""
     path, info = route_path(scope), error.info
     fields = {"request_id": scope.get("state", {}).get("request_id"), "status": error.status, "path": path}
     named = {name: value for name, value in (("param", info.param), ("code", info.code)) if value is not None}
     log.debug("refused: %s", info.message, extra={"fields": {**fields, **named}})
-    body = error_body(error) if path.startswith("/v1/messages") else error.body()
-    return Response(body, error.status, headers=error.headers, media_type="application/json")
+    if path in answers:
+        status, body = answers[path](error)
+    else:
+        status, body = error.status, error_body(error) if path.startswith("/v1/messages") else error.body()
+    return Response(body, status, headers=error.headers, media_type="application/json")
 
 
-async def _handle(http: HttpRequest, error: Exception) -> Response:
+async def _handle(respond: Respond, http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, Disconnected):
         return Response(status_code=499)
     if isinstance(error, HTTPException):  # the router's own: 404, 405
         info = ErrorInfo(str(error.detail), "invalid_request_error", None, None)
         error = HttpError(error.status_code, info, dict(error.headers or {}))
-    return _error_response(http.scope, as_http(error))
+    return respond(http.scope, as_http(error))
 
 
-def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) -> None:
+def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
     async def generate(http: HttpRequest) -> Response:
         answer = await endpoint.make(service, http)
         assert not isinstance(answer, bytes | Response)
@@ -236,7 +230,7 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Generating | Plain) 
         generate if streams else plain,
         methods=["POST"],
         summary=endpoint.summary,
-        operation_id=endpoint.path.strip("/").replace("/", "_"),
+        operation_id=endpoint.path.strip("/").replace("/", "_") or "root",
         response_class=Response,
         responses=responses_of(content),
         openapi_extra={

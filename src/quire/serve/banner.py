@@ -19,11 +19,17 @@ else:
     progress = Lazy("rich.progress")
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+ONLY_HERE = "Only this machine can connect; --host 0.0.0.0 is for others."
 
 
 def wanted(config: ServerConfig) -> bool:
     """Whether a person watches: standard error is a terminal, and no other log was asked for."""
     return sys.stderr.isatty() and config.log_format == "text" and config.log_level == "info"
+
+
+def only_here(config: ServerConfig) -> bool:
+    """Whether only programs of this machine can connect."""
+    return config.uds is None and config.host in LOCAL_HOSTS
 
 
 @contextmanager
@@ -42,8 +48,7 @@ def loading(name: str) -> Iterator[None]:
 def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:
     """The server in four lines."""
     tokens = stats.num_blocks * engine.cache.block_size
-    local = config.uds is None and config.host in LOCAL_HOSTS
-    reach = " Only this machine can connect; --host 0.0.0.0 is for others." if local else ""
+    reach = f" {ONLY_HERE}" if only_here(config) else ""
     return (
         f"Model         {', '.join(config.served_model_name or (info.name,))}\n"
         f"Memory        {tokens:,} tokens of KV cache; a request takes up to {info.max_model_len:,}\n"

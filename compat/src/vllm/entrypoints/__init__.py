@@ -1,1 +1,1 @@
-"""As in vLLM."""
+"""Where programs begin."""

@@ -82,12 +82,19 @@ class RemoteAnswerer:
         self._longest = int(listed[0].get("max_model_len") or 0)
 
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[Piece]:
-        body: dict[str, Any] = {"model": self.name, "messages": messages, "stream": True, **settings}
-        body["stream_options"] = {"include_usage": True}
+        body = {"messages": messages, **settings}
         if more:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
+        return self._pieces("/v1/chat/completions", body)
+
+    def complete(self, prompt: str, settings: dict[str, Any]) -> Iterator[Piece]:
+        """Pieces of the text that follows `prompt`. QuireError."""
+        return self._pieces("/v1/completions", {"prompt": prompt, **settings})
+
+    def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
+        body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **body}
         finish: str | None = None
-        for line in self._open("/v1/chat/completions", body):
+        for line in self._open(path, body):
             data = line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
             if not data or data.startswith(":") or data == "[DONE]":
                 continue
@@ -97,7 +104,7 @@ class RemoteAnswerer:
             choice = (event.get("choices") or [{}])[0]
             finish = choice.get("finish_reason") or finish
             usage = event.get("usage") or {}
-            text = choice.get("delta", {}).get("content") or ""
+            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
             if text or usage:
                 yield Piece(text, finish, *tokens)

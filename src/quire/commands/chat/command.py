@@ -23,6 +23,7 @@ class ChatOptions(SamplingOptions):
     system: str | None = option(None, "System message to begin with.")
     url: str | None = option(None, "Talk to a running server at this address instead of loading a model.")
     api_key: str | None = option(None, "Key for --url.")
+    quick: str | None = option(None, "Answer this message and end.", short="-q")
 
 
 def run(config: EngineConfig, options: ChatOptions) -> None:
@@ -32,6 +33,9 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
     else:
         answerer = RemoteAnswerer(options.url, options.api_key, config.model.model)
     session = Session(answerer, options.settings(), options.system)
+    if options.quick is not None:
+        session.take(options.quick)
+        return
     print(f"{answerer.name}. {HELLO}", file=sys.stderr)
     for line in lines(session.names):
         if not session.take(line):

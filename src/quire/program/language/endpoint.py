@@ -69,11 +69,7 @@ class RuntimeEndpoint:
 
     @cached_property
     def _frames(self) -> Frames:
-        connection, answer = self._ask("GET", "/v1/programs")
-        try:
-            found = json.loads(answer.read())
-        finally:
-            connection.close()
+        found = self._json("/v1/programs")
         around = {role: (before, after) for role, (before, after) in found["roles"].items()}
         return Frames(around, found["default_system"], tuple(found["stop"]), found["bos"])
 
@@ -87,6 +83,30 @@ class RuntimeEndpoint:
         answer.read()
         connection.close()
         return True
+
+    def flush_cache(self) -> bool:
+        """The same."""
+        return self.reset_prefix_cache()
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a text, so that what begins with it starts sooner."""
+        list(self.run_program({"steps": [{"type": "text", "text": prefix}, {"type": "compute"}]}))
+
+    def get_model_name(self) -> str:
+        """The name of the server's model."""
+        return str(self._json("/v1/models")["data"][0]["id"])
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Options and state of a server with --sglang-api."""
+        return self._json("/get_server_info")
+
+    def _json(self, path: str) -> dict[str, Any]:
+        connection, answer = self._ask("GET", path)
+        try:
+            found: dict[str, Any] = json.loads(_read(answer))
+        finally:
+            connection.close()
+        return found
 
     def _ask(
         self, method: str, path: str, body: bytes | None = None

@@ -41,6 +41,8 @@ COMPLETIONS = Fields(
     inner=INNER,
 )
 
+DEMO = replace(COMPLETIONS, path="/generate", flag="--vllm-demo-api")
+
 CONVERSATION = {
     "messages": "the conversation, as text or text parts",
     "tools": "functions that the model may call",

@@ -54,10 +54,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Shape, Generic[Body]):
-    """The fields of the body that `path` takes, which becomes a `body`."""
+    """The fields of the body that `path` takes, which becomes a `body`. `flag` is the option that serves the path."""
 
     path: str
     body: type[Body]
+    flag: str = ""
 
 
 def names(text: str) -> dict[str, str]:

@@ -40,6 +40,12 @@ _encode = msgspec.json.Encoder().encode
 async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
     body = await service.read(http, COMPLETIONS)
+    model, call = await queue(service, http, body)
+    return CompletionAnswer(service, body, model, call)
+
+
+async def queue(service: Service, http: HttpRequest, body: CompletionRequest) -> tuple[str, Call]:
+    """Check and queue a body: the model for the answer, and the call."""
     model = service.check_model(body.model)
     if body.best_of is not None:
         if not (body.n or 1) <= body.best_of <= MAX_BEST_OF:
@@ -58,7 +64,7 @@ async def complete(service: Service, http: HttpRequest) -> CompletionAnswer:
         return [_make(service, body, params, prompt, call_id) for prompt in prompts]
 
     made = await service.work(http, make)
-    return CompletionAnswer(service, body, model, await service.start(http, call_id, made, model))
+    return model, await service.start(http, call_id, made, model)
 
 
 def _params(service: Service, body: CompletionRequest) -> SamplingParams:

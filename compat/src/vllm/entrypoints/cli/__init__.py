@@ -1,1 +1,1 @@
-"""As in vLLM."""
+"""The command line."""

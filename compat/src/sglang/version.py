@@ -1,0 +1,3 @@
+"""The version of SGLang whose names these are."""
+
+__version__ = "0.5.23"

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m vllm.benchmarks.serve ...` is `vllm bench serve ...`."""

@@ -1,0 +1,1 @@
+"""The server with OpenAI's API."""

@@ -1,0 +1,5 @@
+"""The adapter of a request."""
+
+from quire import LoRARequest
+
+__all__ = ["LoRARequest"]

@@ -1,0 +1,5 @@
+"""The parser of scripts."""
+
+from quire.flags.arguments import FlexibleArgumentParser
+
+__all__ = ["FlexibleArgumentParser"]

@@ -1,0 +1,1 @@
+"""Where programs that were written for SGLang begin."""

@@ -1,0 +1,268 @@
+"""SGLang's options: the option of Quire that each is, and those that change nothing or are refused.
+
+Its launch lines and the arguments of its `Engine` are read by this table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.flags.arguments import FlexibleArgumentParser
+from quire.flags.foreign import notice, refusal
+from quire.flags.table import ForeignFlag, entries
+
+# Options of the same meaning, by SGLang's name.
+SAME = {
+    "model_path": "model",
+    "model": "model",
+    "tokenizer_path": "tokenizer",
+    "tokenizer_mode": "tokenizer_mode",
+    "load_format": "load_format",
+    "revision": "revision",
+    "download_dir": "download_dir",
+    "context_length": "max_model_len",
+    "json_model_override_args": "hf_overrides",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "max_running_requests": "max_num_seqs",
+    "max_queued_requests": "max_num_queued_reqs",
+    "page_size": "block_size",
+    "stream_interval": "stream_interval",
+    "random_seed": "seed",
+    "tp_size": "tensor_parallel_size",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "chat_template": "chat_template",
+    "reasoning_parser": "reasoning_parser",
+    "tool_call_parser": "tool_call_parser",
+    "served_model_name": "served_model_name",
+    "api_key": "api_key",
+    "host": "host",
+    "port": "port",
+    "ssl_keyfile": "ssl_keyfile",
+    "ssl_certfile": "ssl_certfile",
+    "ssl_ca_certs": "ssl_ca_certs",
+    "fastapi_root_path": "root_path",
+    "log_level": "log_level",
+    "max_lora_rank": "max_lora_rank",
+    "max_loras_per_batch": "max_loras",
+    "max_loaded_loras": "max_cpu_loras",
+    "speculative_draft_model_path": "spec_model",
+    "speculative_draft_model": "spec_model",
+    "speculative_num_draft_tokens": "spec_tokens",
+    "threads": "threads",
+}
+SWITCHES = {
+    "skip_tokenizer_init": "skip_tokenizer_init",
+    "enable_lora": "enable_lora",
+    "enable_cache_report": "enable_prompt_tokens_details",
+    "enable_ssl_refresh": "enable_ssl_refresh",
+    "log_requests": "enable_log_requests",
+}
+_INTEGERS = (
+    "context_length max_running_requests max_queued_requests page_size stream_interval random_seed tp_size "
+    "tensor_parallel_size port max_lora_rank max_loras_per_batch max_loaded_loras speculative_num_draft_tokens threads "
+    "chunked_prefill_size max_total_tokens"
+)
+_METHODS = {
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "nextn": "mtp",
+    "ngram": "ngram",
+    "standalone": "draft_model",
+    "dflash": "dflash",
+}
+_SHORT = {"tp": "tp_size", "tp_size": "tp_size", "dp": "dp_size", "pp": "pp_size", "ep": "ep_size"}
+
+_ACCEPTED: tuple[tuple[str, str], ...] = (
+    ("Code from a checkpoint never runs", "trust_remote_code!"),
+    (
+        "Kernels are compiled ahead, and no graph is captured or compiled at start",
+        "disable_cuda_graph! disable_cuda_graph_padding! cuda_graph_max_bs cuda_graph_bs* enable_torch_compile! "
+        "torch_compile_max_bs enable_profile_cuda_graph! disable_piecewise_cuda_graph! skip_server_warmup!",
+    ),
+    (
+        "Quire chooses its own kernels, and all give the same result",
+        "attention_backend prefill_attention_backend decode_attention_backend sampling_backend moe_runner_backend "
+        "fp8_gemm_backend triton_attention_num_kv_splits enable_deterministic_inference! "
+        "disable_custom_all_reduce! enable_nccl_nvls! enable_triton_kernel_moe!",
+    ),
+    (
+        "Any of the grammar's back ends gives the same language",
+        "grammar_backend constrained_json_whitespace_pattern",
+    ),
+    (
+        "The order of waiting requests changes none of them",
+        "schedule_policy schedule_conservativeness radix_eviction_policy",
+    ),
+    (
+        "Prompts are always computed in chunks beside decodes",
+        "max_prefill_tokens enable_mixed_chunk! prefill_max_requests enable_dynamic_chunking!",
+    ),
+    (
+        "/metrics is always there",
+        "enable_metrics! enable_metrics_for_all_schedulers! decode_log_interval collect_tokens_histogram!",
+    ),
+    ("A model that generates makes vectors too", "is_embedding! disable_fast_image_processor!"),
+    ("The engine is watched, and started again if it fails", "watchdog_timeout dist_timeout"),
+    ("One API process serves all clients", "tokenizer_worker_num detokenizer_worker_num stream_output!"),
+    (
+        "Weights are mapped from the file",
+        "weight_loader_disable_mmap! cpu_offload_gb model_loader_extra_config",
+    ),
+    (
+        "It concerns several machines or GPUs",
+        "dist_init_addr nccl_port base_gpu_id gpu_id_step moe_a2a_backend load_balance_method enable_dp_attention!",
+    ),
+    (
+        "Steps overlap only with --async-scheduling of Quire",
+        "disable_overlap_schedule! num_continuous_decode_steps",
+    ),
+    ("Logs of requests have no levels", "log_requests_level log_requests_format show_time_cost!"),
+    (
+        "Drafts of every method leave the output as it is",
+        "speculative_accept_threshold_single speculative_accept_threshold_acc speculative_attention_mode",
+    ),
+)
+_REFUSED: tuple[tuple[str, str, str], ...] = (
+    (
+        "all ranks of this engine are processes of one machine that divide each layer",
+        "--tp-size",
+        "dp_size=1 pp_size=1 ep_size=1 nnodes=1 node_rank=0 data_parallel_size=1 pipeline_parallel_size=1 "
+        "expert_parallel_size=1",
+    ),
+    (
+        "the KV cache stays in this process",
+        "--max-total-tokens",
+        "enable_hierarchical_cache! disaggregation_mode=null",
+    ),
+    ("the device is the CPU", "--threads", "device=cpu,auto"),
+    ("classes in requests never run", "custom_params of a request", "enable_custom_logit_processor!"),
+    ("no torch runs here", "--quantization", "torchao_config="),
+    ("models that run here take text", "a text model", "enable_multimodal!"),
+    ("the chat template is a file, or the model's own", "--chat-template", "completion_template"),
+)
+
+
+def _foreign() -> dict[str, ForeignFlag]:
+    found = {}
+    for why, names in _ACCEPTED:
+        for name, takes, _ in entries(names):
+            found[name] = ForeignFlag(name, takes, why)
+    for why, nearest, names in _REFUSED:
+        for name, takes, neutral in entries(names):
+            found[name] = ForeignFlag(name, takes, why, neutral, nearest)
+    return found
+
+
+FOREIGN = _foreign()
+
+
+def _cut(value: Any) -> dict[str, Any]:
+    """chunked_prefill_size: -1 computes prompts whole, as far as they fit into a step."""
+    return {} if int(value) < 0 else {"max_num_batched_tokens": int(value)}
+
+
+def _method(value: str) -> dict[str, Any]:
+    if value.lower() not in _METHODS:
+        known = ", ".join(name.upper() for name in _METHODS)
+        raise ConfigError(f"--speculative-algorithm {value} is not supported: take {known}")
+    return {"spec_method": _METHODS[value.lower()]}
+
+
+def _adapters(value: Any) -> dict[str, Any]:
+    """lora_paths: NAME=PATH or PATH, or a map from name to path."""
+    items = [f"{name}={path}" for name, path in value.items()] if isinstance(value, Mapping) else value
+    named = [str(item) if "=" in str(item) else f"{item}={item}" for item in items]
+    return {"enable_lora": True, "lora_modules": named}
+
+
+# Options that are others here.
+_MADE: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "chunked_prefill_size": _cut,
+    "speculative_algorithm": _method,
+    "speculative_algo": _method,
+    "lora_paths": _adapters,
+    "disable_radix_cache": lambda value: {"enable_prefix_caching": not value},
+    "enable_priority_scheduling": lambda value: {"scheduling_policy": "priority" if value else "fcfs"},
+    "speculative_eagle_topk": lambda value: {"tree_top_k": int(value)},
+    "speculative_num_steps": lambda value: {"steps": int(value)},
+    "max_total_tokens": lambda value: {"total_tokens": int(value)},
+}
+_MADE_SWITCHES = ("disable_radix_cache", "enable_priority_scheduling")
+NAMES = tuple(sorted({*SAME, *SWITCHES, *_MADE, *FOREIGN}))
+
+
+def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Quire's options for SGLang's, None being unset, and a line about each that changes nothing.
+
+    Raises ConfigError for one that is unknown or would change a result.
+    """
+    found: dict[str, Any] = {}
+    notices = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in FOREIGN:
+            flag = FOREIGN[name]
+            if not flag.accepts(value):
+                raise ConfigError(refusal(flag, value))
+            if value is not False:
+                notices.append(notice(flag))
+        elif name in _MADE:
+            found |= _MADE[name](value)
+        elif name in SAME or name in SWITCHES:
+            found[SAME.get(name) or SWITCHES[name]] = value
+        else:
+            raise ConfigError(f"--{name.replace('_', '-')} is neither an option of SGLang nor of Quire")
+    return _settled(found), notices
+
+
+def _settled(found: dict[str, Any]) -> dict[str, Any]:
+    """Options that several of SGLang's make together."""
+    tokens, top_k, steps = (found.pop(name, None) for name in ("total_tokens", "tree_top_k", "steps"))
+    if tokens is not None:
+        found["num_gpu_blocks_override"] = max(1, tokens // int(found.get("block_size", 16)))
+    if top_k is not None and top_k > 1:
+        found["speculative_config"] = {"tree_top_k": top_k, "tree_tokens": found.pop("spec_tokens", None)}
+    if steps is not None:
+        found["spec_tokens"] = steps
+    for name in ("served_model_name", "api_key"):
+        if isinstance(found.get(name), str):
+            found[name] = (found[name],)
+    return found
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """A parser of SGLang's launch lines; what it reads is for `read_options`."""
+    made = FlexibleArgumentParser(prog, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    for name in NAMES:
+        flags = [
+            f"--{name.replace('_', '-')}",
+            *(f"--{short}" for short, long in _SHORT.items() if long == name),
+        ]
+        foreign = FOREIGN.get(name)
+        settings: dict[str, Any] = {"dest": name}
+        if name in SWITCHES or name in _MADE_SWITCHES or (foreign is not None and foreign.takes == "switch"):
+            settings["action"] = "store_true"
+        elif name == "lora_paths" or (foreign is not None and foreign.takes == "list"):
+            settings["nargs"] = "*"
+        else:
+            settings["type"] = (
+                int if name in _INTEGERS.split() else float if name == "mem_fraction_static" else str
+            )
+        if name in FOREIGN:
+            settings["help"] = argparse.SUPPRESS
+        elif name in SAME or name in SWITCHES:
+            settings["help"] = f"--{(SAME.get(name) or SWITCHES[name]).replace('_', '-')} of quire serve"
+        made.add_argument(*dict.fromkeys(flags), **settings)
+    return made
+
+
+def parsed(prog: str, argv: Sequence[str]) -> dict[str, Any]:
+    """SGLang's options in a launch line."""
+    return vars(parser(prog).parse_args(list(argv)))

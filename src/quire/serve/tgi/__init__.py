@@ -1,0 +1,1 @@
+"""The endpoints of Hugging Face's Text Generation Inference, behind --tgi-api."""

@@ -1,0 +1,194 @@
+"""SGLang's native endpoints, beside OpenAI's on the same server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.serve.options import ServerConfig
+from tests.serve.running import start
+
+PROMPT = "Once upon a time"
+GREEDY = {"max_new_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    server = start(maker="quire.client.start", model="", sglang_api=True)
+    with server.client as client:
+        yield client
+    assert server.stop() == 0
+    assert "unexpected error" not in server.log, server.log
+
+
+def generate(http: httpx.Client, **body: Any) -> Any:
+    answer = http.post("/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def complete(http: httpx.Client, **body: Any) -> Any:
+    return http.post("/v1/completions", json={"temperature": 0, "max_tokens": 6, **body}).json()
+
+
+def test_one_text_gives_one_result(http: httpx.Client) -> None:
+    found, same = generate(http, text=PROMPT, sampling_params=GREEDY), complete(http, prompt=PROMPT)
+    meta = found["meta_info"]
+    assert found["text"] == same["choices"][0]["text"]
+    assert meta["prompt_tokens"] == same["usage"]["prompt_tokens"]
+    assert meta["completion_tokens"] == len(found["output_ids"]) == 6
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    tokens = http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    by_tokens = generate(http, input_ids=tokens, sampling_params=GREEDY)
+    assert by_tokens["output_ids"] == found["output_ids"]
+    assert by_tokens["meta_info"]["cached_tokens"] > 0
+
+
+def test_a_list_gives_a_list_with_ids_of_its_own(http: httpx.Client) -> None:
+    found = generate(
+        http,
+        text=[PROMPT, "One day"],
+        sampling_params=[{**GREEDY, "n": 2}, {**GREEDY, "max_new_tokens": 2}],
+        rid=["a", "b"],
+    )
+    assert [one["meta_info"]["id"] for one in found] == ["a_0", "a_1", "b"]
+    assert [len(one["output_ids"]) for one in found] == [6, 6, 2]
+    assert len(generate(http, text=[PROMPT], sampling_params=GREEDY)) == 1
+
+
+def test_an_output_ends_at_a_text_or_token(http: httpx.Client) -> None:
+    whole = generate(http, text=PROMPT, sampling_params=GREEDY)
+    stopped = generate(http, text=PROMPT, sampling_params={**GREEDY, "stop": " was"})
+    assert whole["text"].startswith(stopped["text"] + " was")
+    assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": " was"}
+    kept = generate(http, text=PROMPT, sampling_params={**GREEDY, "stop": " was", "no_stop_trim": True})
+    assert kept["text"] == stopped["text"] + " was"
+    token = whole["output_ids"][2]
+    by_token = generate(http, text=PROMPT, sampling_params={**GREEDY, "stop_token_ids": [token]})
+    assert by_token["meta_info"]["finish_reason"] == {"type": "stop", "matched": token}
+
+
+def test_log_probabilities_are_those_of_completions(http: httpx.Client) -> None:
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
+    found = generate(http, **body, logprob_start_len=1, top_logprobs_num=2, return_text_in_logprobs=True)
+    same = complete(http, prompt=PROMPT, echo=True, logprobs=2)["choices"][0]["logprobs"]
+    entries = found["meta_info"]["input_token_logprobs"] + found["meta_info"]["output_token_logprobs"]
+    assert entries[0][0] is None, "the first position has no log-probability, wherever it is"
+    assert [entry[0] for entry in entries[1:]] == pytest.approx(same["token_logprobs"][2:])
+    assert [entry[2] for entry in entries] == same["tokens"][1:]
+    tops = found["meta_info"]["output_top_logprobs"]
+    assert all(len(top) == 2 and top[0][0] >= top[1][0] for top in tops)
+    outputs_only = generate(http, **body)["meta_info"]
+    assert outputs_only["input_token_logprobs"] == []
+    assert len(outputs_only["output_token_logprobs"]) == 6
+    asked = generate(http, **body, token_ids_logprob=[5, 7])["meta_info"]["output_token_ids_logprobs"]
+    assert [[entry[1] for entry in row] for row in asked] == [[5, 7]] * 6
+
+
+def test_no_new_tokens_computes_the_prompt_alone(http: httpx.Client) -> None:
+    """As SGLang's own client asks for the scores of choices."""
+    choices = [f"{PROMPT}{choice}" for choice in (" there", " xylophone")]
+    found = generate(
+        http, text=choices, sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0
+    )
+    assert [one["text"] for one in found] == ["", ""]
+    assert [one["meta_info"]["completion_tokens"] for one in found] == [0, 0]
+    means = []
+    for one in found:
+        scores = [entry[0] for entry in one["meta_info"]["input_token_logprobs"] if entry[0]]
+        means.append(sum(scores) / len(scores))
+    assert means[0] > means[1]
+
+
+def test_a_stream_brings_all_text_so_far(http: httpx.Client) -> None:
+    whole = generate(http, text=PROMPT, sampling_params=GREEDY)
+    answer = http.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY, "stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    events = [json.loads(line) for line in lines[:-1]]
+    texts = [one["text"] for one in events]
+    assert texts == sorted(texts, key=len)
+    assert texts[-1] == whole["text"]
+    assert [one["meta_info"]["finish_reason"] for one in events[:-1]] == [None] * (len(events) - 1)
+    many = http.post("/generate", json={"text": [PROMPT, "One"], "sampling_params": GREEDY, "stream": True})
+    numbers = {json.loads(line[6:])["index"] for line in many.text.split("\n\n")[:-2]}
+    assert numbers == {0, 1}
+
+
+def test_the_output_keeps_to_a_constraint(http: httpx.Client) -> None:
+    found = generate(http, text="One day", sampling_params={**GREEDY, "regex": "[a-c]{3}"})
+    assert len(found["text"]) == 3
+    assert set(found["text"]) <= set("abc")
+    answer = http.post("/generate", json={"text": "x", "sampling_params": {"regex": "("}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "sampling_params.regex"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "x", "input_ids": [1]}, "text"),
+        ({"text": ["x", "y"], "sampling_params": [GREEDY]}, "sampling_params"),
+        ({"text": ["x", "y"], "rid": ["a"]}, "rid"),
+        ({"text": "x", "image_data": "y"}, "image_data"),
+        ({"text": "x", "session_params": {"id": "s"}}, "session_params"),
+        ({"text": "x", "sampling_params": {"stop_regex": "y"}}, "sampling_params.stop_regex"),
+        ({"text": "x", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens"),
+        ({"text": "x", "sampling_params": {"temprature": 0}}, "sampling_params.temprature"),
+        ({"text": "x", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf"),
+        ({"text": "x", "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"text": "x", "lora_path": "nobody"}, "model"),
+        ({"input_ids": [[1], 2]}, "input_ids"),
+        ({"input_ids": [100000]}, "prompt"),
+        ({"text": "x", "top_logprobs_num": "many"}, "top_logprobs_num"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, body: Any, param: str) -> None:
+    answer = http.post("/generate", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_vectors_are_those_of_embeddings(http: httpx.Client) -> None:
+    found = http.post("/encode", json={"text": ["one", "two"], "rid": "r"}).json()
+    same = http.post("/v1/embeddings", json={"input": ["one", "two"]}).json()["data"]
+    assert [one["embedding"] for one in found] == [one["embedding"] for one in same]
+    assert [one["meta_info"]["id"] for one in found] == ["r_0", "r_1"]
+    assert http.post("/encode", json={"text": "one"}).json()["embedding"] == found[0]["embedding"]
+    answer = http.post("/classify", json={"text": "one"})
+    assert answer.status_code == 400
+    assert "not a classifier" in answer.text
+
+
+def test_the_server_tells_of_itself(http: httpx.Client) -> None:
+    assert http.get("/get_model_info").json() == http.get("/model_info").json()
+    assert http.get("/model_info").json()["is_generation"]
+    info = http.get("/get_server_info").json()
+    assert info["status"] == "ready"
+    assert info["max_total_num_tokens"] == info["page_size"] * info["internal_states"][0]["num_blocks"]
+    assert "api_key" not in info
+    (load,) = http.get("/v1/loads").json()["loads"]
+    assert load["num_running_reqs"] == load["num_waiting_reqs"] == 0
+    assert http.get("/health_generate").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_flushing_forgets_prefixes(http: httpx.Client, method: str) -> None:
+    body = {"text": f"{method} it was a dark and stormy night", "sampling_params": GREEDY}
+    generate(http, **body)
+    assert generate(http, **body)["meta_info"]["cached_tokens"] > 0
+    assert http.request(method, "/flush_cache").status_code == 200
+    assert generate(http, **body)["meta_info"]["cached_tokens"] == 0
+
+
+def test_one_server_has_one_generate() -> None:
+    with pytest.raises(ConfigError, match="--sglang-api and --tgi-api both serve /generate"):
+        ServerConfig(sglang_api=True, tgi_api=True)
+    assert EngineConfig.from_options(model="x").model.model == "x"
