@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -159,13 +160,32 @@ def test_another_type_is_refused(engine: Path) -> None:
         LLM(str(engine), dtype="float32")
 
 
-def test_what_is_in_the_way_stays(engine: Path, tmp_path: Path) -> None:
+def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="something other than an engine"):
         build(ASSETS / SHIPPED_MODEL, tmp_path)
-    with pytest.raises(ConfigError, match="is a built engine"):
-        build(engine, tmp_path / "again")
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_an_engine_gets_other_limits(copy: Path, tmp_path: Path) -> None:
+    build(copy, tmp_path / "less", EngineLimits(max_batch_size=4, max_seq_len=64))
+    build(tmp_path / "less", tmp_path / "less", EngineLimits(max_seq_len=128))
+    limits = read_manifest(tmp_path / "less").limits
+    assert (limits.max_batch_size, limits.max_seq_len) == (4, 128)
+    assert os.path.samefile(copy / "weights.bin", tmp_path / "less" / "weights.bin")
+    assert read_manifest(copy).limits == EngineLimits()
+    shutil.rmtree(copy)
+    with LLM(str(tmp_path / "less")) as llm:
+        assert llm.max_model_len == 128
+        assert llm.generate("One day", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].text
+
+
+def test_an_engine_keeps_its_weights(engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="built in bfloat16"):
+        build(engine, tmp_path / "again", dtype="float32")
+    with pytest.raises(ConfigError, match="more than the 1024"):
+        build(engine, tmp_path / "again", EngineLimits(max_seq_len=4096))
+    assert not (tmp_path / "again").exists()
 
 
 def test_an_engine_is_replaced_whole(copy: Path) -> None:

@@ -43,10 +43,11 @@ ENGINES: Mapping[str, dict[str, Any]] = {"004-28-serve-fp8.sh": {"quantization":
 AFTERWARDS = {
     "000-05-openai-client.py": 'print("".join(chunk.choices[0].delta.content or "" for chunk in response))',
     "000-04-model-runner.py": "print(outputs)",
-    "001-02-builder.py": "print(engine)",
     "002-03-build-and-session.py": "print(runner)",
     "004-25-build-api.py": 'print("saved", engine)',
 }
+# What a snippet that has nothing to build is told.
+TOLD = {"001-02-builder.py": "the network is empty"}
 KEYS = {"004-12-serve.sh": "token-abc123"}
 # The test that holds each picture of text to its word.
 PROMISES = {
@@ -148,6 +149,10 @@ class Run:
         file = self.snippet.file
         parts = [(SNIPPETS / "preludes" / name).read_text() for name in self._preludes(".py")]
         self._file("snippet.py", "\n".join([*parts, self.snippet.text, AFTERWARDS.get(file, "")]))
+        if file in TOLD:
+            error = self._shell("python snippet.py\n", fails=True).splitlines()[-1]
+            assert TOLD[file] in error, error
+            return error
         out = self._shell(self._shell_preludes() + "python snippet.py\n")
         lines = [line for line in out.splitlines() if line.strip()]
         assert lines or "writes" in self.snippet.about, "it printed nothing"
@@ -249,12 +254,12 @@ class Run:
         path.write_text(self.mapped(text))
         return path
 
-    def _shell(self, text: str) -> str:
-        """Run a script in the directory and return its output."""
+    def _shell(self, text: str, fails: bool = False) -> str:
+        """Run a script in the directory and return its output; if it must fail, what it says on standard error."""
         script = self._file("script.sh", text)
         done = subprocess.run(["bash", str(script)], cwd=self.work, capture_output=True, text=True)
-        assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-2000:]}"
-        return done.stdout
+        assert (done.returncode != 0) == fails, f"status {done.returncode}: {done.stderr[-2000:]}"
+        return done.stderr if fails else done.stdout
 
     def _written(self, place: Path) -> str:
         """A directory that a command wrote; one that is an engine is opened and generates."""
@@ -262,7 +267,8 @@ class Run:
         assert names, f"{place} is empty"
         if "engine.json" not in names and "config.json" not in names:
             return f"wrote {place.name}: {', '.join(names)}"
-        with quire.LLM(str(place)) as llm:
+        ranks = max(1, len([name for name in names if name.startswith("rank")]))
+        with quire.LLM(str(place), tensor_parallel_size=ranks) as llm:
             (output,) = llm.generate(
                 PROMPT, quire.SamplingParams(temperature=0, max_tokens=8), use_tqdm=False
             )

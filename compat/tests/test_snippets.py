@@ -15,13 +15,6 @@ RUNNABLE = [snippet for snippet in FOUND if snippet.runs]
 # What waits for another part of Quire.
 NOT_YET = {
     "004-21-fully-sharded-loras.txt": "adapters on several ranks",
-    "000-04-model-runner.py": "TensorRT-LLM's names",
-    "001-02-builder.py": "TensorRT-LLM's names",
-    "002-03-build-and-session.py": "TensorRT-LLM's names",
-    "004-22-convert-checkpoint.sh": "TensorRT-LLM's names",
-    "004-23-convert-checkpoint-tp4.sh": "TensorRT-LLM's names",
-    "004-24-trtllm-build.sh": "TensorRT-LLM's names",
-    "004-25-build-api.py": "TensorRT-LLM's names",
 }
 pytestmark = pytest.mark.skipif(not FOUND, reason=f"the articles are not at {SNIPPETS}")
 

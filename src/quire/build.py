@@ -8,60 +8,192 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend
-from quire.engine.source import model_directory, quantized_weights, reading_of
+from quire.engine.source import asked_quantization, model_directory, quantized_weights, reading_of
 from quire.engine.start import make_backend
 from quire.errors import ConfigError
 from quire.model import engine_dir
-from quire.model.engine_dir import MANIFEST, MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer
-from quire.model.load import LoadedModel, load_model
-from quire.weights.gguf import is_gguf
-from quire.weights.source import open_tokenizer
+from quire.model.companions import copy_companions
+from quire.model.converted import is_converted, read_converted
+from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer
+from quire.model.load import UNLIMITED, LoadedModel, ModelInfo, inspect_model, load_model, pack_model
+from quire.model.shard import Shard
+from quire.network.lowering import open_network
+from quire.network.recording import Network
+from quire.weights.hub import find_model
 
-# The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
-KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
-DROPPED = ("*.index.json", MANIFEST)
-TOKENIZER = "tokenizer.json"
 
+def build_engine(
+    config: EngineConfig, output: Path, limits: EngineLimits = UNLIMITED, network: Network | None = None
+) -> Manifest:
+    """Write the configured model, or a network, to `output`, completely or not at all. Replaces an engine in its place.
 
-def build_engine(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:
-    """Load the configured model and write it to `output`, completely or not at all. Replaces an engine in its place.
-
-    Raises ConfigError if `output` holds something else or the model is an engine already.
+    A model that is an engine already gets other limits; those that are not given stay. A network's tokenizer is that
+    of --tokenizer, if it is given.
+    Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
-    source = model_directory(config.model)
-    if engine_dir.is_engine(source):
-        raise ConfigError(f"{source} is a built engine: build from the checkpoint that it was made of")
     if output.exists() and not engine_dir.is_engine(output) and any(output.iterdir()):
         raise ConfigError(
             f"{output} holds something other than an engine: choose an empty or a new directory"
         )
+    if network is not None and network.model is not None:
+        config = _merged(config, network.model)
+        network = None
+    if network is None and engine_dir.is_engine(model_directory(config.model)):
+        return _with_limits(config, output, limits)
+    config = _of_converted(config) if network is None else config
     backend = make_backend(config.device)
-    model = load_model(
-        source,
-        backend,
-        config.model.dtype,
-        quantized_weights(config.model, source),
-        reading=reading_of(config.model),
-    )
-    if model.info.pooling is not None:
-        raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not built")
-    _check(limits, model.spec.max_position)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-        part = Path(folder) / "engine"
-        part.mkdir()
-        manifest = _write(part, model, backend, limits)
-        _copy_companions(source, part)
-        if output.exists():
-            os.rename(output, Path(folder) / "old")
-        os.rename(part, output)
+    source = _source(config) if network is None else _network_source(config, network)
+    if source.info.pooling is not None:
+        raise ConfigError(
+            f"{source.info.directory} makes vectors: serve it as it is; such models are not built"
+        )
+    _check(limits, source.info.spec.max_position)
+    with _placed(output) as part:
+        manifest = _write(part, source.load(backend, Shard()), backend, limits)
+        if source.beside is not None:
+            copy_companions(source.beside, part)
     return manifest
+
+
+def describe_model(config: EngineConfig) -> ModelInfo:
+    """The configured model, from its headers alone. ModelError if it cannot be read."""
+    return _source(config).info
+
+
+class BuiltEngine:
+    """An engine in a directory. That of `build_temporary` goes with the object, unless it is saved."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def manifest(self) -> Manifest:
+        return engine_dir.read_manifest(self.directory)
+
+    def save(self, output: str | Path) -> None:
+        """Write the engine to a directory, as `build_engine` does."""
+        build_engine(EngineConfig.from_options(model=str(self.directory)), Path(output))
+
+    def check(self, **facts: Any) -> None:
+        """Raise ConfigError if the engine's model has other sizes than those given by name, such as `vocab_size`."""
+        spec = self.manifest.spec
+        for name, value in facts.items():
+            if value is not None and getattr(spec, name) != value:
+                raise ConfigError(f"{name} is {value}, and the engine was built with {getattr(spec, name)}")
+
+
+def build_temporary(
+    config: EngineConfig, limits: EngineLimits = UNLIMITED, network: Network | None = None
+) -> BuiltEngine:
+    """`build_engine` into a temporary directory."""
+    folder = tempfile.mkdtemp(prefix="quire-engine-")
+    try:
+        engine = BuiltEngine(Path(folder) / "engine")
+        build_engine(config, engine.directory, limits, network)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(engine, shutil.rmtree, folder, ignore_errors=True)
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is built: its description, how to load a rank's share, and the path whose tokenizer it has."""
+
+    info: ModelInfo
+    load: Callable[[Backend, Shard], LoadedModel]
+    beside: Path | None
+
+
+def _source(config: EngineConfig) -> _Source:
+    path, model = model_directory(config.model), config.model
+    quantized, reading = quantized_weights(model, path), reading_of(model)
+    info = inspect_model(path, model.dtype, quantized, reading=reading)
+
+    def load(backend: Backend, shard: Shard) -> LoadedModel:
+        return load_model(path, backend, model.dtype, quantized, reading=reading, shard=shard)
+
+    return _Source(info, load, path)
+
+
+def _network_source(config: EngineConfig, network: Network) -> _Source:
+    model = config.model
+    opened = open_network(network, model.dtype, asked_quantization(model, None))
+    beside = find_model(model.tokenizer, weights=False) if model.tokenizer else None
+    return _Source(opened.info, lambda backend, shard: pack_model(opened, backend, shard), beside)
+
+
+def _merged(config: EngineConfig, model: EngineConfig) -> EngineConfig:
+    """The configuration of a network that is a checkpoint, in the types that the build asks for."""
+    changes = {
+        name: value for name in ("dtype", "quantization") if (value := getattr(config.model, name)) != "auto"
+    }
+    return replace(model, model=replace(model.model, **changes))
+
+
+def _of_converted(config: EngineConfig) -> EngineConfig:
+    """The configuration for as many ranks as a converted checkpoint has, unless others are asked for."""
+    source, device = model_directory(config.model), config.device
+    if is_converted(source) and device.tensor_parallel_size == 1:
+        device = replace(device, tensor_parallel_size=read_converted(source).ranks)
+    return replace(config, device=device)
+
+
+def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:
+    """Write an engine again, or in its place, with other limits. Its weights are linked if the file system allows."""
+    source = model_directory(config.model)
+    manifest = engine_dir.read_manifest(source)
+    reading = reading_of(config.model)
+    inspect_model(source, config.model.dtype, quantized_weights(config.model, source), reading=reading)
+    given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+    manifest = msgspec.structs.replace(manifest, limits=msgspec.structs.replace(manifest.limits, **given))
+    _check(manifest.limits, manifest.spec.max_position)
+    with _placed(output) as part:
+        for path in sorted(path for path in source.iterdir() if path.is_file()):
+            _link(path, part / path.name) if path.name == WEIGHTS else shutil.copyfile(path, part / path.name)
+        engine_dir.write_manifest(part, manifest)
+    return manifest
+
+
+def _link(path: Path, target: Path) -> None:
+    with suppress(OSError):  # another file system, or one without links
+        os.link(path, target)
+        return
+    shutil.copyfile(path, target)
+
+
+class _placed:
+    """A context with a directory to write, which takes the place of `output` once it is whole."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent)
+
+    def __enter__(self) -> Path:
+        part = Path(self._folder.name) / "engine"
+        part.mkdir()
+        return part
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with self._folder as folder:
+            if kind is not None:
+                return
+            if self._output.exists():
+                os.rename(self._output, Path(folder) / "old")
+            os.rename(Path(folder) / "engine", self._output)
 
 
 def _check(limits: EngineLimits, max_position: int) -> None:
@@ -100,35 +232,3 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Engine
     )
     engine_dir.write_manifest(directory, manifest)
     return manifest
-
-
-def _copy_companions(source: Path, target: Path) -> None:
-    """Copy the files beside the weights; for a GGUF file, write the files that it stands in for."""
-    if is_gguf(source):
-        open_tokenizer(source).save(target)
-        (target / TOKENIZER).write_bytes(_compact_tokenizer((target / TOKENIZER).read_bytes()))
-        return
-    dropped = {path for pattern in DROPPED for path in source.glob(pattern)}
-    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)} - dropped):
-        if path.name == TOKENIZER:
-            (target / TOKENIZER).write_bytes(_compact_tokenizer(path.read_bytes()))
-        elif path.is_file():
-            shutil.copyfile(path, target / path.name)
-
-
-def _compact_tokenizer(content: bytes) -> bytes:
-    """The same tokenizer.json without spaces and with merges as "a b", the form that loads fastest.
-
-    Reading a large vocabulary takes most of an engine's start. If the parts of any merge contain a space, merges keep
-    their form.
-    """
-    tokenizer = msgspec.json.decode(content)
-    model = tokenizer.get("model")
-    merges = model.get("merges") if isinstance(model, dict) else None
-    if isinstance(merges, list) and all(_is_plain_pair(merge) for merge in merges):
-        model["merges"] = [" ".join(merge) for merge in merges]
-    return msgspec.json.encode(tokenizer)
-
-
-def _is_plain_pair(merge: object) -> bool:
-    return isinstance(merge, list) and len(merge) == 2 and not any(" " in part for part in merge)

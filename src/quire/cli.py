@@ -21,16 +21,18 @@ from quire.engine.log import json_line, logs_are_json
 from quire.errors import QuireError
 from quire.flags.arguments import add_foreign, add_options, rewritten
 from quire.flags.foreign import take_foreign
+from quire.flags.table import FOREIGN, ForeignFlag
 
 log = logging.getLogger("quire")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command before its module is loaded."""
+    """A command before its module is loaded, which has it under the name `attribute`."""
 
     module: str
     help: str
+    attribute: str = "COMMAND"
 
 
 COMMANDS: dict[str, Entry] = {
@@ -42,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "build": Entry(
         "quire.commands.build", "Pack a checkpoint for this machine into a directory that starts at once."
     ),
+    "convert": Entry("quire.commands.convert", "Divide a checkpoint among ranks, for builds on any machine."),
     "quantize": Entry("quire.commands.quantize", "Make a smaller checkpoint, calibrated on a text."),
     "inspect": Entry("quire.commands.inspect", "Show how Quire describes a model; check a built engine."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
@@ -57,7 +60,8 @@ class Command:
     """A command, as its module exports it under COMMAND: `run(engine, own)`, or `run(own)` with engine=False.
 
     `options` is a frozen dataclass of the command's own options; `arguments` names the fields taken by position.
-    `read_config` adds `--config FILE`, whose values become the defaults of the other options.
+    `read_config` adds `--config FILE`, whose values become the defaults of the other options. `foreign` are options
+    that another engine has, and the command does not.
     """
 
     run: Callable[..., None]
@@ -65,15 +69,24 @@ class Command:
     arguments: tuple[str, ...] = ()
     engine: bool = True
     read_config: Callable[[str], dict[str, Any]] | None = None
+    foreign: Mapping[str, ForeignFlag] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program's name, its commands, and the defaults of options that differ from Quire's, by command."""
+    """A program's name, its commands, and the defaults of options that differ from Quire's, by command.
+
+    A command without a name is the program itself.
+    """
 
     name: str = "quire"
     commands: Mapping[str, Entry] = field(default_factory=lambda: COMMANDS)
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def single(cls, name: str, module: str, help: str) -> Program:
+        """A program with one command, that of `module`."""
+        return cls(name, {"": Entry(module, help)})
 
 
 def main(argv: Sequence[str] | None = None, program: Program | None = None) -> None:
@@ -109,7 +122,7 @@ def errors_reported(name: str, args: Sequence[str]) -> Iterator[None]:
 
 
 def _dispatch(args: list[str], program: Program) -> None:
-    for words in (2, 1):
+    for words in (2, 1, 0):
         if " ".join(args[:words]) in program.commands:
             _run(" ".join(args[:words]), args[words:], program)
             return
@@ -200,13 +213,14 @@ def _overview(args: list[str], program: Program) -> None:
 def _run(name: str, args: list[str], program: Program) -> None:
     """Load a command's module, read its options from `args`, and call it."""
     entry, defaults = program.commands[name], program.defaults.get(name, {})
-    command: Command = importlib.import_module(entry.module).COMMAND
+    command: Command = getattr(importlib.import_module(entry.module), entry.attribute)
     args = rewritten(args)
     everything = "--help-all" in args
     places = "".join(f" [{argument}]" for argument in command.arguments)
+    called = f"{program.name} {name}".rstrip()
     parser = Parser(
-        f"{program.name} {name}",
-        usage=f"{program.name} {name}{places} [options]",
+        called,
+        usage=f"{called}{places} [options]",
         description=entry.help,
         allow_abbrev=False,
     )
@@ -219,22 +233,22 @@ def _run(name: str, args: list[str], program: Program) -> None:
             section_options = parser.add_argument_group(f"{section} options")
             hidden += add_options(section_options, options, command.arguments, everything, defaults=defaults)
         hidden += add_options(parser, EngineConfig, (), everything, only=("seed",))
-        add_foreign(parser)
+    foreign = {**(FOREIGN if command.engine else {}), **command.foreign}
+    add_foreign(parser, foreign)
     if command.read_config is not None:
         parser.add_argument("--config", help="YAML file of options; flags override it")
         known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
         if known.config is not None:
             parser.set_defaults(**command.read_config(known.config))
     if hidden:
-        parser.epilog = f"{hidden} more options: {program.name} {name} --help-all"
+        parser.epilog = f"{hidden} more options: {called} --help-all"
     values = vars(parser.parse_args(args))
     if command.read_config is not None:
         del values["config"]
     _choose_model(parser, values)
-    if command.engine:
-        own_names = {f.name for f in fields(command.options)}
-        for notice in take_foreign(values, own_names):
-            log.warning("%s", notice)
+    own_names = {f.name for f in fields(command.options)}
+    for notice in take_foreign(values, own_names, foreign):
+        log.warning("%s", notice)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
     if command.engine:

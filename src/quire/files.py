@@ -1,4 +1,7 @@
-"""Reading a model's files. They are untrusted: only regular files are opened, and none is read beyond a limit."""
+"""Reading a model's files, which are untrusted: only regular files are opened, and none is read beyond a limit.
+
+And writing files that are whole or not there.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,22 @@ def read_json(path: Path, of: type = dict, most: int = MAX_JSON) -> Any:
     if not isinstance(value, of):
         raise ModelError(f"{path}: not a JSON {'object' if of is dict else of.__name__}")
     return value
+
+
+class replaced:
+    """A context with a path to write to, which takes the place of `path` once it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._new = path, path.with_name(f".{path.name}.new")
+
+    def __enter__(self) -> Path:
+        return self._new
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            os.replace(self._new, self._path)
+        else:
+            self._new.unlink(missing_ok=True)
 
 
 def map_file(path: Path, least: int = 1) -> tuple[mmap.mmap, int]:

@@ -21,3 +21,23 @@ def vllm() -> None:
 
 def sglang() -> None:
     run("sglang", "sglang.cli")
+
+
+def trtllm_build() -> None:
+    run("tensorrt-llm", "tensorrt_llm.commands.build")
+
+
+def trtllm_serve() -> None:
+    run("tensorrt-llm", "tensorrt_llm.commands.serve")
+
+
+def trtllm_bench() -> None:
+    run("tensorrt-llm", "tensorrt_llm.commands.bench")
+
+
+def convert_checkpoint() -> None:
+    run("tensorrt-llm", "tensorrt_llm.commands.convert")
+
+
+def quantize() -> None:
+    run("tensorrt-llm", "tensorrt_llm.commands.quantize")

@@ -32,7 +32,11 @@ class ThroughputOptions:
         128, "Tokens to generate per request; lengths of a dataset are cut to this.", low=1
     )
     prefix_len: int = option(0, "Tokens of the prefix that all random prompts share.", low=0)
-    dataset_path: str | None = option(None, "ShareGPT JSON file of conversations, instead of random prompts.")
+    dataset_path: str | None = option(
+        None,
+        "Prompts that are not random: a ShareGPT JSON file of conversations, or JSONL of "
+        '{"prompt" or "input_ids", "output_tokens"}, whose lengths are kept.',
+    )
     num_iters: int = option(3, "Runs.", low=1)
     output_json: str | None = option(None, "Write the figures to this JSON file.")
 
@@ -100,11 +104,32 @@ def _random_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> li
     return [(prefix + tokens(options.input_len), options.output_len) for _ in range(options.num_prompts)]
 
 
+def _listed_jobs(llm: LLM, options: ThroughputOptions, path: Path) -> list[Job]:
+    """The rows of a JSONL file that fit the model, in order, up to the number of prompts."""
+    tokenizer = llm.get_tokenizer()
+    jobs: list[Job] = []
+    try:
+        for row in map(json.loads, filter(str.strip, path.read_text().splitlines())):
+            tokens = row.get("input_ids") or row.get("prompt_token_ids")
+            if tokens is None and tokenizer is not None:
+                tokens = tokenizer.encode(row["prompt"])
+            job = list(map(int, tokens)), int(row.get("output_tokens") or options.output_len)
+            if job[0] and job[1] > 0 and len(job[0]) + job[1] <= llm.max_model_len:
+                jobs.append(job)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--dataset-path {path} is not JSONL of prompts: {error}") from error
+    if not jobs:
+        raise ConfigError(f"--dataset-path {path} has no prompt that fits the model")
+    return jobs[: options.num_prompts]
+
+
 def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> list[Job]:
     """The first turn is the prompt, the length of the second the output's, as vLLM reads ShareGPT."""
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     assert options.dataset_path is not None
+    if options.dataset_path.endswith(".jsonl"):
+        return _listed_jobs(llm, options, Path(options.dataset_path))
     try:
         rows: list[dict[str, Any]] = json.loads(Path(options.dataset_path).read_text())
         talks = [[turn["value"] for turn in row["conversations"]] for row in rows]

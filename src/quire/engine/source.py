@@ -46,7 +46,12 @@ def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:
     ConfigError if it names a method and the checkpoint is quantized by another, or by none and floats are not rounded
     that way.
     """
-    name, found = config.quantization, quantization_method(path)
+    return asked_quantization(config, quantization_method(path))
+
+
+def asked_quantization(config: ModelConfig, found: str | None) -> Quantization | None:
+    """The same for a model that is quantized by the method `found`, or not."""
+    name = config.quantization
     if name in METHODS and found != METHODS[name] and not (found is None and name in FLOAT_KINDS):
         has = "is not quantized" if found is None else f"is quantized by {found}"
         raise ConfigError(f"--quantization {name}: the model {has}; leave the option out")

@@ -126,11 +126,12 @@ def add_options(
     return hidden
 
 
-def add_foreign(parser: argparse.ArgumentParser) -> None:
+def add_foreign(parser: argparse.ArgumentParser, table: Mapping[str, ForeignFlag] = FOREIGN) -> None:
     """Add the flags that Quire knows but lacks, without help. Their values end up under their names if given."""
-    for flag in FOREIGN.values():
-        if flag.flag not in parser._option_string_actions:
-            parser.add_argument(flag.flag, dest=flag.name, **_foreign_reading(flag))
+    for flag in table.values():
+        name = "--" + flag.name.replace("_", "-")  # as `rewritten` gives it
+        if name not in parser._option_string_actions:
+            parser.add_argument(name, dest=flag.name, **_foreign_reading(flag))
 
 
 def _foreign_reading(flag: ForeignFlag) -> dict[str, Any]:

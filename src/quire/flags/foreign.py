@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 from quire.errors import ConfigError
 from quire.flags.table import FOREIGN, ForeignFlag
 
 
-def take_foreign(options: dict[str, Any], own: Container[str] = ()) -> list[str]:
+def take_foreign(
+    options: dict[str, Any], own: Container[str] = (), table: Mapping[str, ForeignFlag] = FOREIGN
+) -> list[str]:
     """Remove from `options` (by field name) those that change nothing here; returns a line about each.
 
-    `own` are names of options that the caller has: they stay, whatever the table says.
+    `own` are names of options that the caller has: they stay, whatever the table says. The default table is vLLM's.
 
     Raises ConfigError for one that would change a result.
     """
     notices = []
-    for name in [name for name in options if name in FOREIGN and name not in own]:
+    for name in [name for name in options if name in table and name not in own]:
         value = options.pop(name)
-        flag = FOREIGN[name]
+        flag = table[name]
         if not flag.accepts(value):
             raise ConfigError(refusal(flag, value))
         if value is not None and value is not False:

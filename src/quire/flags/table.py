@@ -18,7 +18,7 @@ class ForeignFlag:
     """A flag by its option name (with underscores).
 
     `neutral` are the values that change nothing; None: all of them. Any other value is refused, and `nearest` says what
-    to use in its place. `older` flags belong to earlier versions of vLLM.
+    to use in its place. `older` flags belong to earlier versions of vLLM. `dashes` in place of underscores.
     """
 
     name: str
@@ -27,10 +27,12 @@ class ForeignFlag:
     neutral: tuple[str, ...] | None = None
     nearest: str = ""
     older: bool = False
+    dashes: bool = True
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        """As its engine spells it."""
+        return "--" + (self.name.replace("_", "-") if self.dashes else self.name)
 
     def accepts(self, value: object) -> bool:
         """Whether the value changes no result here."""

@@ -15,7 +15,9 @@ from quire.config import EngineConfig
 from quire.engine.local import LocalCall
 from quire.errors import RequestError
 from quire.lazy import Lazy
+from quire.llm.arrays import TokenArrays, token_arrays
 from quire.llm.engine_args import EngineArgs, engine_config
+from quire.llm.pending import PendingOutput
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
 from quire.llm.prompts import Message, Prompt, as_list, no_media, salt_of, tokens_of
@@ -264,6 +266,9 @@ class LLM(PoolingMethods, ProgramRunner):
         (stream,) = self._streams(
             [prompt], self._params_for(sampling_params, 1), None, lora_request=lora_request
         )
+        return self._updates(stream)
+
+    def _updates(self, stream: OutputStream) -> Iterator[RequestOutput]:
         kind = stream.request.sampling.output_kind
         with self._submit_streams([stream]) as call:
             for deltas in call:
@@ -274,6 +279,29 @@ class LLM(PoolingMethods, ProgramRunner):
                     yield stream.new_part() if kind is OutputKind.DELTA else stream.output
                 if stream.finished:
                     return
+
+    def submit(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: Any = None
+    ) -> PendingOutput:
+        """Begin to continue one prompt. RequestError if it is refused."""
+        (stream,) = self._streams(
+            [prompt], self._params_for(sampling_params, 1), None, lora_request=lora_request
+        )
+        return PendingOutput(lambda: self._updates(stream))
+
+    def generate_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling_params: Sampling | None = None,
+        pad_id: int = 0,
+        lora_request: Any = None,
+    ) -> TokenArrays:
+        """Continue prompts of token ids. Rows of the result have room for the longest prompt and `max_tokens`."""
+        each = self._params_for(sampling_params, len(prompts))
+        outputs = self.generate([list(p) for p in prompts], each, False, lora_request)
+        longest = max((len(p) for p in prompts), default=0)
+        room = max((params.max_tokens or self.max_model_len for params in each), default=0)
+        return token_arrays(outputs, min(longest + room, self.max_model_len), pad_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of the model's generation_config.json."""

@@ -25,9 +25,9 @@ from quire.types import Delta, EngineStats, FinishReason, Request
 from quire.weights.hub import find_adapter
 
 if TYPE_CHECKING:
-    from rich import progress
+    from rich import console, progress
 else:
-    progress = Lazy("rich.progress")
+    console, progress = Lazy("rich.console"), Lazy("rich.progress")
 
 Tqdm = bool | Callable[..., Any]
 
@@ -285,7 +285,10 @@ class Progress:
         elif use_tqdm and total > 1:
             columns = progress.Progress.get_default_columns()
             bar = progress.Progress(
-                *columns, progress.TextColumn("{task.completed}/{task.total}"), transient=True
+                *columns,
+                progress.TextColumn("{task.completed}/{task.total}"),
+                console=console.Console(stderr=True),
+                transient=True,
             )
             task = bar.add_task("generating", total=total)
             bar.start()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from quire.devices.protocol import (
     Backend,
@@ -19,7 +19,7 @@ from quire.devices.protocol import (
 )
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.files import read_json
-from quire.model import engine_dir
+from quire.model import converted, engine_dir
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.dummy import DummyCheckpoint
@@ -85,6 +85,15 @@ class ModelInfo:
     pooling: PoolingHead | None = None
     quantized: Quantization | None = None
     foreign: bool = False
+
+
+class OpenModel(NamedTuple):
+    """A checkpoint's description and its tensors, before they are read."""
+
+    info: ModelInfo
+    spec: ArchSpec
+    checkpoint: Checkpoint
+    names: TensorNames
 
 
 class ServedModel(Protocol):
@@ -164,6 +173,8 @@ def inspect_model(
     if engine_dir.is_engine(directory):
         _check_unchanged(directory, reading)
         return _built(directory, engine_dir.read_manifest(directory), dtype, quantized)
+    if converted.is_converted(directory):
+        return _converted(directory, dtype, quantized, reading)[0]
     return _open(directory, dtype, quantized, reading)[0]
 
 
@@ -197,11 +208,24 @@ def load_model(
         if verify:
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
         return LoadedModel(info, manifest.spec, weights, check, names=manifest.names)
-    info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
+    if converted.is_converted(directory):
+        info, opened = _converted(directory, dtype, quantized, reading, shard)
+        return _of_converted(info, opened, backend, outline=False)
+    reopen = open_source(directory, reading.config).tensors
+    return pack_model(_open(directory, dtype, quantized, reading), backend, shard, reopen)
+
+
+def pack_model(
+    opened: OpenModel,
+    backend: Backend,
+    shard: Shard = WHOLE,
+    reopen: Callable[[], Checkpoint] | None = None,
+) -> LoadedModel:
+    """Read and pack an opened model, or a rank's share of it."""
+    info, spec, checkpoint, names = opened
     types = WeightTypes.of(info.dtype, info.quantized)
     shard.check(spec)
     weights = pack_weights(spec, names, checkpoint, backend, types, shard)
-    reopen = open_source(directory, reading.config).tensors
     return LoadedModel(info, spec, weights, names=names, open=reopen, shard=shard)
 
 
@@ -220,6 +244,9 @@ def outline_model(
     if engine_dir.is_engine(directory):
         _check_whole(directory, shard)
         return load_model(directory, backend, dtype, quantized, verify=False)
+    if converted.is_converted(directory):
+        info, opened = _converted(directory, dtype, quantized, reading, shard)
+        return _of_converted(info, opened, backend, outline=True)
     info, spec, checkpoint, names = _open(directory, dtype, quantized, reading)
     types = WeightTypes.of(info.dtype, info.quantized)
     shard.check(spec)
@@ -227,12 +254,29 @@ def outline_model(
     return LoadedModel(info, spec, weights, names=names, shard=shard)
 
 
+def open_model(
+    directory: Path,
+    dtype: str = "auto",
+    quantized: Quantization | None = None,
+    reading: Reading = AS_IT_IS,
+) -> OpenModel:
+    """A checkpoint whose tensors are checked and not yet read. ModelError for one that was built or converted."""
+    _refuse_built(directory)
+    return _open(directory, dtype, quantized, reading)
+
+
+def _refuse_built(directory: Path) -> None:
+    if engine_dir.is_engine(directory) or converted.is_converted(directory):
+        raise ModelError(
+            f"{directory} is a built engine or a converted checkpoint: give the checkpoint that it was made of"
+        )
+
+
 def open_for_reading(directory: Path) -> tuple[ArchSpec, Checkpoint, TensorNames]:
     """The spec, the tensors and their names of a float checkpoint. Raises ModelError if it is not one."""
-    if engine_dir.is_engine(directory) or is_gguf(directory):
-        raise ModelError(
-            f"{directory} is a built engine or a GGUF file: give the checkpoint that it was made of"
-        )
+    if is_gguf(directory):
+        raise ModelError(f"{directory} is a GGUF file: give the checkpoint that it was made of")
+    _refuse_built(directory)
     if (method := quantization_method(directory)) is not None:
         raise ModelError(f"{directory} is quantized already ({method}): give the float checkpoint")
     _, spec, checkpoint, names = _open(directory, "auto", None, AS_IT_IS)
@@ -244,6 +288,10 @@ def open_tensors(directory: Path) -> tuple[dict[str, Any], Checkpoint, TensorNam
     if engine_dir.is_engine(directory):
         raise ModelError(
             f"{directory} is a built engine, which keeps no layers that predict further tokens: serve the checkpoint"
+        )
+    if converted.is_converted(directory):
+        raise ModelError(
+            f"{directory} was converted, which keeps no layers that predict further tokens: serve the checkpoint"
         )
     source = open_source(directory)
     checkpoint = source.tensors()
@@ -275,7 +323,7 @@ def outline_config(
     planned = _planned(path, spec, names)
     if planned is not None and dtype == "auto":
         quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
-    info = _info(path.parent, spec, names, kept, quantized, _eos({}, config, str(path)), {})
+    info = model_info(path.parent, spec, names, kept, quantized, _eos({}, config, str(path)), {})
     weights = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
     return LoadedModel(info, spec, weights)
 
@@ -315,9 +363,40 @@ def _built(
     )
 
 
-def _open(
-    path: Path, dtype: str, quantized: Quantization | None, reading: Reading
-) -> tuple[ModelInfo, ArchSpec, Checkpoint, TensorNames]:
+def _converted(
+    directory: Path, dtype: str, quantized: Quantization | None, reading: Reading, shard: Shard | None = None
+) -> tuple[ModelInfo, converted.OpenConverted]:
+    """A converted checkpoint as `dtype` and `quantized` ask for it; without `shard`, its first rank's."""
+    if reading != AS_IT_IS:
+        raise ModelError(
+            f"{directory} is a converted checkpoint: give --architecture, --hf-overrides and --load-format to "
+            "`quire convert`"
+        )
+    opened = converted.OpenConverted(directory, dtype, quantized, shard)
+    manifest = opened.manifest
+    info = ModelInfo(
+        directory=directory,
+        spec=manifest.spec,
+        dtype=opened.dtype,
+        num_parameters=manifest.num_parameters,
+        weight_bytes=manifest.weight_bytes,
+        eos_token_ids=manifest.eos_token_ids,
+        generation=manifest.generation,
+        quantized=opened.quantized,
+    )
+    return info, opened
+
+
+def _of_converted(
+    info: ModelInfo, opened: converted.OpenConverted, backend: Backend, outline: bool
+) -> LoadedModel:
+    spec, names = opened.manifest.spec, opened.manifest.names
+    opened.shard.check(spec)
+    weights = opened.weights(backend, outline)
+    return LoadedModel(info, spec, weights, names=names, shard=opened.shard)
+
+
+def _open(path: Path, dtype: str, quantized: Quantization | None, reading: Reading) -> OpenModel:
     source = open_source(path, reading.config)
     try:
         spec, names = read_config(source.config, source.where, reading.architecture)
@@ -337,9 +416,9 @@ def _open(
     eos = _eos(source.generation, config, source.where)
     head = read_pooling(path, source.config, spec.architecture, checkpoint, names)
     limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
-    info = _info(path, spec, names, kept, quantized, eos, source.generation)
+    info = model_info(path, spec, names, kept, quantized, eos, source.generation)
     info = replace(info, pooling=head, limits=limits)
-    return info, spec, checkpoint, names
+    return OpenModel(info, spec, checkpoint, names)
 
 
 def _dummy(source: Source, spec: ArchSpec, names: TensorNames) -> Checkpoint:
@@ -383,7 +462,7 @@ def look_alike(source: Source) -> str | None:
     return None
 
 
-def _info(
+def model_info(
     directory: Path,
     spec: ArchSpec,
     names: TensorNames,

@@ -6,7 +6,7 @@ Knows checkpoints and backends; assemble.py knows the place of each tensor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -233,7 +233,7 @@ def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Che
 
 
 def own_quantization(
-    dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Checkpoint, asked: Quantization | None
+    dtype: str, wanted: Iterable[str], checkpoint: Checkpoint, asked: Quantization | None
 ) -> Quantization | None:
     """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for."""
     if isinstance(asked, Scheme):

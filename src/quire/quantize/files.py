@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.files import read_json
-from quire.weights.checkpoint.safetensors import DTYPES
+from quire.files import read_json, replaced
+from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.tensor import Array, FloatArray
 
 STATE, HIDDEN, INDEX = "quantize-state.json", "quantize-hidden.npy", "model.safetensors.index.json"
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Files of a model that are not its weights and not its config.
 COPIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.py", "LICENSE*", "README*")
 NOT_COPIED = ("config.json", INDEX, "pytorch_model.bin.index.json")
@@ -66,10 +64,10 @@ class Output:
         """The next shard, and what the one after it needs."""
         write_safetensors(self.directory / self._shard(self.done), tensors)
         if hidden is not None:
-            with _replaced(self.directory / HIDDEN) as path, path.open("wb") as file:
+            with replaced(self.directory / HIDDEN) as path, path.open("wb") as file:
                 np.save(file, hidden, allow_pickle=False)
         self.done += 1
-        with _replaced(self.directory / STATE) as path:
+        with replaced(self.directory / STATE) as path:
             path.write_text(json.dumps({"settings": self.settings, "done": self.done, "kept": self.kept}))
 
     def finish(self, source: Path, config: Mapping[str, Any], beside: tuple[str, Any] | None) -> None:
@@ -94,37 +92,6 @@ class Output:
 
     def _shard(self, index: int) -> str:
         return f"model-{index + 1:05d}-of-{self.shards:05d}.safetensors"
-
-
-class _replaced:
-    """A path to write to, which takes the place of `path` once it is whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._new = path, path.with_name(f".{path.name}.new")
-
-    def __enter__(self) -> Path:
-        return self._new
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            os.replace(self._new, self._path)
-        else:
-            self._new.unlink(missing_ok=True)
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, array in tensors.items():
-        end = at + array.nbytes
-        header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with _replaced(path) as new, new.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in tensors.values():
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _header(path: Path) -> tuple[list[str], int]:

@@ -1,4 +1,4 @@
-"""One safetensors file, mapped and checked before use. Knows the format and nothing of models.
+"""One safetensors file: mapped and checked before use, or written. Knows the format and nothing of models.
 
 Layout: 8 bytes N little-endian, N bytes of JSON {name: {dtype, shape, data_offsets}}, then the data, which
 the tensors must cover without holes or overlaps. The header is read here rather than by the safetensors
@@ -7,9 +7,10 @@ library, whose numpy loader copies each tensor.
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ModelError
-from quire.files import map_file
+from quire.files import map_file, replaced
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.tensor import Array
 
@@ -44,6 +45,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype("<i8"),
     "F64": np.dtype("<f8"),
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,19 @@ def _check_cover(path: Path, entries: dict[str, Entry], start: int, size: int) -
         at = entry.end
     if at != size:
         raise ModelError(f"{path}: {size - at} bytes follow the last tensor; the file is corrupt")
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write a file. Each tensor is asked for twice, so a mapping may make them when they are asked for."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, array in tensors.items():
+        end = at + array.nbytes
+        header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with replaced(path) as new, new.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,5 @@
+"""TensorRT-LLM's logger by name: Python's `logging`, under the name quire."""
+
+import logging
+
+logger = logging.getLogger("quire")

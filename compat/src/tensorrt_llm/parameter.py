@@ -1,0 +1,5 @@
+"""Weights of layers."""
+
+from quire.network import Parameter
+
+__all__ = ["Parameter"]

@@ -1,0 +1,3 @@
+"""The version of TensorRT-LLM whose names these are."""
+
+__version__ = "1.0.0"

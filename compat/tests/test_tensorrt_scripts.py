@@ -1,0 +1,159 @@
+"""TensorRT-LLM's programs: they convert, build, quantize, measure and serve, and name what they do not do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from conftest import Installed
+from quire import LLM, SamplingParams
+from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.model.converted import read_converted
+from quire.model.engine_dir import EngineLimits, read_manifest
+
+MODEL = str(ASSETS / SHIPPED_MODEL)
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def run(installed: Installed, directory: Path, line: str, status: int = 0) -> str:
+    """Run a program; returns what it prints and logs."""
+    program, *words = shlex.split(line)
+    command = [str(installed.bin / program), *words]
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, env=installed.variables, timeout=120
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def text_of(model: Path | str, **options: int) -> str:
+    with LLM(str(model), **options) as llm:
+        return llm.generate(["Once upon a time"], GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_convert_then_build(installed: Installed, tmp_path: Path) -> None:
+    run(installed, tmp_path, f"convert_checkpoint.py --model_dir {MODEL} --output_dir c --dtype bfloat16")
+    said = run(
+        installed,
+        tmp_path,
+        "trtllm-build --checkpoint_dir c --output_dir e/1-gpu --gemm_plugin auto --max_batch_size 64 "
+        "--max_input_len 512 --max_seq_len 1024 --workers 2",
+    )
+    assert "--gemm_plugin changes nothing: Quire has its own kernels" in said
+    limits = EngineLimits(max_batch_size=64, max_input_len=512, max_seq_len=1024)
+    assert read_manifest(tmp_path / "e/1-gpu").limits == limits
+    assert text_of(tmp_path / "e/1-gpu") == text_of(MODEL)
+    run(installed, tmp_path, "trtllm-build --checkpoint_dir e/1-gpu --output_dir e/2 --max_seq_len 600")
+    assert read_manifest(tmp_path / "e/2").limits.max_seq_len == 600
+
+
+def test_a_copied_script_converts_for_four_ranks(installed: Installed, tmp_path: Path) -> None:
+    script = tmp_path / "convert_checkpoint.py"
+    script.write_bytes((installed.bin / "convert_checkpoint.py").read_bytes())
+    words = ["--model_dir", MODEL, "--output_dir", "four", "--dtype", "float16", "--tp_size", "4"]
+    command = [str(installed.python), script.name, *words]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, env=installed.variables)
+    assert read_converted(tmp_path / "four").ranks == 4
+    assert len(list((tmp_path / "four").glob("rank*.safetensors"))) == 4
+    assert text_of(tmp_path / "four", tensor_parallel_size=4) == text_of(MODEL, tensor_parallel_size=4)
+
+
+@pytest.mark.parametrize("qformat", ["int8_wo", "fp8"])
+def test_quantize(qformat: str, installed: Installed, tmp_path: Path) -> None:
+    said = run(
+        installed,
+        tmp_path,
+        f"quantize.py --model_dir {MODEL} --qformat {qformat} --output_dir q --calib_size 4 "
+        "--calib_max_seq_length 64 --awq_block_size 64 --batch_size 8",
+    )
+    assert "--batch_size changes nothing" in said
+    manifest = read_converted(tmp_path / "q")
+    assert manifest.quantized is not None
+    assert bool(manifest.layouts) == (qformat != "int8_wo")
+    run(installed, tmp_path, "trtllm-build --checkpoint_dir q --output_dir e")
+    assert text_of(tmp_path / "e") == text_of(tmp_path / "q")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"trtllm-build --checkpoint_dir {MODEL} --max_draft_len 4", "--max_draft_len 4 is not supported"),
+        (f"trtllm-build --checkpoint_dir {MODEL} --gather_context_logits", "nearest is logprobs and prompt"),
+        (f"convert_checkpoint.py --model_dir {MODEL} --int8_kv_cache", "chosen when the engine serves"),
+        (f"convert_checkpoint.py --model_dir {MODEL} --smoothquant 0.5", "quantize.py --qformat int8_sq"),
+        (f"convert_checkpoint.py --model_dir {MODEL} --tp_size 7", "can be divided among"),
+        (f"quantize.py --model_dir {MODEL} --kv_cache_dtype fp8", "--kv_cache_dtype fp8 is not supported"),
+        (f"trtllm-serve {MODEL} --pipeline_parallel_size 2", "--pipeline_parallel_size 2 is not supported"),
+    ],
+)
+def test_what_is_not_done_is_named(line: str, said: str, installed: Installed, tmp_path: Path) -> None:
+    assert said in run(installed, tmp_path, line, status=1)
+
+
+def test_an_unknown_option_is_refused(installed: Installed, tmp_path: Path) -> None:
+    said = run(installed, tmp_path, "trtllm-build --max_batch_sise 4", status=2)
+    assert "did you mean --max-batch-size?" in said
+
+
+def test_bench(installed: Installed, tmp_path: Path) -> None:
+    rows = [{"task_id": i, "input_ids": [0, 40 + i], "output_tokens": 3 + i} for i in range(3)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run(installed, tmp_path, f"trtllm-bench --model {MODEL} -w w build --max_seq_len 256")
+    engine = f"w/{SHIPPED_MODEL}/tp_1_pp_1"
+    for command in ("throughput", "latency"):
+        said = run(
+            installed,
+            tmp_path,
+            f"trtllm-bench --model stories {command} --dataset data.jsonl --backend tensorrt --engine_dir {engine} "
+            "--report_json report.json",
+        )
+        assert "3 requests" in said
+        assert json.loads((tmp_path / "report.json").read_text())["output_tok_s"]
+
+
+def test_serve(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text(
+        "kv_cache_config:\n  enable_block_reuse: false\nenable_chunked_prefill: true\nmax_seq_len: 128\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(installed.bin / "trtllm-serve"), "serve", MODEL, "--port", str(port), "--tp_size", "1"]
+    command += ["--max_batch_size", "4", "--backend", "pytorch", "--extra_llm_api_options", "options.yaml"]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        server = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file, env=installed.variables)
+    try:
+        base, body = (
+            f"http://localhost:{port}",
+            {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8},
+        )
+        deadline = time.monotonic() + 60
+        while True:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            try:
+                with urllib.request.urlopen(f"{base}/v1/models", timeout=5) as answer:
+                    (model,) = json.load(answer)["data"]
+                break
+            except OSError:
+                time.sleep(0.05)
+        assert model["max_model_len"] == 128
+        data, headers = json.dumps({**body, "temperature": 0}).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{base}/v1/completions", data, headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.load(answer)["choices"][0]["text"] == text_of(MODEL)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(20)
+    assert (
+        "--enable_chunked_prefill changes nothing: prompts are always computed in chunks" in log.read_text()
+    )

@@ -1,0 +1,36 @@
+"""`quire convert`: a checkpoint divided among ranks, for builds on any machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.cli import Command
+from quire.config import EngineConfig, check_options, option
+from quire.convert import convert_checkpoint
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """Options of `quire convert`."""
+
+    output: str = option("", "Directory to write; a conversion in it is replaced.", short="-o")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def run(config: EngineConfig, options: ConvertOptions) -> None:
+    if not options.output:
+        raise ConfigError("name the directory to write: quire convert MODEL -o DIR")
+    output = Path(options.output)
+    manifest = convert_checkpoint(config, output)
+    for path in sorted(output.glob("rank*.safetensors")):
+        print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")
+    print(
+        f"{output}: {manifest.spec.architecture} for {manifest.ranks} rank{'s' if manifest.ranks > 1 else ''}"
+    )
+
+
+COMMAND = Command(run, ConvertOptions, arguments=("model",))

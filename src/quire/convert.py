@@ -1,0 +1,163 @@
+"""Converts checkpoints: divides the weights among ranks and writes the share of each, for builds on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.config import EngineConfig
+from quire.devices.protocol import FloatArray
+from quire.engine.source import model_directory, quantized_weights, reading_of
+from quire.errors import ConfigError
+from quire.model import converted
+from quire.model.assemble import Assembly
+from quire.model.assemble_parts import Use
+from quire.model.companions import copy_companions
+from quire.model.converted import (
+    CODES,
+    FACTORS,
+    ORDER,
+    SCALES,
+    ZEROS,
+    ConvertedManifest,
+    PartNames,
+    quantized_arrays,
+    rank_file,
+)
+from quire.model.load import OpenModel, open_model
+from quire.model.shard import Shard
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint.safetensors import write_safetensors
+from quire.weights.layouts import AnyLayout
+from quire.weights.parts import Part
+from quire.weights.tensor import Array, QuantTensor, nothing
+
+
+def convert_checkpoint(
+    config: EngineConfig, output: Path, ranks: Sequence[int] | None = None
+) -> ConvertedManifest:
+    """Divide the configured model among the ranks of --tensor-parallel-size and write the share of each to `output`.
+
+    `quire build`, `quire serve` and `LLM` take the result as they take a checkpoint. `ranks` may name those to write
+    now; others are written by further calls.
+    Raises ConfigError if `output` holds something else or the model cannot be divided, ModelError if it cannot be read.
+    """
+    source, size = model_directory(config.model), config.device.tensor_parallel_size
+    opened = open_model(
+        source, config.model.dtype, quantized_weights(config.model, source), reading_of(config.model)
+    )
+    if opened.info.pooling is not None:
+        raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not converted")
+    Shard(0, size).check(opened.spec)
+    chosen = range(size) if ranks is None else ranks
+    if bad := [rank for rank in chosen if not 0 <= rank < size]:
+        raise ConfigError(f"there is no rank {bad[0]} of {size}")
+    _check_output(output)
+    output.mkdir(parents=True, exist_ok=True)
+    layouts: dict[str, AnyLayout] = {}
+    for rank in chosen:
+        share = _Share(opened.checkpoint)
+        Assembly(opened.spec, opened.names, share, Shard(rank, size)).weights()
+        write_safetensors(output / rank_file(rank), share)
+        layouts |= share.layouts
+    manifest = _manifest(opened, size, layouts)
+    converted.write_converted(output, manifest)
+    for old in set(output.glob("rank*.safetensors")) - {output / rank_file(rank) for rank in range(size)}:
+        old.unlink()
+    copy_companions(source, output)
+    return manifest
+
+
+def _check_output(output: Path) -> None:
+    """Raise ConfigError unless the directory is new, empty, or holds a conversion."""
+    if output.exists() and not converted.is_converted(output):
+        other = [path for path in output.iterdir() if not path.match("rank*.safetensors")]
+        if other:
+            raise ConfigError(
+                f"{output} holds something other than a converted checkpoint: choose an empty or a new directory"
+            )
+
+
+def _manifest(opened: OpenModel, size: int, layouts: dict[str, AnyLayout]) -> ConvertedManifest:
+    info = opened.info
+    return ConvertedManifest(
+        spec=opened.spec,
+        names=opened.names,
+        dtype=info.dtype,
+        quantized=info.quantized,
+        num_parameters=info.num_parameters,
+        weight_bytes=info.weight_bytes,
+        eos_token_ids=info.eos_token_ids,
+        generation=info.generation,
+        ranks=size,
+        activations=opened.checkpoint.activations,
+        layouts=layouts,
+    )
+
+
+class _Share(Mapping[str, Array]):
+    """A `WeightSource` that keeps what a rank asks for, as tensors that are read when they are written."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, self._names = checkpoint, PartNames()
+        self._tensors: dict[str, Callable[[], Array]] = {}
+        self.layouts: dict[str, AnyLayout] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._tensors[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
+        for part in parts:
+            self._keep(part)
+        return nothing("float32", sum(part.outline().shape[0] for part in parts), parts[0].outline().shape[1])
+
+    def gated(self, gate: Part, up: Part) -> Any:
+        return self.matrix((gate, up))
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray:
+        found = [np.array(part.read(self._checkpoint), np.float32) for part in parts]
+        for part, values in zip(parts, found, strict=True):
+            self._tensors[self._names.of(part)] = partial(_same, values)
+        return np.concatenate(found)
+
+    def _keep(self, part: Part) -> None:
+        if not part.tensors:  # computed from the spec alone
+            return
+        name, layout = self._names.of(part), part.layout(self._checkpoint)
+        if layout is None:
+            self._tensors[name] = partial(part.read, self._checkpoint)
+            return
+        self.layouts[name] = layout
+        read = lru_cache(1)(partial(part.quantized, self._checkpoint))
+        for own in quantized_arrays(name, layout):
+            self._tensors[own] = partial(_array_of, read, own.removeprefix(name))
+
+
+def _same(values: FloatArray) -> Array:
+    return values
+
+
+def _array_of(read: Callable[[], QuantTensor], suffix: str) -> Array:
+    """One of the arrays of a quantized part."""
+    tensor = read()
+    inputs = tensor.inputs
+    found: dict[str, Array | None] = {
+        CODES: tensor.codes,
+        SCALES: tensor.scales,
+        ZEROS: tensor.zeros,
+        ORDER: None if inputs is None else inputs.order,
+        FACTORS: None if inputs is None else inputs.factors,
+    }
+    array = found[suffix]
+    assert array is not None
+    return array

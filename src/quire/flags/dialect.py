@@ -1,0 +1,50 @@
+"""Options under another engine's names: those that exist here, those that change nothing, those that are refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.flags.foreign import take_foreign
+from quire.flags.table import ForeignFlag, entries
+
+log = logging.getLogger("quire")
+
+
+def foreign_table(
+    accepted: Sequence[tuple[str, str]], refused: Sequence[tuple[str, str, str]]
+) -> dict[str, ForeignFlag]:
+    """A table from groups: (why, names) of options that change nothing, (why, nearest, names) of those that would.
+
+    A name may end in "!" (a switch) or "*" (takes a list), or give the values that change nothing: name=a,b.
+    """
+
+    def flags() -> Iterator[ForeignFlag]:
+        for why, names in accepted:
+            for name, takes, _ in entries(names):
+                yield ForeignFlag(name, takes, why, dashes=False)
+        for why, nearest, names in refused:
+            for name, takes, neutral in entries(names):
+                yield ForeignFlag(name, takes, why, neutral, nearest, dashes=False)
+
+    return {flag.name: flag for flag in flags()}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`names` are Quire's names of another engine's options; `foreign` those that Quire lacks."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    foreign: Mapping[str, ForeignFlag] = field(default_factory=dict)
+
+    def translated(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that are set, under Quire's names. The log has a line about each that changes nothing.
+
+        Raises ConfigError for one that would change a result. Names that are in no table stay as they are.
+        """
+        options = {name: value for name, value in given.items() if value is not None}
+        for notice in take_foreign(options, table=self.foreign):
+            log.warning("%s", notice)
+        return {self.names.get(name, name): value for name, value in options.items()}

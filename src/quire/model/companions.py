@@ -1,0 +1,49 @@
+"""The files of a model beside its weights, copied to a directory that is built from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from quire.model import converted, engine_dir
+from quire.weights.gguf import is_gguf
+from quire.weights.source import open_tokenizer
+
+# The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
+KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
+DROPPED = ("*.index.json", engine_dir.MANIFEST, converted.MANIFEST)
+TOKENIZER = "tokenizer.json"
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the files beside the weights; for a GGUF file, write the files that it stands in for."""
+    if is_gguf(source):
+        open_tokenizer(source).save(target)
+        (target / TOKENIZER).write_bytes(_compact_tokenizer((target / TOKENIZER).read_bytes()))
+        return
+    dropped = {path for pattern in DROPPED for path in source.glob(pattern)}
+    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)} - dropped):
+        if path.name == TOKENIZER:
+            (target / TOKENIZER).write_bytes(_compact_tokenizer(path.read_bytes()))
+        elif path.is_file():
+            shutil.copyfile(path, target / path.name)
+
+
+def _compact_tokenizer(content: bytes) -> bytes:
+    """The same tokenizer.json without spaces and with merges as "a b", the form that loads fastest.
+
+    Reading a large vocabulary takes most of an engine's start. If the parts of any merge contain a space, merges keep
+    their form.
+    """
+    tokenizer = msgspec.json.decode(content)
+    model = tokenizer.get("model")
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if isinstance(merges, list) and all(_is_plain_pair(merge) for merge in merges):
+        model["merges"] = [" ".join(merge) for merge in merges]
+    return msgspec.json.encode(tokenizer)
+
+
+def _is_plain_pair(merge: object) -> bool:
+    return isinstance(merge, list) and len(merge) == 2 and not any(" " in part for part in merge)

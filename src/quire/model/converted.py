@@ -1,0 +1,261 @@
+"""Converted checkpoints: weights already divided among ranks, one file for each, and a config that any machine reads.
+
+`checkpoint.json` describes the model; `rankN.safetensors` holds the parts of weights that rank N packs, in the order
+and the types in which the assembly asks for them. So a build from it equals a build from the checkpoint bit for bit.
+Quantized weights keep their codes. Knows the assembly and safetensors; knows no device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from quire.devices.protocol import Backend, FloatArray, Matrix
+from quire.errors import ConfigError, ModelError
+from quire.files import read_bytes, replaced
+from quire.model.assemble import Assembly
+from quire.model.assemble_parts import Use, WeightSource
+from quire.model.decoder import DecoderWeights
+from quire.model.families.names import TensorNames
+from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
+from quire.model.shard import MOST_RANKS, Shard
+from quire.model.spec import ArchSpec
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint.safetensors import SafetensorsFile
+from quire.weights.layouts import AnyLayout, Blocks, Int4
+from quire.weights.layouts.blocks import KINDS
+from quire.weights.parts import Part, part
+from quire.weights.schemes import Quantization, Scheme
+from quire.weights.tensor import Array, FloatDtype, Inputs, QuantTensor, Rows, nothing
+
+MANIFEST = "checkpoint.json"
+FORMAT = 1
+MAX_MANIFEST = 64 << 20  # bytes
+MAX_SUBLAYERS = 64
+CODES, SCALES, ZEROS, ORDER, FACTORS = ".codes", ".scales", ".zeros", ".order", ".factors"
+_AGAIN = "run `quire convert` again"
+_PLACES = re.compile(r"\{[ijen]\}")
+
+
+class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything in a converted checkpoint except its tensors, the same for all ranks.
+
+    `dtype` and `quantized` are those that a build gives the weights unless it is told others; `layouts` are those of
+    parts that are quantized.
+    """
+
+    spec: ArchSpec
+    names: TensorNames
+    dtype: FloatDtype
+    quantized: Quantization | None
+    num_parameters: int
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+    activations: Literal["float", "int8"]
+    layouts: dict[str, AnyLayout]
+    format: int = FORMAT
+
+
+def is_converted(directory: Path) -> bool:
+    return (directory / MANIFEST).exists()
+
+
+def rank_file(rank: int) -> str:
+    return f"rank{rank}.safetensors"
+
+
+def write_converted(directory: Path, manifest: ConvertedManifest) -> None:
+    with replaced(directory / MANIFEST) as path:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def read_converted(directory: Path) -> ConvertedManifest:
+    """Raises ModelError if the file is not such a manifest, or describes a model that cannot be."""
+    path = directory / MANIFEST
+    try:
+        found = msgspec.json.decode(read_bytes(path, MAX_MANIFEST), type=ConvertedManifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ModelError(f"{path}: not a converted checkpoint's manifest ({error}); {_AGAIN}") from error
+    if found.format != FORMAT:
+        raise ModelError(f"{path}: format {found.format}, this version of Quire reads {FORMAT}; {_AGAIN}")
+    found.spec.check(str(path))
+    for token in found.eos_token_ids:
+        if not 0 <= token < found.spec.vocab_size:
+            raise ModelError(
+                f"{path}: eos_token_ids holds {token}, the vocabulary {found.spec.vocab_size} tokens"
+            )
+    _check_names(found.names, path)
+    for name, layout in found.layouts.items():
+        if (isinstance(layout, Blocks) and layout.kind not in KINDS) or (
+            isinstance(layout, Int4) and layout.group_size not in (32, 64, 128)
+        ):
+            raise ModelError(f"{path}: {name:.200}: there is no layout {layout}")
+    return found
+
+
+def _check_names(names: TensorNames, path: Path) -> None:
+    """Names are formatted with numbers, so they may hold nothing else that format would read."""
+    for field in names.__struct_fields__:
+        value = getattr(names, field)
+        if field != "ignored" and isinstance(value, str) and set("{}") & {*_PLACES.sub("", value)}:
+            raise ModelError(f"{path}: {field} cannot be {value!r:.200}")
+    if not 1 <= names.sublayers <= MAX_SUBLAYERS:
+        raise ModelError(f"{path}: sublayers must be from 1 to {MAX_SUBLAYERS}, got {names.sublayers}")
+
+
+class PartNames:
+    """The name of each part in a rank's file: those of its tensors, and a number if they were asked for before."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[str] = Counter()
+
+    def of(self, wanted: Part) -> str:
+        name = "+".join(name for name, _ in wanted.tensors)
+        self._asked[name] += 1
+        return name if self._asked[name] == 1 else f"{name}#{self._asked[name] - 1}"
+
+
+def quantized_arrays(name: str, layout: AnyLayout) -> list[str]:
+    """The tensors that hold a quantized part."""
+    outline = layout.outline(1, 256)
+    kept = [CODES] + [SCALES] * bool(outline.scales.shape[1]) + [ZEROS] * (outline.zeros is not None)
+    return [name + suffix for suffix in (*kept, *((ORDER, FACTORS) if layout.inputs else ()))]
+
+
+class RankCheckpoint:
+    """A rank's file as a `Checkpoint` of parts. Quantized ones are checked when they are read. Raises ModelError."""
+
+    def __init__(self, path: Path, manifest: ConvertedManifest) -> None:
+        self._file, self._manifest, self._path = SafetensorsFile(path), manifest, path
+        present = set(self._file.names())
+        self._layouts = {name: lay for name, lay in manifest.layouts.items() if name + CODES in present}
+        of_quantized = {own for name, lay in self._layouts.items() for own in quantized_arrays(name, lay)}
+        if missing := sorted(of_quantized - present):
+            raise ModelError(f"{path}: tensor {missing[0]} is missing; {_AGAIN}")
+        self._names = (present - of_quantized) | self._layouts.keys()
+
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        return self._manifest.activations
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._layouts:
+            return self._file.shape(name)
+        codes = self._file.shape(name + CODES)
+        return (codes[0], self._layouts[name].columns(codes[1])) if len(codes) == 2 else codes
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return np.dtype(np.float32) if name in self._layouts else self._file.dtype(name)
+
+    def path(self, name: str) -> Path:
+        return self._path
+
+    def get(self, name: str) -> Array:
+        if name in self._layouts:
+            return self.quantized(name, np.arange(self.shape(name)[0], dtype=np.intp)).dequantize()
+        return self._file.get(name)
+
+    def layout(self, name: str) -> AnyLayout | None:
+        return self._layouts.get(name)
+
+    def quantized(self, name: str, rows: Rows) -> QuantTensor:
+        layout, (count, width) = self._layouts[name], self.shape(name)
+        outline = layout.outline(count, width)
+        codes = self._array(name + CODES, outline.codes)[rows]
+        if isinstance(layout, Int4) and codes.size and int(codes.max()) > 15:
+            raise ModelError(f"{self._path}: tensor {name}{CODES} holds a code above 15; {_AGAIN}")
+        scales = nothing(np.float32, len(rows), 0)
+        if outline.scales.shape[1]:
+            scales = self._array(name + SCALES, outline.scales)[rows]
+        zeros = None if outline.zeros is None else self._array(name + ZEROS, outline.zeros)[rows]
+        return QuantTensor(layout, codes, scales, zeros, self._inputs(name, width) if layout.inputs else None)
+
+    def _inputs(self, name: str, width: int) -> Inputs:
+        order = self._array(name + ORDER, nothing(np.int32, width))
+        if not np.array_equal(np.sort(order), np.arange(width)):
+            raise ModelError(
+                f"{self._path}: tensor {name}{ORDER} is not an order of {width} columns; {_AGAIN}"
+            )
+        return Inputs(order, self._array(name + FACTORS, nothing(np.float32, width)))
+
+    def _array(self, name: str, like: Array) -> Array:
+        found = self._file.get(name)
+        if (found.shape, found.dtype) != (like.shape, like.dtype):
+            raise ModelError(
+                f"{self._path}: tensor {name} is {found.dtype} {list(found.shape)}, its layout says {like.dtype} "
+                f"{list(like.shape)}; {_AGAIN}"
+            )
+        return found
+
+
+class StoredParts:
+    """A `WeightSource` that asks another one for parts as a rank's file holds them, already taken and cut."""
+
+    def __init__(self, source: WeightSource, checkpoint: Checkpoint) -> None:
+        self._source, self._checkpoint, self._names = source, checkpoint, PartNames()
+        self._present = set(checkpoint.names())
+
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
+        return self._source.matrix([self._stored(wanted) for wanted in parts], use)
+
+    def gated(self, gate: Part, up: Part) -> Matrix:
+        return self._source.gated(self._stored(gate), self._stored(up))
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray:
+        return self._source.vector([self._stored(wanted) for wanted in parts])
+
+    def _stored(self, wanted: Part) -> Part:
+        if not wanted.tensors:  # computed from the spec alone
+            return wanted
+        name, shape = self._names.of(wanted), wanted.outline().shape
+        if name not in self._present:
+            raise ModelError(f"{self._checkpoint.path(name)}: tensor {name} is missing; {_AGAIN}")
+        if self._checkpoint.shape(name) != shape:
+            raise ModelError(
+                f"{self._checkpoint.path(name)}: tensor {name} is {list(self._checkpoint.shape(name))}, the model says "
+                f"{list(shape)}; {_AGAIN}"
+            )
+        return part(name, shape)
+
+
+class OpenConverted:
+    """A rank's share of a converted checkpoint, ready to be packed in the types that are asked for.
+
+    ConfigError if it was converted for another number of ranks.
+    """
+
+    def __init__(
+        self, directory: Path, dtype: str, asked: Quantization | None, shard: Shard | None = None
+    ) -> None:
+        manifest = self.manifest = read_converted(directory)
+        self.shard = Shard(0, manifest.ranks) if shard is None else shard
+        if self.shard.size != manifest.ranks:
+            raise ConfigError(
+                f"--tensor-parallel-size {self.shard.size}: {directory} was converted for {manifest.ranks}: give "
+                f"{manifest.ranks}, or run `quire convert` again"
+            )
+        path = directory / rank_file(self.shard.rank)
+        self._checkpoint = RankCheckpoint(path, manifest)
+        self.dtype = manifest.dtype if dtype == "auto" else choose_dtype(dtype, {}, self._checkpoint)
+        if asked is None and isinstance(manifest.quantized, Scheme):
+            self.quantized: Quantization | None = manifest.quantized
+        else:
+            parts = dict.fromkeys(self._checkpoint.names())
+            self.quantized = own_quantization(dtype, parts, self._checkpoint, asked)
+
+    def weights(self, backend: Backend, outline: bool) -> DecoderWeights:
+        """The rank's packed weights, or their outline. ModelError if the file is not what the manifest says."""
+        types = WeightTypes.of(self.dtype, self.quantized)
+        source = StoredParts(Packer(self._checkpoint, backend, types, outline), self._checkpoint)
+        return Assembly(self.manifest.spec, self.manifest.names, source, self.shard).weights()

@@ -1,0 +1,86 @@
+"""Requests that run while their caller goes on, and outputs as arrays of token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from quire import LLM, BeamSearchParams, RequestError, SamplingParams
+from quire.errors import QuireError
+from quire.llm.pending import PendingOutput
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPTS = [[5, 6, 7, 8], [9, 10]]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Callable[..., str]) -> Iterator[LLM]:
+    with LLM(tiny_model(), max_model_len=64, max_num_seqs=8) as engine:
+        yield engine
+
+
+def test_a_pending_output_is_the_whole_one(llm: LLM) -> None:
+    wanted = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    pending = [llm.submit(prompt, GREEDY) for prompt in PROMPTS]
+    assert [one.result(60).outputs[0].token_ids for one in pending] == wanted
+    assert all(one.finished for one in pending)
+    updates = [list(output.outputs[0].token_ids) for output in llm.submit(PROMPTS[0], GREEDY)]
+    assert updates[-1] == wanted[0]
+    assert len(updates) > 1
+    assert all(a == b[: len(a)] for a, b in pairwise(updates))
+
+    async def both() -> tuple[list[int], list[list[int]]]:
+        awaited = await llm.submit(PROMPTS[1], GREEDY)
+        seen = [list(output.outputs[0].token_ids) async for output in llm.submit(PROMPTS[1], GREEDY)]
+        return awaited.outputs[0].token_ids, seen
+
+    awaited, seen = asyncio.run(both())
+    assert awaited == seen[-1] == wanted[1]
+
+
+def test_a_pending_output_ends_early_or_with_its_error(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        llm.submit([1] * 500, GREEDY)
+    long = llm.submit(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True, temperature=0))
+    long.abort()
+    assert len(long.result(60).outputs[0].token_ids) <= 60
+
+    def fails() -> Iterator[object]:
+        yield from ()
+        raise QuireError("it broke")
+
+    broken = PendingOutput(fails)  # type: ignore[arg-type]
+    with pytest.raises(QuireError, match="it broke"):
+        broken.result(60)
+    with pytest.raises(QuireError, match="it broke"):
+        list(broken)
+
+
+def test_token_arrays(llm: LLM) -> None:
+    found = llm.generate_ids(
+        PROMPTS, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0), 3
+    )
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert found.ids.shape == (2, 1, 4 + 8)
+    assert found.lengths.tolist() == [[12], [10]]
+    for row, output in zip(found.ids[:, 0], outputs, strict=True):
+        tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        assert row.tolist() == tokens + [3] * (12 - len(tokens))
+    assert (found.cumulative_logprobs < 0).all()
+    beams = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
+    ids = llm.generate_ids(PROMPTS, beams.sampling_params()).ids
+    for rows, search in zip(ids, llm.beam_search(PROMPTS, beams), strict=True):
+        for row, sequence in zip(rows, search.sequences, strict=True):
+            assert row[: len(sequence.tokens)].tolist() == sequence.tokens
+    assert llm.generate_ids([], GREEDY).ids.shape == (0, 0, 0)
+    assert llm.generate_ids([[1]], SamplingParams(max_tokens=99)).ids.shape == (1, 1, 64)
+    assert ids.dtype == np.int32
+
+
+def test_the_progress_bar_leaves_standard_output_alone(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(PROMPTS, GREEDY)
+    assert capsys.readouterr().out == ""

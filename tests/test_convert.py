@@ -1,0 +1,244 @@
+"""Converted checkpoints: a rank's share of them packs to the same bytes as its share of the checkpoint."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.build import build_engine
+from quire.cli import main
+from quire.config import EngineConfig
+from quire.convert import convert_checkpoint
+from quire.devices.cpu.backend import NativeBackend
+from quire.engine.start import load_tokenizer
+from quire.errors import ConfigError, ModelError
+from quire.model.converted import MANIFEST, read_converted
+from quire.model.engine_dir import Writer
+from quire.model.load import LoadedModel, inspect_model, load_model, open_for_reading, outline_model
+from quire.model.shard import Shard
+from quire.weights.schemes import scheme
+from tests.tiny import FAMILIES, OTHERS, write_checkpoint
+
+QUANTIZED = Path(__file__).parents[2] / "shared/data/quantized"
+WHOLE_ONLY = {"olmo2", "olmo3", "bitnet", "apertus", "longcat_flash"}  # a norm over all heads, or the like
+
+
+def convert(model: Path, output: Path, ranks: int = 1, **options: Any) -> Path:
+    config = EngineConfig.from_options(model=str(model), tensor_parallel_size=ranks, **options)
+    convert_checkpoint(config, output)
+    return output
+
+
+def packed(model: LoadedModel, backend: NativeBackend) -> tuple[bytes, bytes]:
+    """The weights as an engine holds them: their bytes, and the tree that names their places."""
+    file = io.BytesIO()
+    tree = Writer(file, backend).weights(model.weights)
+    return file.getvalue(), bytes(tree)
+
+
+def assert_same(model: Path, ranks: int, tmp_path: Path, **options: Any) -> Path:
+    """Convert, and compare each rank's share, packed."""
+    found, backend = convert(model, tmp_path / f"for-{ranks}", ranks, **options), NativeBackend(threads=1)
+    quantized = scheme(options["quantization"], rounds=True) if "quantization" in options else None
+    for rank in range(ranks):
+        shard = Shard(rank, ranks)
+        wanted = load_model(model, backend, options.get("dtype", "auto"), quantized, shard=shard)
+        mine = load_model(found, backend, shard=shard)
+        assert packed(mine, backend) == packed(wanted, backend)
+        assert (mine.spec, mine.names, mine.dtype) == (wanted.spec, wanted.names, wanted.dtype)
+        assert (mine.info.eos_token_ids, mine.info.quantized) == (
+            wanted.info.eos_token_ids,
+            wanted.info.quantized,
+        )
+        outlines = [
+            outline_model(found, backend.outline(), shard=shard),
+            outline_model(model, backend.outline(), options.get("dtype", "auto"), quantized, shard=shard),
+        ]
+        assert outlines[0].weight_bytes == outlines[1].weight_bytes
+    return found
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_every_family_packs_to_the_same_bytes(family: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", family, "bfloat16")
+    spec = inspect_model(model).spec
+    assert_same(model, 1, tmp_path)
+    try:
+        Shard(0, 2).check(spec)  # type: ignore[arg-type]
+    except ConfigError:
+        with pytest.raises(ConfigError, match="tensor-parallel-size 2"):
+            convert(model, tmp_path / "refused", 2)
+        return
+    assert_same(model, 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "fp8"}]
+)
+def test_types_are_those_of_the_conversion(options: dict[str, Any], tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    for ranks in (1, 4):
+        assert_same(model, ranks, tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["awq-gemm-g32", "gptq-4bit-g32-desc-act", "fp8-block-moe", "hqq-4bit-g64", "modelopt-nvfp4"]
+)
+def test_codes_are_kept(name: str, tmp_path: Path) -> None:
+    folder = QUANTIZED / name
+    if not folder.exists():
+        pytest.skip(f"no quantized checkpoints in {QUANTIZED}")
+    found = assert_same(folder, 1, tmp_path)
+    assert_same(folder, 2, tmp_path)
+    assert any(tensor.endswith(".codes") for tensor in load_file(found / "rank0.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("converted") / "model")
+
+
+@pytest.fixture(scope="module")
+def converted(model: Path) -> Path:
+    return convert(model, model.parent / "two", 2)
+
+
+def test_a_build_from_it_writes_what_the_checkpoint_writes(model: Path, tmp_path: Path) -> None:
+    one = convert(model, tmp_path / "one")
+    build_engine(EngineConfig.from_options(model=str(one)), tmp_path / "engine")
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=3)
+    answers = []
+    for path in (model, one, tmp_path / "engine"):
+        with LLM(str(path)) as llm:
+            (output,) = llm.generate(["Once upon a time"], params, use_tqdm=False)
+            answers.append((output.outputs[0].text, output.outputs[0].logprobs))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_two_ranks_serve_it(model: Path, converted: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8)
+    with (
+        LLM(str(model), tensor_parallel_size=2) as wanted,
+        LLM(str(converted), tensor_parallel_size=2) as llm,
+    ):
+        texts = [
+            one.generate(["One day"], params, use_tqdm=False)[0].outputs[0].text for one in (wanted, llm)
+        ]
+    assert texts[0] == texts[1]
+
+
+def test_another_number_of_ranks_is_refused(converted: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tensor-parallel-size 1: .* was converted for 2: give 2"):
+        LLM(str(converted))
+
+
+def test_ranks_may_be_written_one_by_one(model: Path, converted: Path, tmp_path: Path) -> None:
+    config = EngineConfig.from_options(model=str(model), tensor_parallel_size=2)
+    convert_checkpoint(config, tmp_path / "parts", ranks=[1])
+    with pytest.raises(ModelError, match="rank0"):
+        load_model(tmp_path / "parts", NativeBackend(threads=1), shard=Shard(0, 2))
+    convert_checkpoint(config, tmp_path / "parts", ranks=[0])
+    for name in (MANIFEST, "rank0.safetensors", "rank1.safetensors"):
+        assert (tmp_path / "parts" / name).read_bytes() == (converted / name).read_bytes()
+    with pytest.raises(ConfigError, match="no rank 2 of 2"):
+        convert_checkpoint(config, tmp_path / "parts", ranks=[2])
+
+
+def test_a_conversion_is_replaced_and_other_content_is_not(
+    model: Path, converted: Path, tmp_path: Path
+) -> None:
+    again = Path(shutil.copytree(converted, tmp_path / "again"))
+    convert(model, again)
+    assert read_converted(again).ranks == 1
+    assert not (again / "rank1.safetensors").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="something other than a converted checkpoint"):
+        convert(model, tmp_path / "other")
+
+
+def test_it_is_no_checkpoint_to_convert_or_quantize(converted: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="give the checkpoint that it was made of"):
+        convert(converted, tmp_path / "twice")
+    with pytest.raises(ModelError, match="give the checkpoint that it was made of"):
+        open_for_reading(converted)
+    with pytest.raises(ModelError, match="give --architecture, --hf-overrides"):
+        LLM(str(converted), tensor_parallel_size=2, hf_overrides={"rope_theta": 5e5})
+
+
+def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["convert", str(model), "-o", str(tmp_path / "out"), "-tp", "2"])
+    assert "LlamaForCausalLM for 2 ranks" in capsys.readouterr().out
+    assert load_tokenizer(EngineConfig.from_options(model=str(tmp_path / "out")).model).encode("a")
+    with pytest.raises(SystemExit):
+        main(["convert", str(model)])
+    assert "quire convert MODEL -o DIR" in capsys.readouterr().err
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m.update(format=99), "format 99"),
+        (lambda m: m.update(ranks=0), "not a converted checkpoint's manifest"),
+        (lambda m: m.update(more=1), "not a converted checkpoint's manifest"),
+        (lambda m: m["names"].update(layer="model.layers.{i:999999999}."), "layer cannot be"),
+        (lambda m: m["names"].update(layer="{i.__class__}"), "layer cannot be"),
+        (lambda m: m["names"].update(sublayers=1 << 40), "sublayers must be"),
+        (lambda m: m["names"].update(q="self_attn.query"), "self_attn.query.weight is missing"),
+        (lambda m: m["spec"].update(intermediate_size=64), "the model says"),
+        (lambda m: m["spec"].update(num_layers=1 << 30), "num_layers"),
+        (lambda m: m.update(eos_token_ids=[1 << 20]), "eos_token_ids"),
+        (lambda m: m["layouts"].update(x={"type": "blocks", "kind": "no"}), "no layout"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused(
+    change: Callable[[dict[str, Any]], None], said: str, converted: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(converted, tmp_path / "copy"))
+    rewrite(copy / MANIFEST, change)
+    with pytest.raises(ModelError, match=said):
+        load_model(copy, NativeBackend(threads=1), shard=Shard(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change", "said"),
+    [
+        (".codes", lambda a: a[:-1], "layout says|the model says"),
+        (".codes", lambda a: np.full_like(a, 99), "above 15"),
+        (".scales", lambda a: a[:, :1], "its layout says"),
+        (".order", lambda a: np.zeros_like(a), "is not an order"),
+        (".order", None, "is missing"),
+    ],
+)
+def test_quantized_parts_that_cannot_be_are_refused(
+    suffix: str, change: Callable[[Any], Any] | None, said: str, tmp_path: Path
+) -> None:
+    folder = QUANTIZED / "gptq-4bit-g32-desc-act"
+    if not folder.exists():
+        pytest.skip(f"no quantized checkpoints in {QUANTIZED}")
+    found = convert(folder, tmp_path / "converted")
+    path = found / "rank0.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(suffix))
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = np.ascontiguousarray(change(tensors[name]))
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=said):
+        load_model(found, NativeBackend(threads=1))
