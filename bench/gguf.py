@@ -25,6 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from quire.config import DeviceConfig
+from quire.engine.start import make_backend
+
 HERE = Path(__file__).parent
 UNITS = {"memory": "GB", "start": "s"}
 TITLES = {
@@ -191,6 +194,20 @@ def measure(args: argparse.Namespace, name: str, tasks: list[str]) -> list[dict[
     return rows
 
 
+def _machine(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on; limits are measured now."""
+    backend = make_backend(DeviceConfig(threads=args.threads, isa=args.isa))
+    limits = [backend.measure_limits(kind) for kind in ("fp32", "bf16", "int8")]
+    peaks = ", ".join(f"{limit.peak_gflops:,.0f} {limit.arithmetic}" for limit in limits)
+    return {
+        "name": args.machine or args.name,
+        "cpu": args.machine or args.name,
+        "instructions": backend.name,
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9),
+        "limits": [f"{limits[0].read_gbs:.0f} GB/s read from memory", f"GFLOP/s: {peaks}"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -208,7 +225,7 @@ def main() -> None:
     args = parser.parse_args()
     path = HERE / "results" / f"gguf-{args.name}.json"
     run: dict[str, Any] = {
-        "machine": {"name": args.machine or args.name, "isa": args.isa},
+        "machine": _machine(args),
         "date": time.strftime("%Y-%m-%d"),
         "threads": args.threads,
         "commands": [],
@@ -216,7 +233,8 @@ def main() -> None:
     }
     if args.append and path.exists():
         run = json.loads(path.read_text())
-    run["commands"].append("python bench/gguf.py " + " ".join(sys.argv[1:]))
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    run["commands"].append("python bench/gguf.py " + " ".join(words))
     for name in args.files:
         for row in measure(args, name, args.tasks.split(",")):
             keys = ("model", "weights", "task")

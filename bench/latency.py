@@ -114,7 +114,7 @@ def draw(name: str) -> None:
             f'<path d="M70 {at:.0f}H680" stroke="#e4e7ec"/>'
             + text(62, at + 4, f"{10**exponent:,}", 11, "end")
         )
-    for tick in range(0, int(top), max(1, round(top / 5, -1) or 1)):
+    for tick in range(0, int(top), 10 * round(top / 50) or 1):
         parts.append(text(x(tick), 348, f"{tick}", 11, "middle"))
     parts.append(text(375, 372, "prompt tokens per second", 11, "middle"))
     parts.append(text(70, 44, "ms between tokens of the stream: median and 99th percentile", 11))

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <utility>
@@ -10,15 +11,17 @@
 namespace quire {
 
 namespace {
+constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 }
 
 HugeBuffer::HugeBuffer(size_t bytes) {
   if (bytes == 0) return;
-  // Small buffers need no huge page and would waste most of one.
-  const size_t align = bytes >= kHugePage / 2 ? kHugePage : 4096;
-  const size_t rounded = (bytes + align - 1) / align * align;
-  mapped_ = rounded + (align > 4096 ? align : 0);
+  // A last huge page that is not nearly full would waste memory: small pages take its place.
+  const size_t huge = (bytes + kHugePage / 8) / kHugePage * kHugePage;
+  const size_t align = huge ? kHugePage : kPage;
+  const size_t rounded = std::max(huge, (bytes + kPage - 1) / kPage * kPage);
+  mapped_ = rounded + (align - kPage);
   mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping_ == MAP_FAILED) {
     mapping_ = nullptr;
@@ -27,7 +30,10 @@ HugeBuffer::HugeBuffer(size_t bytes) {
   data_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(mapping_) + align - 1) / align * align);
   size_ = bytes;
 #ifdef MADV_HUGEPAGE
-  if (align == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // only advice: a refusal costs speed
+  if (huge) madvise(data_, huge, MADV_HUGEPAGE);  // only advice: a refusal costs speed
+#endif
+#ifdef MADV_NOHUGEPAGE
+  if (rounded > huge) madvise(static_cast<char*>(data_) + huge, rounded - huge, MADV_NOHUGEPAGE);
 #endif
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -379,3 +379,54 @@ def test_help_says_what_each_parameter_does(capsys: pytest.CaptureFixture[str]) 
     assert "0 takes the likeliest token" in shown
     assert "--no-oversample" in shown
     assert "--no-no-" not in shown
+
+
+TALKS = [
+    {"conversations": [{"from": who, "value": f"{i}{who}{n}"} for n in range(3) for who in ("human", "gpt")]}
+    for i in range(4)
+]
+ANSWER = " t0é t1é"
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_turns_follow_what_was_said(tmp_path: Path, backend: Literal["openai", "openai-chat"]) -> None:
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps(TALKS))
+    with fake_server() as server:
+        result = bench(server, tmp_path, backend=backend, dataset_name="multi_turn", dataset_path=str(file),
+                       multi_turn_num_turns=2, num_prompts=7, output_len=2, disable_shuffle=True)  # fmt: skip
+        sent = [r.get("messages") or r["prompt"] for r in server.behaviour.requests if "model" in r]
+    assert result["completed"] == 7
+    for i in range(4):
+        first, second = f"{i}human0", f"{i}human1"
+        if backend == "openai":
+            assert first in sent
+            assert (first + ANSWER + second in sent) == (i < 3)  # seven questions in all
+        else:
+            begin = {"role": "user", "content": first}
+            assert [begin] in sent
+            said = [begin, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": second}]
+            assert (said in sent) == (i < 3)
+
+
+def test_turns_after_a_failed_one_fail(tmp_path: Path) -> None:
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps(TALKS[:1]))
+    with fake_server(fail_every=1) as server, pytest.raises(EngineError, match="all requests failed"):
+        bench(server, tmp_path, dataset_name="multi_turn", dataset_path=str(file), num_prompts=3)
+
+
+def test_random_turns_need_a_tokenizer(tmp_path: Path) -> None:
+    with fake_server() as server:
+        with pytest.raises(ConfigError, match="--tokenizer"):
+            bench(server, tmp_path, dataset_name="multi_turn")
+        write_tokenizer(tmp_path)
+        result = bench(server, tmp_path, dataset_name="multi_turn", tokenizer=str(tmp_path), num_prompts=9)
+        assert result["completed"] == 9
+        assert result["total_output_tokens"] == 9 * 64
+
+
+def test_costs_follow_the_price(tmp_path: Path) -> None:
+    with fake_server() as server:
+        result = bench(server, tmp_path, price_per_hour=3.6)
+        assert result["cost_per_million_tokens"] == pytest.approx(1000 / result["output_throughput"])

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from quire.bench.files import Arrival, Text, is_token_trace, read_arrivals, read_texts
+from quire.bench.files import Arrival, Text, is_token_trace, read_arrivals, read_talks, read_texts
 from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.radix import RadixTree
@@ -33,9 +33,9 @@ CHUNK_SIZES = (512, 256, 128, 64, 32, 16)
 class DatasetOptions:
     """What to send. Names are vLLM's, except the two scales of a trace."""
 
-    dataset_name: Literal["random", "sharegpt", "custom", "prefix_repetition", "timed_trace"] = option(
-        "random", "Source of the prompts."
-    )
+    dataset_name: Literal[
+        "random", "sharegpt", "multi_turn", "custom", "prefix_repetition", "timed_trace"
+    ] = option("random", "Source of the prompts.")
     dataset_path: str | None = option(None, "File of the dataset: ShareGPT JSON, custom JSONL, or a trace.")
     num_prompts: int = option(1000, "Requests to send.", low=1)
     seed: int = option(0, "Seed of prompts, lengths and arrival times.")
@@ -55,6 +55,11 @@ class DatasetOptions:
     )
     custom_output_len: int | None = option(
         None, "custom: tokens to generate, instead of the dataset's own length.", low=1
+    )
+    multi_turn_num_turns: int = option(5, "multi_turn: most questions of a conversation.", low=1)
+    multi_turn_input_len: int = option(64, "multi_turn without a file: tokens of each question.", low=1)
+    multi_turn_output_len: int = option(
+        64, "multi_turn: tokens of each answer, unless the file has answers.", low=1
     )
     prefix_repetition_prefix_len: int = option(256, "prefix_repetition: tokens of each prefix.", low=1)
     prefix_repetition_suffix_len: int = option(256, "prefix_repetition: tokens after the prefix.", low=1)
@@ -84,12 +89,14 @@ class DatasetOptions:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One request to send. `prompt` is text or token ids. `prompt_len` is 0 if unknown. `timestamp` is in
-    seconds from the start, or None outside a trace."""
+    seconds from the start, or None outside a trace. A turn of a conversation comes `after` another sample; its prompt,
+    which is text, follows that one's prompt and answer."""
 
     prompt: str | Ids
     prompt_len: int
     output_len: int
     timestamp: float | None = None
+    after: int | None = None
 
 
 def load_samples(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
@@ -274,6 +281,53 @@ def _text_sample(text: Text, wanted: int | None, tokenizer: Tokenizer | None) ->
     )
 
 
+# --- conversations ---------------------------------------------------------------------------------------------
+
+
+def _multi_turn(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
+    """Conversations of up to `multi_turn_num_turns` turns, num_prompts questions in all: first all first questions."""
+    talks, questions, count = [], 0, options.num_prompts
+    for talk in _talks(options, tokenizer):
+        talks.append(talk[: min(options.multi_turn_num_turns, count - questions)])
+        questions += len(talks[-1])
+        if questions == count:
+            break
+    samples: list[Sample] = []
+    last: list[int | None] = [None] * len(talks)
+    for turn in range(options.multi_turn_num_turns):
+        for i, talk in enumerate(talks):
+            if turn < len(talk):
+                samples.append(replace(talk[turn], after=last[i]))
+                last[i] = len(samples) - 1
+    return samples
+
+
+def _talks(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[list[Sample]]:
+    """The questions of each conversation: of a ShareGPT file, or random ones."""
+    rng = np.random.default_rng(options.seed)
+    if options.dataset_path is None:
+        if tokenizer is None:
+            raise ConfigError(
+                "multi_turn makes questions of text: pass --tokenizer DIR or --dataset-path FILE"
+            )
+        vocabulary, output = _vocabulary(tokenizer), options.output_len or options.multi_turn_output_len
+        length = options.input_len or options.multi_turn_input_len
+        while True:
+            drawn = vocabulary[rng.integers(0, len(vocabulary), (options.multi_turn_num_turns, length))]
+            yield [_to_text(Sample(ids, length, output), tokenizer) for ids in drawn]
+    talks = list(read_talks(Path(options.dataset_path)))
+    for i in range(len(talks)) if options.disable_shuffle else rng.permutation(len(talks)):
+        yield [
+            Sample(question, _count(tokenizer, question), _answer_len(options, tokenizer, answer))
+            for question, answer in talks[i]
+        ]
+
+
+def _answer_len(options: DatasetOptions, tokenizer: Tokenizer | None, answer: str) -> int:
+    wanted = options.output_len or (None if tokenizer else options.multi_turn_output_len)
+    return wanted or max(1, _count(tokenizer, answer, special=False))
+
+
 # --- traces -------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +415,7 @@ def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[Arrival]) ->
 _DATASETS: dict[str, Callable[[DatasetOptions, Tokenizer | None], Iterable[Sample]]] = {
     "random": _random,
     "sharegpt": _sharegpt,
+    "multi_turn": _multi_turn,
     "custom": _custom,
     "prefix_repetition": _prefix_repetition,
     "timed_trace": _timed_trace,

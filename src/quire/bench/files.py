@@ -73,6 +73,17 @@ def _text(row: dict[str, Any], unit: float) -> Text | None:
     )
 
 
+def read_talks(path: Path) -> Iterator[list[tuple[str, str]]]:
+    """Conversations in ShareGPT's JSON: (question, answer) of each whole turn. ConfigError names the row."""
+    for number, row in _rows(path):
+        try:
+            said = [_string("value", turn["value"]) for turn in row["conversations"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}:{number}: not a conversation: {error}") from error
+        if len(said) > 1:
+            yield list(zip(said[::2], said[1::2], strict=False))
+
+
 def _string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f'"{name}" must be a string')

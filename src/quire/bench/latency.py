@@ -27,6 +27,7 @@ class LatencyOptions:
     batch_size: int = option(1, "Sequences in the batch.", low=1)
     num_iters_warmup: int = option(1, "Warm-up runs.", low=0)
     num_iters: int = option(5, "Measured runs.", low=1)
+    price_per_hour: float | None = option(None, "Price of this machine: adds costs.", low=0)
     output_json: str | None = option(None, "Write the figures to this JSON file.")
 
     def __post_init__(self) -> None:
@@ -89,6 +90,8 @@ def _report(
     report.row("prefill_gflop_s", "prefill arithmetic", flops, "GFLOP/s", limits.peak_gflops)
     report.row("step_ms", "decode step", step * 1e3, "ms")
     report.row("decode_tok_s", "decode", size / step, "tok/s")
+    if options.price_per_hour is not None:
+        report.costs(options.price_per_hour, size / step)
     context = options.input_len + options.output_len // 2
     read = cost.step_bytes(size) + size * cost.kv_bytes(context, llm.report.kv_spec)
     report.row("decode_gb_s", "weights and cache read", read / step / 1e9, "GB/s", limits.read_gbs)

@@ -15,6 +15,10 @@ from quire.bench.client import Client, Outcome
 from quire.bench.datasets import Sample
 from quire.errors import ConfigError
 
+History = Sequence[tuple[str, str]]
+"""Earlier turns of a conversation: what was asked and answered."""
+ROLES = ("user", "assistant")
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -27,15 +31,20 @@ class Api:
     model: str
     params: dict[str, Any] = field(default_factory=dict)
 
-    def body(self, sample: Sample) -> bytes:
-        """The JSON body: a stream of `sample.output_len` tokens with usage at its end."""
+    def body(self, sample: Sample, history: History = ()) -> bytes:
+        """The JSON body: a stream of `sample.output_len` tokens with usage at its end, after earlier turns."""
         prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt.tolist()
         body: dict[str, Any] = {"model": self.model}
         if self.chat:
-            body["messages"] = [{"role": "user", "content": prompt}]
+            turns = [
+                {"role": role, "content": text}
+                for turn in history
+                for role, text in zip(ROLES, turn, strict=True)
+            ]
+            body["messages"] = [*turns, {"role": "user", "content": prompt}]
             body["max_completion_tokens"] = sample.output_len
         else:
-            body["prompt"] = prompt
+            body["prompt"] = "".join(map("".join, history)) + prompt if isinstance(prompt, str) else prompt
             body["max_tokens"] = sample.output_len
         return _encode({**body, "stream": True, "stream_options": {"include_usage": True}, **self.params})
 
@@ -108,15 +117,31 @@ async def send_all(
     max_concurrency: int | None,
     on_end: Callable[[Outcome], None],
 ) -> Sent:
-    """Send each sample at its time, at most `max_concurrency` at once, and wait for all."""
+    """Send each sample at its time, at most `max_concurrency` at once, and wait for all.
+
+    A turn of a conversation is sent once the turn before has ended, with what was said until then.
+    """
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
     outcomes = [Outcome() for _ in samples]
+    histories: list[list[tuple[str, str]]] = [[] for _ in samples]
+    tasks: list[asyncio.Task[None]] = []
 
-    async def one(sample: Sample, outcome: Outcome, arrived: float) -> None:
+    async def one(number: int, arrived: float) -> None:
+        sample, outcome = samples[number], outcomes[number]
+        if sample.after is not None:
+            await tasks[sample.after]
+            arrived = time.perf_counter()
+            asked, before = samples[sample.after].prompt, outcomes[sample.after]
+            assert isinstance(asked, str)
+            histories[number] = [*histories[sample.after], (asked, before.text)]
+            if not before.ok:
+                outcome.error = "the turn before failed"
+                on_end(outcome)
+                return
         if gate is not None:
             await gate.acquire()
         try:
-            body = api.body(sample)
+            body = api.body(sample, histories[number])
             outcome.queue_time = time.perf_counter() - arrived
             await client.stream(api.endpoint, body, outcome)
         finally:
@@ -124,14 +149,14 @@ async def send_all(
                 gate.release()
         on_end(outcome)
 
-    lag, tasks = 0.0, []
+    lag = 0.0
     cpu, start = time.process_time(), time.perf_counter()
-    for sample, outcome, at in zip(samples, outcomes, times, strict=True):
+    for number, at in enumerate(times):
         wait = start + at - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
         arrived = time.perf_counter()
         lag = max(lag, arrived - start - at)
-        tasks.append(asyncio.create_task(one(sample, outcome, arrived)))
+        tasks.append(asyncio.create_task(one(number, arrived)))
     await asyncio.gather(*tasks)
     return Sent(outcomes, time.perf_counter() - start, lag, time.process_time() - cpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,17 @@ import numpy as np
 
 from quire.bench.metrics import tokens_by_second
 from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Curves by name, of points (x, y), and the names of the axes."""
+
+    x: str
+    y: str
+    points: dict[str, list[tuple[float, float]]]
+    log_x: bool = False
+
 
 INK, MUTED, GRID = "#1c2330", "#667085", "#e4e7ec"
 COLOURS = ("#2f6fed", "#e0662f", "#14936b", "#8a4fd3")
@@ -71,6 +83,22 @@ def plot_run(result: dict[str, Any], path: Path) -> None:
     axes[2].step(range(len(seconds)), seconds, where="post", color=COLOURS[2])
     _dress(axes[2], "Output tokens in each second", "seconds")
     _write(figure, f"{result['model_id']}: {len(done)} requests", path)
+
+
+def plot_curves(title: str, curves: Curves, path: Path) -> None:
+    """Draw the curves of a study."""
+    figure = need_matplotlib().Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, points) in enumerate(curves.points.items()):
+        style = "o-" if i < len(COLOURS) else "o--"
+        axes.plot(*zip(*points, strict=True), style, color=COLOURS[i % len(COLOURS)], label=name)
+    if curves.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    if len(curves.points) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    _dress(axes, curves.y, curves.x)
+    _write(figure, title, path)
 
 
 def _spread_keys(result: dict[str, Any], name: str) -> list[str]:

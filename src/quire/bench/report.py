@@ -10,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from quire.bench.price import cost_per_million, cost_per_month
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -47,6 +49,12 @@ class Report:
     ) -> None:
         ends = (min(spread), max(spread)) if spread else None
         self.figures.append(Figure(key, label, value, unit, limit, ends))
+
+    def costs(self, price_per_hour: float, tokens_per_second: float) -> None:
+        """Two rows: what a million output tokens cost at that rate, and the machine per month."""
+        cost = cost_per_million(price_per_hour, tokens_per_second)
+        self.row("cost_per_million_tokens", "a million output tokens cost", cost, "")
+        self.row("cost_per_month", "the machine costs per month", cost_per_month(price_per_hour), "")
 
     def as_dict(self) -> dict[str, object]:
         figures: dict[str, object] = {"title": self.title}

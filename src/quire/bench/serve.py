@@ -28,6 +28,7 @@ from quire.bench.metrics import (
     spec_result,
 )
 from quire.bench.plot import need_matplotlib, plot_run, plot_sweep
+from quire.bench.price import cost_per_million
 from quire.bench.progress import progress
 from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
@@ -99,6 +100,9 @@ class ServeOptions(DatasetOptions):
     label: str | None = option(None, "Label of the result; default is the backend.")
     metadata: tuple[str, ...] = option((), "NAME=VALUE to keep in the result; repeat for several.")
     ready_check_timeout_sec: int = option(30, "Seconds to wait for the server; 0 does not wait.", low=0)
+    price_per_hour: float | None = option(
+        None, "Price of the server: adds the cost of a million tokens.", low=0
+    )
     request_timeout_sec: float = option(21600.0, "Seconds after which a request counts as failed.", low=0.001)
     disable_tqdm: bool = option(False, "Show no progress.")
 
@@ -327,6 +331,9 @@ class _Run:
                 name: getattr(options, name)
                 for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
             }
+        if options.price_per_hour is not None and result["output_throughput"]:
+            cost = cost_per_million(options.price_per_hour, result["output_throughput"])
+            result["cost_per_million_tokens"] = cost
         result |= self._prefix_cache(self.made, outcomes, result["total_input_tokens"])
         hit, ideal = result["prefix_hit_rate"], result["ideal_prefix_hit_rate"]
         if hit is not None and ideal is not None and hit > ideal + 0.02:

@@ -31,6 +31,7 @@ def load_table(result: dict[str, Any], dataset: str, timed: bool) -> Table:
     row("Request throughput (req/s)", result["request_throughput"])
     row("Request goodput (req/s)", result["request_goodput"])
     row("Output token throughput (tok/s)", result["output_throughput"])
+    row("Cost of a million output tokens", result.get("cost_per_million_tokens"), ",.4g")
     row("Peak output token throughput (tok/s)", result["max_output_tokens_per_s"])
     row("Total token throughput (tok/s)", result["total_token_throughput"])
     row("Peak concurrent requests", result["max_concurrent_requests"], "d")

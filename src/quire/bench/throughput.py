@@ -38,6 +38,7 @@ class ThroughputOptions:
         '{"prompt" or "input_ids", "output_tokens"}, whose lengths are kept.',
     )
     num_iters: int = option(3, "Runs.", low=1)
+    price_per_hour: float | None = option(None, "Price of this machine: adds costs.", low=0)
     output_json: str | None = option(None, "Write the figures to this JSON file.")
 
     def __post_init__(self) -> None:
@@ -83,6 +84,8 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
     spread = [output_tokens / s for s in seconds]
     report.row("output_tok_s", "tokens out", output_tokens / median, "tok/s", spread=spread)
     operations = sum(_operations(llm.report.cost, len(prompt), count) for prompt, count in jobs)
+    if options.price_per_hour is not None:
+        report.costs(options.price_per_hour, output_tokens / median)
     report.row("gflop_s", "arithmetic", operations / median / 1e9, "GFLOP/s", limits.peak_gflops)
     report.show(options.output_json)
 

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from quire.bench.price import cost_per_million, cost_per_month
 from quire.cli import Command
 from quire.config import DeviceConfig, EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
@@ -37,6 +38,7 @@ class PlanOptions:
     input_len: int = option(1024, "Prompt length to plan for, in tokens.", low=1)
     output_len: int = option(256, "Output length to plan for, in tokens.", low=1)
     batch_size: int = option(8, "Sequences decoded together, for the second decode bound.", low=1)
+    price_per_hour: float | None = option(None, "Price of this machine: adds bounds of the cost.", low=0)
     config: str = option("", "Plan for a config.json without weights, instead of a model.")
     json: bool = option(False, "Print JSON instead of tables.")
 
@@ -109,6 +111,7 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
     kv_bytes = plan.kv_spec.bytes_per_token
     length = options.input_len + options.output_len
     first_token = _prompt_seconds(plan, limits, options.input_len)
+    batch_rate = _decode_rate(plan, limits, options, options.batch_size)
     target = plan.config.scheduler.target_step_time
     target = TARGET_STEP_TIME if target is None else target
     chunk, rate = _chunk(plan, limits, target / 1e3)
@@ -136,12 +139,23 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "input_len": options.input_len,
         "batch_size": options.batch_size,
         "decode_tok_s_bound": _decode_rate(plan, limits, options, 1),
-        "batch_tok_s_bound": _decode_rate(plan, limits, options, options.batch_size),
+        "batch_tok_s_bound": batch_rate,
         "prefill_tok_s_bound": options.input_len / first_token,
         "first_token_s_bound": first_token,
         "target_step_ms": target,
         "chunk_tokens_bound": chunk,
         "chunk_tok_s_bound": rate,
+        **_costs(options.price_per_hour, batch_rate),
+    }
+
+
+def _costs(price: float | None, rate: float) -> dict[str, float]:
+    """At least what a million tokens cost at that rate, and the machine per month, if its price is known."""
+    if price is None:
+        return {}
+    return {
+        "cost_per_million_tokens_bound": cost_per_million(price, rate),
+        "cost_per_month": cost_per_month(price),
     }
 
 
@@ -220,8 +234,21 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
                 f"{figures['chunk_tokens_bound']:,} tokens of a prompt beside one sequence",
             ),
             ("prefill in such steps", f"{figures['chunk_tok_s_bound']:.0f} tok/s"),
+            *_cost_rows(figures),
         ],
     }
+
+
+def _cost_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    if "cost_per_month" not in figures:
+        return []
+    return [
+        (
+            f"a million tokens, {figures['batch_size']} sequences, at least",
+            f"{figures['cost_per_million_tokens_bound']:.4g}",
+        ),
+        ("this machine, a month", f"{figures['cost_per_month']:.4g}"),
+    ]
 
 
 COMMAND = Command(run, PlanOptions, arguments=("model",))

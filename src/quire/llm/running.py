@@ -20,6 +20,7 @@ from quire.errors import EngineError, QuireError, RequestError
 from quire.lazy import Lazy
 from quire.llm.metrics import PREFIX, LocalMetrics, Metric
 from quire.logits_processor import ProcessorClass, load_processors
+from quire.sched import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, EngineStats, FinishReason, Request
 from quire.weights.hub import find_adapter
@@ -89,6 +90,11 @@ class RunningEngine:
     def stats(self) -> EngineStats:
         """The engine's counters and gauges now."""
         return self._engine.ask(lambda core: core.stats())
+
+    def watch_steps(self, watch: Callable[[Scheduler], None] | None) -> None:
+        """Call `watch` with the scheduler after each step, on the engine's thread; None ends that."""
+        scheduler = self._core.core.scheduler
+        self._core.on_step = None if watch is None else lambda *times: watch(scheduler)
 
     def get_metrics(self) -> list[Metric]:
         """Counters, gauges and histograms under vLLM's names (vllm:...)."""

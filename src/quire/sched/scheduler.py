@@ -219,6 +219,11 @@ class Scheduler:
     def running_ids(self) -> list[str]:
         return [seq.request.id for seq in self._planner.running]
 
+    @property
+    def block_tables(self) -> list[list[int]]:
+        """The blocks of each running sequence; shared ones are in several tables."""
+        return [list(seq.blocks) for seq in self._planner.running]
+
     def preempt_all(self) -> None:
         """Take slots and blocks from all sequences; they go on later. No step may be in flight."""
         self._planner.preempt_all()

@@ -1,0 +1,1 @@
+"""Figures that articles give for LLM engines, measured with Quire: one small module per study."""

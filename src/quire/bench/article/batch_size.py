@@ -1,0 +1,58 @@
+"""Time to first token, time between tokens and throughput by --max-num-seqs, at two rates of arrival."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.bench.article.lengths import conversations
+from quire.bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, seconds
+from quire.bench.article.traffic import Timed, timed
+from quire.bench.plot import Curves
+
+SLOTS = (8, 16, 64, 256)
+LONGEST = 384
+LOADS = {"half of what it can do": 0.5, "all at once": 1e9}
+
+
+def measure(setting: Setting) -> Result:
+    lengths = conversations(setting.data, setting.count(128, 16), LONGEST)
+    tokens = sum(output for _, output in lengths)
+    fits = {"max_model_len": LONGEST + 1}
+    with setting.llm(model=fits) as llm:
+        prompts = [setting.prompt(llm, prompt) for prompt, _ in lengths]
+        busy = seconds(llm, prompts, [output for _, output in lengths])
+    rows: list[tuple[str | float, ...]] = []
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for load, share in LOADS.items():
+        gaps = setting.rng
+        times = np.cumsum([gaps.expovariate(share * len(lengths) / busy) for _ in lengths])
+        requests = [Timed(float(at), *pair) for at, pair in zip(times, lengths, strict=True)]
+        for slots in SLOTS:
+            config = setting.with_options(model=fits, scheduler={"max_num_seqs": slots})
+            found = timed(config, requests, setting.rng)
+            first = [got[0] - request.at for got, request in zip(found, requests, strict=True)]
+            between = np.concatenate([np.diff(got) for got in found])
+            rate = tokens / max(got[-1] for got in found)
+            rows.append((load, slots, *(1e3 * float(np.quantile(first, q)) for q in (0.5, 0.99)),
+                         1e3 * float(np.median(between)), rate))  # fmt: skip
+            curves.setdefault(load, []).append((slots, rate))
+    few, many = rows[len(SLOTS)], rows[-1]
+    return Result(
+        ("load", "max-num-seqs", "TTFT p50, ms", "p99", "ITL p50, ms", "tokens/s"),
+        rows,
+        f"All at once, {SLOTS[-1]} slots make {float(many[5]) / float(few[5]):.1f} times the tokens of {SLOTS[0]}, "
+        f"and the median time to first token is {float(many[2]) / float(few[2]):.2f} times theirs: fewer slots lower "
+        "the time between tokens, not the time to the first.",
+        f"{len(lengths)} requests with the lengths of chats; arrivals are Poisson.",
+        Curves("max-num-seqs", "output tokens per second", curves, log_x=True),
+    )
+
+
+STUDY = Study(
+    "Slots: latency and throughput",
+    (
+        Claim("8 to 16 sequences keep the time to first token low, 64 to 256 favour throughput", (OPTIMIZE,)),
+        Claim("the time to first token is 35 to 50 ms at low load and grows with it", (GUIDE,)),
+    ),
+    measure,
+)

@@ -1,0 +1,118 @@
+"""`quire bench article NAME`: measures one of the figures that articles give for engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from quire.bench.article.study import Result, Setting, Study
+from quire.bench.plot import need_matplotlib, plot_curves
+from quire.bench.report import readable
+from quire.cli import Command
+from quire.config import EngineConfig, check_options, option
+from quire.errors import ConfigError
+
+STUDIES = {
+    "plain-loop": "plain_loop",
+    "kv-waste": "kv_waste",
+    "beam-sharing": "beam_sharing",
+    "batching": "batching",
+    "prefix-caching": "prefix_caching",
+    "radix": "radix",
+    "attention-memory": "attention_memory",
+    "kv-formula": "kv_formula",
+    "quantized-size": "quantized_size",
+    "chunked-prefill": "chunked_prefill",
+    "weights-by-batch": "weights_by_batch",
+    "speculation": "speculation",
+    "structured": "structured",
+    "batch-size": "batch_size",
+    "kv-cache": "kv_cache",
+    "built-engine": "built_engine",
+    "quantization": "quantization",
+}
+"""Modules by the name of their study, in the order of the documentation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArticleOptions:
+    """Options of `quire bench article`."""
+
+    study: str = option("", "Name of the study; without one, all are listed.")
+    scale: float = option(1.0, "Share of the load to run: 0.1 for a quick look.", low=0.001, high=1)
+    data: str | None = option(None, "File or folder that the study reads: a trace, or JSON schemas.")
+    price_per_hour: float = option(1.0, "Price of this machine, for costs.", low=0)
+    output_json: str | None = option(None, "Write the table to this JSON file.")
+    plot: str | None = option(None, "Draw the curves to this SVG or PNG file; needs matplotlib.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def run(config: EngineConfig, options: ArticleOptions) -> None:
+    if not options.study:
+        _list()
+        return
+    study = load(options.study)
+    if options.plot is not None:
+        need_matplotlib()
+    data = None if options.data is None else Path(options.data)
+    if data is not None and not data.exists():
+        raise ConfigError(f"--data {data} does not exist")
+    result = study.measure(Setting(config, options.scale, data, options.price_per_hour))
+    _show(study, result)
+    if options.output_json is not None:
+        name = {"study": options.study, "title": study.title}
+        Path(options.output_json).write_text(
+            json.dumps({**name, **dataclasses.asdict(result)}, indent=1) + "\n"
+        )
+    if options.plot is not None:
+        if result.plot is None:
+            raise ConfigError(f"{options.study} has no curves to --plot")
+        plot_curves(study.title, result.plot, Path(options.plot))
+
+
+def load(name: str) -> Study:
+    """The study of that name. ConfigError: there is none."""
+    module = STUDIES.get(name)
+    if module is None:
+        close = difflib.get_close_matches(name, STUDIES, 1)
+        hint = f"; did you mean {close[0]}?" if close else f": choose from {', '.join(STUDIES)}"
+        raise ConfigError(f"there is no study {name!r}{hint}")
+    study: Study = importlib.import_module(f"quire.bench.article.{module}").STUDY
+    return study
+
+
+def _list() -> None:
+    table = Table("study", "measures", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in STUDIES:
+        table.add_row(name, load(name).title)
+    Console().print(table)
+
+
+def _show(study: Study, result: Result) -> None:
+    console = Console()
+    table = Table(
+        *result.columns, title=study.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in result.rows:
+        table.add_row(*(cell if isinstance(cell, str) else readable(cell) for cell in row))
+    console.print(table)
+    for claim in study.claims:
+        console.print(f"claimed: {claim.says}", highlight=False)
+        if claim.wrong:
+            console.print(f"  {claim.wrong}", highlight=False)
+    console.print(f"found:   {result.finding}", highlight=False)
+
+
+COMMAND = Command(run, ArticleOptions, arguments=("study",))
