@@ -1,11 +1,10 @@
-"""Hugging Face TGI's endpoints, asked by Hugging Face's own client; and those of vLLM's demonstration server."""
+"""Hugging Face TGI's endpoints, asked by Hugging Face's own client."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 
-import httpx
 import msgspec
 import pytest
 from huggingface_hub import InferenceClient
@@ -118,14 +117,3 @@ def test_the_server_tells_of_itself(server: Server) -> None:
     with server.client as http:
         info = http.get("/info").json()
     assert info["max_input_tokens"] == info["max_total_tokens"] - 1 == 1023
-
-
-def test_vllms_demonstration_server_repeats_the_prompt() -> None:
-    running = start(maker="quire.client.start", model="", vllm_demo_api=True)
-    body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0}
-    expected = {"text": [PROMPT + greedy(running, 6)]}
-    assert running.post("/generate", body).json() == expected
-    with httpx.Client(base_url=running.url) as http:
-        lines = http.post("/generate", json={**body, "stream": True}).text.splitlines()
-    assert json.loads(lines[-1]) == expected
-    assert running.stop() == 0

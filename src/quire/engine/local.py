@@ -83,6 +83,10 @@ class Observer(Protocol):
     def dropped(self, request_id: str) -> None: ...
 
 
+Work = Callable[[Core], object]
+Fail = Callable[[BaseException], object]
+
+
 class LocalEngine:
     """Runs `core` on a daemon thread until `close`. All methods may be called from any thread."""
 
@@ -91,7 +95,7 @@ class LocalEngine:
         self._observer = observer
         if observer is not None:
             core.on_batch = observer.scheduled
-        self._jobs: deque[Callable[[Core], object]] = deque()
+        self._jobs: deque[tuple[Work, Fail | None]] = deque()
         self._wake = threading.Condition()
         self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread uses it
         self._closed = False
@@ -108,17 +112,17 @@ class LocalEngine:
                 self._calls[request.id] = call
                 core.add(request)
 
-        self.post(start)
+        self.post(start, call.fail)
         return call
 
-    def post(self, job: Callable[[Core], object]) -> None:
-        """Run `job` between steps. Raises EngineError if the engine was shut down or has failed."""
+    def post(self, job: Work, fail: Fail | None = None) -> None:
+        """Run `job` between steps, or `fail` if the engine ends before. Raises EngineError if it has ended already."""
         with self._wake:
             if self._closed:
                 raise EngineError("the engine was shut down: make a new LLM")
             if self._error is not None:
                 raise EngineError(f"the engine failed: {self._error}") from self._error
-            self._jobs.append(job)
+            self._jobs.append((job, fail))
             self._wake.notify()
 
     def ask(self, job: Callable[[Core], T]) -> T:
@@ -131,7 +135,7 @@ class LocalEngine:
             except Exception as error:
                 result.set_exception(error)
 
-        self.post(work)
+        self.post(work, result.set_exception)
         return result.result()
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -146,7 +150,7 @@ class LocalEngine:
 
         with self._wake:
             if request_ids and not self._closed and self._error is None:
-                self._jobs.append(work)
+                self._jobs.append((work, None))
                 self._wake.notify()
 
     def close(self) -> None:
@@ -168,7 +172,10 @@ class LocalEngine:
             error = failure
         with self._wake:
             self._error = error
-            self._jobs.clear()
+        while self._jobs:
+            _, fail = self._jobs.popleft()
+            if fail is not None:
+                fail(error)
         for call in set(self._calls.values()):
             call.fail(error)
         self._calls.clear()
@@ -182,7 +189,8 @@ class LocalEngine:
             if self._closed:
                 return False
         while self._jobs:
-            self._jobs.popleft()(core)
+            job, _ = self._jobs.popleft()
+            job(core)
         return True
 
     def _route(self, deltas: list[Delta]) -> None:

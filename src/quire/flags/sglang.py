@@ -231,6 +231,8 @@ def _settled(found: dict[str, Any]) -> dict[str, Any]:
         found["speculative_config"] = {"tree_top_k": top_k, "tree_tokens": found.pop("spec_tokens", None)}
     if steps is not None:
         found["spec_tokens"] = steps
+    if "log_level" in found:
+        found.setdefault("uvicorn_log_level", found["log_level"])
     for name in ("served_model_name", "api_key"):
         if isinstance(found.get(name), str):
             found[name] = (found[name],)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -10,13 +11,16 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+from quire.config import ModelConfig
+from quire.engine.source import model_directory
 from quire.entrypoints.sglang.launch_server import DEFAULTS
 from quire.errors import EngineError
 from quire.program.language import RuntimeEndpoint
+from quire.text.tokenizer import Tokenizer
 
 MODULE = "quire.entrypoints.sglang.launch_server"
 POLL_SECONDS = 0.05
@@ -35,6 +39,7 @@ class Runtime(RuntimeEndpoint):
         port = _free_port(host, int(options.pop("port", DEFAULTS["port"])))
         self.url = f"http://{host}:{port}"
         self.generate_url = f"{self.url}/generate"
+        self._tokenizer = str(options.get("tokenizer_path") or options.get("model_path") or "")
         flags = as_flags({"host": host, "port": port, "log_level": log_level, **options})
         self._process = subprocess.Popen([sys.executable, "-m", MODULE, *flags])
         self.pid = self._process.pid
@@ -60,6 +65,44 @@ class Runtime(RuntimeEndpoint):
     def shutdown(self) -> None:
         """End the server."""
         self._end()
+
+    def generate(self, prompt: str | list[str], sampling_params: Any = None, **more: Any) -> str:
+        """The answer of /generate as JSON text; `more` are fields of its body."""
+        return json.dumps(self._posted("/generate", text=prompt, sampling_params=sampling_params, **more))
+
+    def encode(self, prompt: str | list[str]) -> str:
+        """The answer of /encode as JSON text."""
+        return json.dumps(self._posted("/encode", text=prompt))
+
+    async def async_generate(self, prompt: str, sampling_params: Any = None) -> AsyncIterator[str]:
+        """The output in the pieces in which it comes."""
+        body = {"text": prompt, "sampling_params": sampling_params, "stream": True}
+        texts = self._streamed("/generate", body)
+        while (piece := await asyncio.to_thread(next, texts, None)) is not None:
+            yield piece
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the server's model."""
+        return Tokenizer.load(model_directory(ModelConfig(model=self._tokenizer)))
+
+    def _posted(self, path: str, **body: Any) -> Any:
+        connection, answer = self._ask("POST", path, json.dumps(body).encode())
+        with closing(connection):
+            return json.loads(answer.read())
+
+    def _streamed(self, path: str, body: Mapping[str, Any]) -> Iterator[str]:
+        connection, answer = self._ask("POST", path, json.dumps(body).encode())
+        shown = 0
+        with closing(connection):
+            for line in answer:
+                data = line.removeprefix(b"data:").strip()
+                if not data or data == b"[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise EngineError(str(event["error"]["message"]))
+                yield event["text"][shown:]
+                shown = len(event["text"])
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
