@@ -30,6 +30,8 @@ def test_examples_run(page: Path, index: int, code: str, tmp_path: Path) -> None
     command = [sys.executable, "-W", "error", "-c", code]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, f"{page.name}, example {index}: {result.stderr}"
+    for said in re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE):
+        assert said in result.stdout, f"{page.name}, example {index} says {said}: {result.stdout}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -44,3 +46,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_and_targets_exist(page: Path) -> None:
+    text, targets = (
+        page.read_text(),
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE),
+    )
+    for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text):
+        places = (ROOT, ROOT / "src/quire", ROOT / "src")
+        assert "NAME" in path or any((place / path).exists() for place in places), f"{page.name} names {path}"
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
+        assert target in targets, f"{page.name} names `make {target}`"

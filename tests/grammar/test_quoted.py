@@ -27,6 +27,7 @@ CASES = [
             "*** Begin Patch\n*** End Patch",
         ],
     ),
+    (r'start: /^a+$/ "\n" /^"b/', ['aa\n"b', 'a"b', '"b']),
     (r"start: /[^x]*/", ["ab", "a\nb", '"\\', "\x01", "x"]),
     ('start: "say \\"" W "\\""\nW: /\\w+\\s?/  // a word', ['say "ab "', 'say "a\n"', 'say ""']),
     ('start: (A | B)+\nA: " ".."~"\nB: /[\\n"]/', ['ab"\\\n', "\t"]),
@@ -74,8 +75,8 @@ def test_calls_of_every_format_carry_such_texts(compiler: GrammarCompiler, name:
 
 @pytest.mark.parametrize(
     "lark",
-    ['start: "a\\""i', "start: /^a/", "start: /\\bx/", "start: /[a[b]/", "start: <tool>", "start: /a/x",
-     "start: /(?i:a)/", 'start: X\nX: "a" "b"\n%ignore X', 'start: %json {"type": "string"}'],
+    ['start: "a\\""i', "start: /a^b/", "start: /(^a|b)/", "start: /\\bx/", "start: /[a[b]/", "start: <tool>",
+     "start: /a/x", "start: /(?i:a)/", 'start: X\nX: "a" "b"\n%ignore X', 'start: %json {"type": "string"}'],
 )  # fmt: skip
 def test_what_cannot_be_rewritten_is_refused(lark: str) -> None:
     with pytest.raises(RequestError, match="the grammar of a custom tool cannot have"):

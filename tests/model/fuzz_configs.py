@@ -5,6 +5,7 @@ By hand, thousands: `python -m tests.model.fuzz_configs 3000 SEED`. tests/model/
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import sys
@@ -114,25 +115,32 @@ CHANGES: tuple[Callable[..., str], ...] = (
 )
 
 
-def changed(seed: int) -> tuple[str, Config, list[str]]:
-    """A variant, its config with one to three changes, and what they are."""
+def config_of(variant: str) -> Config:
+    """The whole config of a variant, as transformers writes it."""
+    model = make_model(variant)
+    config: Config = json.loads(model.config.to_json_string(use_diff=False))
+    return {**config, "architectures": [type(model).__name__]}
+
+
+def compare_random(seed: int, directory: Path) -> tuple[str, str]:
+    """The result of `compare` for a random variant with one to three random changes."""
     rng = random.Random(seed)
     variant = rng.choice(list(VARIANTS))
-    config: Config = json.loads(make_model(variant).config.to_json_string(use_diff=False))
-    name = type(make_model(variant)).__name__
+    config = config_of(variant)
     changes = [rng.choice(CHANGES)(rng, config) for _ in range(rng.choice([1, 1, 2, 3]))]
-    return variant, {**config, "architectures": [name]}, changes
+    return compare(variant, config, directory, f"seed {seed}: {variant}, {'; '.join(changes)}")
 
 
-def compare(seed: int, directory: Path) -> tuple[str, str]:
-    """`equal`, `refused`, `no model` (transformers cannot make one either), or `different`; and a description."""
-    variant, config, changes = changed(seed)
-    what = f"seed {seed}: {variant}, {'; '.join(changes)}"
+def compare(variant: str, config: Config, directory: Path, what: str) -> tuple[str, str]:
+    """`equal`, `refused`, `no model` (transformers cannot make one either), or `different`; and a description.
+
+    `config` is a changed one of the variant, `what` says how.
+    """
     try:
         kind = type(make_model(variant).config)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = transformers.AutoModelForCausalLM.from_config(kind.from_dict(dict(config)))
+            model = transformers.AutoModelForCausalLM.from_config(kind.from_dict(copy.deepcopy(config)))
             model = randomized(model.eval().float(), 1)
             expected = torch_logits(model, PROMPT)
             model.save_pretrained(directory)
@@ -157,7 +165,7 @@ def main(count: int, first: int) -> int:
     results: Counter[str] = Counter()
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory() as directory:
-            result, what = compare(seed, Path(directory))
+            result, what = compare_random(seed, Path(directory))
         results[result] += 1
         if result == "different":
             print(what, flush=True)

@@ -114,7 +114,7 @@ class ScriptedCore:
     running: list[Seq] = field(default_factory=list)
     ready: list[Delta] = field(default_factory=list)
     num: EngineStats = field(default_factory=lambda: EngineStats(num_blocks=NUM_BLOCKS))
-    seen: set[tuple[int, ...]] = field(default_factory=set)
+    seen: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     cached: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -125,8 +125,8 @@ class ScriptedCore:
         text = bytes(t for t in request.tokens if t < 256).decode("utf-8", "replace")
         if "!poison-add" in text:
             raise ValueError("this request breaks the queue")
-        prompt = tuple(request.tokens)
-        self.cached[request.id] = (len(prompt) - 1) // BLOCK * BLOCK if prompt in self.seen else 0
+        prompt, key = request.tokens, (request.salt, tuple(request.tokens))
+        self.cached[request.id] = (len(prompt) - 1) // BLOCK * BLOCK if key in self.seen else 0
         self.num.prefix_queries += len(prompt)
         self.num.prefix_hits += self.cached[request.id]
         for index in range(request.sampling.n):
@@ -192,7 +192,7 @@ class ScriptedCore:
             reason = FinishReason.LENGTH
         if reason is not None:
             self.running.remove(seq)
-            self.seen.add(tuple(seq.request.tokens))
+            self.seen.add((seq.request.salt, tuple(seq.request.tokens)))
         delta = self.delta(seq, [token], reason)
         delta.stop_reason = stop_reason
         return delta

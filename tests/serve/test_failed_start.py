@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import pytest
 
 from quire.build import build_engine
 from quire.config import EngineConfig
-from quire.engine import ipc
-from quire.errors import ConfigError
 from quire.model.engine_dir import EngineLimits
 
 
@@ -160,16 +157,6 @@ def test_limits_that_are_too_low(tiny_model: Callable[..., str], limit: str, wor
     assert (status, len(lines)) == (1, 1), lines
     assert lines[0].startswith("quire: error: the limit on ")
     assert words in lines[0]
-
-
-def test_no_directory_for_the_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/no/such/directory")
-    monkeypatch.setattr(ipc, "SHARED_MEMORY", str(tmp_path))
-    with ipc.Endpoint() as endpoint:
-        assert str(tmp_path) in endpoint.address
-    monkeypatch.setattr(ipc, "SHARED_MEMORY", "/nor/this")
-    with pytest.raises(ConfigError, match="set TMPDIR"):
-        ipc.Endpoint()
 
 
 @pytest.mark.parametrize(

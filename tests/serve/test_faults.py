@@ -328,6 +328,27 @@ def test_keys_guard_all_but_what_probes_ask(tmp_path: Path, official: Official) 
     assert "from-file" not in log
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_users_with_different_keys_share_no_cached_prefix(share: bool) -> None:
+    """How many tokens are cached, and how fast, would tell one user what another has sent."""
+    with serving(api_key=["one", "two"], share_prefix_cache=share) as (_, http):
+
+        def num_cached(key: str, path: str, **fields: object) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            usage = http.post(path, json={"max_tokens": 1, **fields}, headers=headers).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        for path, body in (
+            ("/v1/completions", {"prompt": "a secret " * 9}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a secret " * 9}]}),
+        ):
+            assert num_cached("one", path, **body) == 0
+            assert num_cached("one", path, **body) > 0
+            assert (num_cached("two", path, **body) > 0) == share
+            assert num_cached("two", path, **body) > 0
+            assert num_cached("one", path, cache_salt="mine", **body) == 0
+
+
 def test_a_unix_socket_and_a_proxy_prefix(tmp_path: Path) -> None:
     path = tmp_path / "quire.sock"
     server = start(uds=str(path), root_path="/llm")

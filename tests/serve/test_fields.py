@@ -189,6 +189,33 @@ def test_what_would_change_the_answer_is_refused(
     assert answer.json()["error"]["param"].startswith(param)
 
 
+@pytest.mark.parametrize("value", [{"a": 1}, ["text"], 7])
+def test_a_type_that_is_no_text_is_refused_everywhere(http: httpx.Client, value: object) -> None:
+    part, tool = {"type": value, "text": "x"}, {"type": value, "name": "f", "function": {"name": "f"}}
+    named = {"type": "function", "function": {"name": "f"}}
+    talk = [{"role": "user", "content": [part]}]
+    chat, messages = {"messages": HELLO}, {"model": "scripted", "messages": HELLO, "max_tokens": 2}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": talk}),
+        ("/v1/chat/completions", {**chat, "tools": [tool]}),
+        ("/v1/chat/completions", {**chat, "tools": [named], "tool_choice": {"type": value}}),
+        ("/v1/chat/completions", {**chat, "response_format": {"type": value}}),
+        ("/v1/responses", {"input": talk}),
+        ("/v1/responses", {"input": [{**talk[0], "type": value}]}),
+        ("/v1/responses", {"input": "x", "tools": [tool]}),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": value}}}),
+        ("/v1/messages", {**messages, "messages": talk}),
+        ("/v1/messages", {**messages, "tools": [tool]}),
+        ("/v1/messages", {**messages, "system": [part]}),
+        ("/v1/messages", {**messages, "thinking": {"type": value}}),
+        ("/v1/embeddings", {"messages": talk}),
+        ("/rerank", {"query": "x", "documents": [{"content": [part]}]}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400, (path, body, answer.text)
+        assert answer.json()["error"]["message"]
+
+
 def test_unknown_fields_can_be_refused() -> None:
     strict = start(unknown_fields="refuse")
     try:

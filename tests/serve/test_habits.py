@@ -145,6 +145,9 @@ def test_fields_that_clients_read_are_null_not_missing(client: openai.OpenAI) ->
     assert chat.prompt_logprobs is None  # type: ignore[attr-defined]
     assert chat.prompt_token_ids is None  # type: ignore[attr-defined]
     assert chat.system_fingerprint is None
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens_details is not None
+    assert chat.usage.completion_tokens_details.reasoning_tokens == 0
     assert chat.choices[0].message.reasoning_content is None  # type: ignore[attr-defined]
     done = client.completions.create(model="scripted", prompt="x", max_tokens=2)
     assert done.choices[0].prompt_logprobs is None  # type: ignore[attr-defined]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
+from quire.serve import service
+from quire.serve.errors import HttpError
+from quire.serve.options import ServerConfig
 from tests.serve.running import Server
 
 JSON = {"Content-Type": "application/json"}
@@ -105,6 +111,20 @@ def test_a_body_that_is_too_large(server: Server, http: httpx.Client) -> None:
             assert other.post("/v1/completions", content=parts(), headers=JSON).status_code == 413
     except httpx.WriteError:
         pass  # closed while still sending: refused as well
+
+
+def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BODY_TIMEOUT", 0.01)
+
+    async def receive() -> Any:
+        await asyncio.sleep(20)
+
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    reader = object.__new__(service.Service)
+    reader.config = ServerConfig()
+    with pytest.raises(HttpError, match=r"did not arrive within 0\.01 s") as raised:
+        asyncio.run(reader._body(Request(scope, receive)))
+    assert raised.value.status == 408
 
 
 def test_a_content_type_that_is_not_json(http: httpx.Client) -> None:

@@ -101,10 +101,10 @@ def test_custom_tools_with_a_grammar_are_held_to_it(http: httpx.Client) -> None:
     assert lines[1] in ("*** Add File: a.txt", "*** Add File: b.txt")
     assert lines[-1] == "*** End Patch"
     assert [line[:1] for line in lines[2:-1]] == ["+", "+"]
-    wrong = {**tool, "format": {**form, "definition": "start: /^a/"}}
+    wrong = {**tool, "format": {**form, "definition": 'start: %json {"type": "string"}'}}
     refused = http.post("/v1/responses", json={**body, "tools": [wrong]})
     assert refused.status_code == 400
-    assert "anchor" in refused.json()["error"]["message"]
+    assert "cannot have %json" in refused.json()["error"]["message"]
 
 
 def test_custom_tools_with_a_regex_are_held_to_it(http: httpx.Client) -> None:

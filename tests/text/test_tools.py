@@ -204,6 +204,8 @@ def test_ids_that_the_model_writes_are_kept() -> None:
 def test_output_continues_where_the_prompt_left_off() -> None:
     assert parse("m sure.</think>Yes", None, "qwen3", place="reasoning") == Parsed("Yes", "m sure.")
     assert parse(" 4.", None, "deepseek_r1", place="answer") == Parsed(" 4.")
+    assert parse("m</think> 4.", None, "minimax_m2_append_think") == Parsed("<think>m</think> 4.")
+    assert parse("m</think> 4.", None, "minimax_m2_append_think", place="start") == Parsed("m</think> 4.")
     rest = " sure.<|end|><|start|>assistant<|channel|>final<|message|>Yes"
     assert parse(rest, "openai", "openai_gptoss", place="reasoning") == Parsed("Yes", " sure.")
     assert parse(" 4.", "openai", "openai_gptoss", place="answer") == Parsed(" 4.")
@@ -384,6 +386,7 @@ def test_names() -> None:
     ):
         assert tool_format(name).name in {f.name for f in TOOL_FORMATS}
     assert reasoning_format("none") is None
+    assert reasoning_format("identity") is None
     assert reasoning_format("auto", "no tags") is None
     with pytest.raises(ConfigError, match=r"'nothing' is unknown; choose one of .*hermes"):
         tool_format("nothing")

@@ -168,6 +168,13 @@ NEW = [
     Vector("minimax_m3", "Ok" + MINIMAX3, TWO, "Ok"),
     Vector("minimax_m3", "<mm:think>a</mm:think>b", [], "b", "a", "minimax_m3"),
     Vector("minimax_m2", f"Hm\n</think>\n\n{MINIMAX2}", TWO, "", "Hm", "deepseek_r1"),
+    Vector(
+        "minimax_m2",
+        f"Hm\n</think>\n\nOk{MINIMAX2}",
+        TWO,
+        "<think>Hm\n</think>\n\nOk",
+        thinks="minimax_m2_append_think",
+    ),
     Vector("step3", f"Ok{STEP3}", ROME, "Ok"),
     Vector("hy_v3", f"Ok{HY3}", [*ROME, ("clock", {})], "Ok"),
     Vector("gemma4", f"Ok{GEMMA}", TWO, "Ok"),

@@ -1,6 +1,6 @@
 """The engine as the API process sees it: starts it, submits requests, receives deltas, restarts it when it dies.
 
-Owns the engine process and the socket to it. Knows token ids only, no text and no HTTP.
+Owns the engine process and the channel to it. Knows token ids only, no text and no HTTP.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
-
-import zmq
-import zmq.asyncio
+from functools import partial
+from typing import Any, Literal
 
 from quire.client.generation import Generation
 from quire.client.line import Line, Startup, startup_of, status_of
 from quire.client.metrics import Metrics, RequestTimes
 from quire.config import EngineConfig
+from quire.engine.channel import open_pair
 from quire.engine.ipc import (
     Abort,
     Add,
     Call,
     Command,
-    Endpoint,
     Event,
     Failed,
     Launch,
@@ -37,9 +35,6 @@ from quire.engine.ipc import (
     Stop,
     Updates,
     Verb,
-    decode_event,
-    encode,
-    open_socket,
 )
 from quire.engine.log import LogFormat, LogLevel
 from quire.engine.process import pack_launch
@@ -94,7 +89,6 @@ class AsyncEngine:
         self.state: State = "starting"
         self.sleeping = False
         self.on_dead: Callable[[], None] | None = None
-        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._line: Line | None = None
         self._live: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
@@ -121,9 +115,8 @@ class AsyncEngine:
         self.end_all(EngineError("the server was stopped before this request finished: send it again"))
         line, self._line = self._line, None
         if line is not None:
-            await line.socket.send(encode(Stop()))
+            line.send(Stop())
             await self._reap(line, grace=2.0)
-        self._context.term()
 
     @property
     def pid(self) -> int | None:
@@ -147,21 +140,27 @@ class AsyncEngine:
 
     async def _launch(self) -> ModelCard:
         began = time.monotonic()
-        endpoint = Endpoint()
-        socket: Any = open_socket(self._context, endpoint.address, bind=True)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "quire.engine.process", stdin=PIPE, start_new_session=True
-            )
-        except OSError:
-            socket.close()
-            endpoint.close()
-            raise
-        line = Line(endpoint, socket, process)
+        ours, theirs = open_pair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "quire.engine.process",
+                    stdin=PIPE,
+                    start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                )
+            except OSError:
+                ours.close()
+                raise
+            channel = theirs.fileno()
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_unix_connection(partial(Line, process), sock=ours)
         assert process.stdin is not None
         options = self.options
         launch = Launch(
-            endpoint.address,
+            channel,
             options.maker,
             self.config,
             log_format=options.log_format,
@@ -176,6 +175,7 @@ class AsyncEngine:
                 raise EngineError(f"the engine did not start within {options.start_timeout:g} s") from error
             raise
         self._line = line
+        line.listen(partial(self._receive, line))
         self.sleeping = False
         self._last_event = time.monotonic()
         self.state = "ready"
@@ -183,15 +183,15 @@ class AsyncEngine:
 
     async def _until_ready(self, line: Line, began: float) -> ModelCard:
         loading = began
-        died = asyncio.create_task(line.process.wait())
+        died = asyncio.create_task(line.end())
         try:
             while True:
-                frame = asyncio.ensure_future(line.socket.recv())
-                await asyncio.wait({frame, died}, return_when=asyncio.FIRST_COMPLETED)
-                if not frame.done():
-                    frame.cancel()
+                found = asyncio.ensure_future(line.events.get())
+                await asyncio.wait({found, died}, return_when=asyncio.FIRST_COMPLETED)
+                if not found.done():
+                    found.cancel()
                     raise EngineError(f"the engine process ended while starting ({status_of(line.process)})")
-                event = decode_event(frame.result())
+                event = found.result()
                 if isinstance(event, Loading):
                     loading = event.at
                 elif isinstance(event, Failed):
@@ -218,12 +218,7 @@ class AsyncEngine:
         while True:
             line = self._line
             assert line is not None
-            reader = asyncio.create_task(self._read(line))
-            try:
-                await line.process.wait()
-                await asyncio.wait({reader}, timeout=0.05)  # its last message may still be in the socket
-            finally:
-                reader.cancel()
+            await line.end()
             why = line.failure.message if line.failure else status_of(line.process)
             log.error("the engine process ended (%s): starting another", why)
             self.state, self._line = "restarting", None
@@ -388,10 +383,6 @@ class AsyncEngine:
 
     # --- messages from the engine ----------------------------------------------------------------------
 
-    async def _read(self, line: Line) -> None:
-        while True:
-            self._receive(line, decode_event(await line.socket.recv()))
-
     def _receive(self, line: Line, event: Event) -> None:
         self._last_event = time.monotonic()
         if isinstance(event, Updates):
@@ -462,14 +453,11 @@ class AsyncEngine:
             if not future.done():
                 future.set_exception(error)
 
-    # --- the socket ------------------------------------------------------------------------------------
+    # --- the channel -----------------------------------------------------------------------------------
 
     def _send(self, command: Command) -> None:
-        if self._line is None:
-            return  # the engine that had the request has ended
-        sent = cast("asyncio.Future[Any]", self._line.socket.send(encode(command)))
-        if sent.done():
-            sent.result()
+        if self._line is not None:  # else the engine that had the request has ended
+            self._line.send(command)
 
     def _ask(self, verb: Verb, **options: Any) -> asyncio.Future[Reply]:
         call = Call(next(self._call_ids), verb, options)

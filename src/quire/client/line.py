@@ -1,29 +1,73 @@
-"""One engine process as its client sees it: the socket to it, and the times of its start."""
+"""One engine process as its client sees it: the channel to it, and the times of its start."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 from asyncio.subprocess import Process
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
-import zmq
-import zmq.asyncio
+from quire.engine.channel import Frames
+from quire.engine.ipc import Command, Event, Failed, decode_event, encode
+from quire.engine.pipes import framed
 
-from quire.engine.ipc import Endpoint, Failed
+log = logging.getLogger("quire.client")
+
+LAST_SECONDS = 0.5  # for what an engine that has ended has sent
 
 
-@dataclass(slots=True)
-class Line:
-    """One engine process and the socket to it; a restart replaces both."""
+class Line(asyncio.Protocol):
+    """One engine process and the channel to it; a restart replaces both. Use from one event loop.
 
-    endpoint: Endpoint
-    socket: zmq.asyncio.Socket
-    process: Process
-    failure: Failed | None = None
+    Events wait in `events` until somebody listens.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.failure: Failed | None = None
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._frames = Frames()
+        self._receive: Callable[[Event], None] = self.events.put_nowait
+        self._transport: asyncio.Transport | None = None
+
+    def listen(self, receive: Callable[[Event], None]) -> None:
+        """Call `receive` with each event from now on."""
+        self._receive = receive
+        while not self.events.empty():
+            receive(self.events.get_nowait())
+
+    def send(self, command: Command) -> None:
+        """Send a command, unless the engine has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(framed(encode(command)))
+
+    async def end(self) -> None:
+        """Wait until the process has ended and its last event has come."""
+        await self.process.wait()
+        try:
+            await asyncio.wait_for(self._ended.wait(), LAST_SECONDS)
+        except asyncio.TimeoutError:
+            log.warning("another process holds the channel of an engine that has ended")
 
     def close(self) -> None:
-        self.socket.close(linger=0)
-        self.endpoint.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._frames.take(data):
+            self._receive(decode_event(frame))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended.set()
 
 
 @dataclass(slots=True)

@@ -1,26 +1,17 @@
-"""The frames between the API process and the engine process, and the sockets that carry them.
+"""The frames between the API process and the engine process; `channel.py` carries them.
 
 Each step sends one frame with all its updates, not one per token. Knows messages, no engine, no HTTP.
 """
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
-import zmq
 
 from quire.config import EngineConfig
 from quire.engine.log import LogFormat, LogLevel
-from quire.errors import ConfigError
 from quire.types import Delta, EngineStats, ModelCard, Request
-
-# Where sockets go if no temporary directory can be written, as in a container with a read-only root.
-SHARED_MEMORY = "/dev/shm"
 
 Verb = Literal[
     "ping",
@@ -124,9 +115,12 @@ Event = Loading | Ready | Updates | Reply | Failed
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True):
-    """The engine process's configuration, read from its standard input. `maker` is the module that makes the core."""
+    """The engine process's configuration, read from its standard input.
 
-    address: str
+    `channel` is the descriptor of its end of the channel, `maker` the module that makes the core.
+    """
+
+    channel: int
     maker: str
     config: EngineConfig
     stats_interval: float = 0.25
@@ -156,50 +150,3 @@ def decode_event(frame: bytes) -> Event:
 
 def decode_launch(frame: bytes) -> Launch:
     return _launch.decode(frame)
-
-
-@dataclass(slots=True)
-class Endpoint:
-    """A private directory (mode 0700) for the socket of one engine process; removed by `close`."""
-
-    folder: tempfile.TemporaryDirectory[str] = field(default_factory=lambda: _private_folder())
-
-    @property
-    def address(self) -> str:
-        return f"ipc://{Path(self.folder.name) / 'engine'}"
-
-    def close(self) -> None:
-        self.folder.cleanup()
-
-    def __enter__(self) -> Endpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new directory among the temporary files, or in shared memory. Raises ConfigError if neither can be written."""
-    try:
-        return tempfile.TemporaryDirectory(prefix="quire-")
-    except OSError:
-        try:
-            return tempfile.TemporaryDirectory(prefix="quire-", dir=SHARED_MEMORY)
-        except OSError as error:
-            raise ConfigError(
-                f"no temporary directory can be written, for the socket to the engine: set TMPDIR ({error.strerror})"
-            ) from error
-
-
-def open_socket(context: zmq.Context[Any], address: str, *, bind: bool) -> zmq.Socket[bytes]:
-    """A socket between exactly two processes. Its queue is unbounded: the engine client bounds what enters it."""
-    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-    socket.set_hwm(0)
-    socket.linger = 0
-    if bind:
-        socket.bind(address)
-    else:
-        socket.connect(address)
-    return socket

@@ -14,12 +14,11 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import Any, Protocol, cast
-
-import zmq
+from typing import Protocol, cast
 
 from quire.config import EngineConfig
 from quire.engine import garbage
+from quire.engine.channel import Channel, ChannelClosedError
 from quire.engine.ipc import (
     Abort,
     Add,
@@ -38,7 +37,6 @@ from quire.engine.ipc import (
     decode_command,
     decode_launch,
     encode,
-    open_socket,
 )
 from quire.engine.log import set_up_logging
 from quire.engine.pipes import framed, leave_with_parent, read_frame
@@ -48,6 +46,7 @@ from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch,
 
 log = logging.getLogger("quire.engine")
 
+LAST_SECONDS = 2.0  # for the last frame of an engine that failed
 LOAD_POLL = 5  # milliseconds between looks at adapters that are loaded, while nothing else happens
 
 
@@ -94,9 +93,9 @@ def _read_launch(fd: int) -> Launch:
 class EngineLoop:
     """Read commands, step, send updates, until a Stop arrives."""
 
-    def __init__(self, core: Core, socket: zmq.Socket[bytes], stats_interval: float) -> None:
+    def __init__(self, core: Core, channel: Channel, stats_interval: float) -> None:
         self._core = core
-        self._socket = socket
+        self._channel = channel
         self._stats_interval = stats_interval
         self._stats_due = 0.0
         self._calls: deque[Call] = deque()
@@ -127,13 +126,10 @@ class EngineLoop:
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
-            self._socket.poll(LOAD_POLL if self._loads else None)
-        while self._running:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._obey(decode_command(frame))
+            self._channel.wait(LOAD_POLL if self._loads else None)
+        for frame in self._channel.receive():
+            if self._running:
+                self._obey(decode_command(frame))
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Add):
@@ -222,17 +218,17 @@ class EngineLoop:
             self._steps = steps  # they go with the next message
 
     def _send(self, event: Event) -> None:
-        self._socket.send(encode(event))
+        self._channel.send(encode(event))
 
 
-def _serve(launch: Launch, socket: zmq.Socket[bytes]) -> None:
+def _serve(launch: Launch, channel: Channel) -> None:
     maker = _load_maker(launch.maker)
-    socket.send(encode(Loading(time.monotonic())))
+    channel.send(encode(Loading(time.monotonic())))
     started = maker.start_core(launch.config)
     garbage.keep()
     garbage.collect_rarely()
-    loop = EngineLoop(started.core, socket, launch.stats_interval)
-    socket.send(encode(Ready(started.info, started.report.phases, started.core.stats())))
+    loop = EngineLoop(started.core, channel, launch.stats_interval)
+    channel.send(encode(Ready(started.info, started.report.phases, started.core.stats())))
     loop.run()
 
 
@@ -251,20 +247,18 @@ def main() -> int:
     launch = _read_launch(stdin)
     set_up_logging(launch.log_format, launch.log_level)
     threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
-    context: zmq.Context[Any] = zmq.Context()
-    socket = open_socket(context, launch.address, bind=False)
+    channel = Channel(launch.channel)
     try:
-        _serve(launch, socket)
+        _serve(launch, channel)
+    except ChannelClosedError:
+        return 1  # nobody is left to tell
     except Exception as error:
         if not isinstance(error, QuireError | MemoryError):
             log.exception("the engine failed")
-        socket.linger = 2000
-        socket.send(encode(_failure(error)))
-        socket.close()
-        context.term()
+        channel.send(encode(_failure(error)))
+        channel.close(LAST_SECONDS)
         return 1
-    socket.close()
-    context.term()
+    channel.close()
     return 0
 
 

@@ -165,7 +165,9 @@ class _Regex:
         if char == "(" and text[self._at : self._at + 1] == "?":
             return self._group()
         if char in "^$":
-            raise _refuse(f"the anchor {char} in a regex")
+            if at != (0 if char == "^" else len(text) - 1):
+                raise _refuse(f"the anchor {char} inside a regex")
+            return ""  # a terminal matches from its first character to its last in any case
         return char if char in "()|" else self._char(char)
 
     def _char(self, char: str) -> str:

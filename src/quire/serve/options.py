@@ -160,6 +160,9 @@ class ServerConfig:
         False, "Serve those of Hugging Face's TGI too: /generate, /generate_stream, /info."
     )
     vllm_demo_api: bool = option(False, "Serve /generate of vLLM's demonstration server too.")
+    share_prefix_cache: bool = option(
+        False, "Let requests with different API keys reuse each other's cached prefixes."
+    )
     check: bool = option(False, "Validate the configuration and the memory plan, then exit.")
 
     def __post_init__(self) -> None:

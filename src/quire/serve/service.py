@@ -32,7 +32,7 @@ from quire.serve.options import ServerConfig
 from quire.serve.scan import check_values
 from quire.serve.stream import Disconnected
 from quire.serve.tools import Formats, Offer, offer_of
-from quire.serve.work import Work
+from quire.serve.work import Work, within
 from quire.types import Request
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class Service:
         if length.isdecimal() and int(length) > limit:
             raise too_large
         try:
-            return await asyncio.wait_for(_collect(http, limit, too_large), BODY_TIMEOUT)
+            return await within(BODY_TIMEOUT, _collect(http, limit, too_large))
         except asyncio.TimeoutError:
             message = f"the body did not arrive within {BODY_TIMEOUT:g} s"
             info = ErrorInfo(message, "timeout_error", None, "timeout")
@@ -171,13 +171,22 @@ class Service:
         """
         self.check_draining()
         prompts = [replace(p, request=await self.with_grammar(p.request, p.constrained_by)) for p in prompts]
-        # Without keys, a call is an owner: its prompts take turns with other calls.
-        owner = http.state.owner or call_id
         self.check_model(model)  # an adapter may have been unloaded meanwhile
         adapter = self.adapters.loaded.find(model)
-        prompts = [replace(p, request=with_adapter(owned(p.request, owner), adapter)) for p in prompts]
+        prompts = [
+            replace(p, request=with_adapter(self.owned(http, p.request, call_id), adapter)) for p in prompts
+        ]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
+
+    def owned(self, http: HttpRequest, request: Request, call_id: str) -> Request:
+        """The request with its owner, who takes turns with others: a user with an API key, or without keys a call.
+
+        Users share no cached prefixes, as times and `cached_tokens` would tell one what another has sent.
+        """
+        owner: str = http.state.owner
+        salt = f"{owner}:{request.salt}" if owner and not self.config.share_prefix_cache else request.salt
+        return msgspec.structs.replace(request, owner=owner or call_id, salt=salt)
 
     async def with_grammar(self, request: Request, constrained_by: str | None) -> Request:
         """The request with its constraint compiled, if it has one; errors name the field that constrains it."""
@@ -208,11 +217,6 @@ class Service:
         """The text of token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
-
-
-def owned(request: Request, owner: str) -> Request:
-    """The request of a user, who is known by an API key, or of a call."""
-    return msgspec.structs.replace(request, owner=owner)
 
 
 async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.serve.errors import HttpError, as_http
-from quire.serve.work import Work
+from quire.serve.work import Work, within
 from quire.types import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -163,16 +163,16 @@ class EventStream(Response):
                     if not self._keep_alive:
                         data = b"".join([part async for part in self._events(await call.take())])
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    if data:
+                        await direct({"type": "http.response.body", "body": data, "more_body": True})
                     # In its own task, so that each event does not wake all the layers above.
-                    await asyncio.create_task(self._stream(data, direct))
+                    await asyncio.create_task(self._stream(direct))
         except Disconnected:
             return
 
-    async def _stream(self, data: bytes, send: Send) -> None:
+    async def _stream(self, send: Send) -> None:
         answer, call = self._answer, self._answer.call
         try:
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
             while deltas := await (self._kept_alive(send) if self._keep_alive else call.take()):
                 async for data in self._events(deltas):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -198,6 +198,6 @@ class EventStream(Response):
         """The next deltas; sends a comment line after each interval of silence."""
         while True:
             try:
-                return await asyncio.wait_for(self._answer.call.take(), self._keep_alive)
+                return await within(self._keep_alive, self._answer.call.take())
             except asyncio.TimeoutError:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})

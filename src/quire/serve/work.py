@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -13,6 +14,17 @@ T = TypeVar("T")
 INLINE_BYTES = 16384
 # Larger ones have one thread of their own, and cannot hold up the others.
 LARGE_BYTES = 1 << 20
+
+
+async def within(seconds: float, job: Coroutine[Any, Any, T]) -> T:
+    """The result of `job`; asyncio.TimeoutError after so many seconds.
+
+    `asyncio.wait_for` would run it in a task of its own, which costs turns of the event loop.
+    """
+    if sys.version_info >= (3, 11):
+        async with asyncio.timeout(seconds):
+            return await job
+    return await asyncio.wait_for(job, seconds)
 
 
 class Work:

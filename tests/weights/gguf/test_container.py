@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from quire.errors import ModelError, QuireError
 from quire.model.load import inspect_model
-from quire.weights.gguf import read_gguf
+from quire.weights.gguf import container, read_gguf
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from tests.gguf_files import finish, write_gguf
@@ -144,6 +144,19 @@ def test_broken_files_are_refused(case: str, tmp_path: Path) -> None:
     parts, message = BROKEN[case]
     with pytest.raises(ModelError, match=message):
         GGUFFile(file_of(tmp_path, **parts))
+
+
+def test_a_million_tensors_are_refused_before_any_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_of(tmp_path, counts=(1 << 20, 0))
+    one = entry("t0000000", [1])
+    with path.open("ab") as file:
+        file.write(one * 1000)
+        file.truncate(len(one) << 20)  # as many as it claims would fit
+    monkeypatch.setattr(container, "_read_entry", lambda *arguments: pytest.fail("a tensor was read"))
+    with pytest.raises(ModelError, match="claims 1048576 tensors"):
+        GGUFFile(path)
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:

@@ -181,8 +181,9 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
         ({"llama.attention.clamp_kqv": 3.0}, "clamp_kqv = 3.0 is not understood"),
         ({"llama.rope.scaling.type": "spiral"}, "rope.scaling.type must be"),
         ({"llama.expert_count": 4, "llama.expert_used_count": 2}, "MixtralForCausalLM|missing"),
+        ({"llama.rope.scaling.original_context_length": 0}, "original_context_length must be an integer above 0"),
     ],
-)
+)  # fmt: skip
 def test_what_would_change_the_maths_is_refused(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = write_gguf(write_checkpoint(tmp_path / "model"), tmp_path / "m.gguf", extra=extra)
     with pytest.raises(ModelError, match=message):

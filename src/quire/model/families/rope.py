@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from msgspec.structs import replace
@@ -46,7 +46,7 @@ def read_layer_ropes(
 ) -> tuple[RopeSpec, ...]:
     """The rope of each layer by its kind in `kinds`.
 
-    rope_parameters has an object for each kind, or there is one object in all, which is then for full attention alone.
+    rope_parameters has an object for each kind, or rope_scaling is one object, which is then for full attention alone.
     `thetas` names the config's key of each kind's base, for objects that have none.
     """
     found = _rope_object(config)
@@ -54,6 +54,7 @@ def read_layer_ropes(
     if found is not None and any(found.given(kind) for kind in thetas):
         by_kind = {kind: found.section(kind) for kind in thetas}
     else:
+        _check_older(config, found, thetas)
         by_kind["full_attention"] = found
     ropes = {}
     for kind, theta in thetas.items():
@@ -63,6 +64,18 @@ def read_layer_ropes(
             inner.expect(PARTIAL, 1.0, None)
         ropes[kind] = parse_rope(config, inner, size, max_position, theta)
     return tuple(ropes[kind] for kind in kinds)
+
+
+def _check_older(config: ConfigReader, found: ConfigReader | None, kinds: Iterable[str]) -> None:
+    """Refuse one object for all kinds under the newer name: transformers overlooks what it says."""
+    older = config.section("rope_scaling")
+    if found is None or (older is not None and older.values()):
+        return
+    said = {k: v for k, v in found.values().items() if v is not None and (k, v) != ("rope_type", "default")}
+    if said:
+        raise ModelError(
+            f"{found.where}: {', '.join(said)} must be in an object for each of {', '.join(kinds)}, or in rope_scaling"
+        )
 
 
 def kind_dims(config: ConfigReader, head_dim: int, shares: Mapping[str, float]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from quire.client.programs import program_request
 from quire.serve.call import EngineCall
 from quire.serve.errors import HttpError
 from quire.serve.fields.programs import PROGRAMS
-from quire.serve.service import Service, owned
+from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.types import Delta, Request
 
@@ -163,7 +163,7 @@ async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
     service.check_draining()
     request = await service.work(http, make, renders=True)
     gens = tuple([await service.with_grammar(gen, "steps") for gen in request.gens])
-    request = owned(msgspec.structs.replace(request, gens=gens), owner or call_id)
+    request = service.owned(http, msgspec.structs.replace(request, gens=gens), call_id)
     request = with_adapter(request, service.adapters.loaded.find(model))
     service.check_draining()
     return ProgramAnswer(RunningProgram(service, call_id, request), model, bool(body.stream))

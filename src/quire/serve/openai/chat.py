@@ -147,11 +147,8 @@ class ChatAnswer:
             answer.prompt_text = stream.output.prompt
         return _encode(answer)
 
-    def _num_reasoning(self) -> int | None:
-        """How many tokens of the output are reasoning; None if reasoning is not told apart."""
-        reading = self.call.reading
-        if reading is None or reading.reasoning is None:
-            return None
+    def _num_reasoning(self) -> int:
+        """How many tokens of the output are reasoning; 0 if reasoning is not told apart."""
         most = self.call.usage.num_output
         return sum(self._service.num_tokens("".join(parts), most) for parts in self._thoughts.values())
 

@@ -22,7 +22,7 @@ from quire.serve.native.protocol import TextsRequest, VectorsRequest
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import render
 from quire.serve.openai.prompts import split_prompts
-from quire.serve.service import Service, owned
+from quire.serve.service import Service
 from quire.serve.stream import watched
 from quire.serve.tools import Offer
 from quire.types import FinishReason, Pooling, Request
@@ -91,9 +91,9 @@ def usage_of(requests: Sequence[Request]) -> TextUsage:
 async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:
     """Queue pooled requests and wait for their vectors, in order. A client that disconnects aborts them."""
     service.check_draining()
-    owner = http.state.owner or http.state.request_id
     front = service.front
-    texts = split_long([owned(request, owner) for request in requests], front.longest_input)
+    own = [service.owned(http, request, http.state.request_id) for request in requests]
+    texts = split_long(own, front.longest_input)
     with service.engine.submit([part for parts in texts for part in parts]) as generation:
         async with watched(http.receive, generation):
             vectors = await _vectors(generation)

@@ -49,7 +49,7 @@ class UsageReport:
         return found
 
     def of(self, usage: Usage, num_reasoning: int | None = None) -> UsageInfo:
-        """`num_reasoning` of the output tokens are reasoning; None if the model's output has none apart."""
+        """`num_reasoning` of the output tokens are reasoning; None if the answer does not report it."""
         cached = PromptTokensDetails(usage.num_cached) if self._details else None
         total = usage.num_prompt + usage.num_output
         info = UsageInfo(usage.num_prompt, usage.num_output, total, cached)

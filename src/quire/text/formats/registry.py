@@ -63,6 +63,7 @@ _REASONING = (
     "seed_oss",
     "gemma4",
     "cohere_command3",
+    "minimax_m2_append_think",
     "minimax_m3",
     "kimi_k3",
     "apriel",
@@ -133,6 +134,8 @@ REASONING_NAMES = {
     "step3p5": "deepseek_r1",
 }
 
+_NO_REASONING = ("none", "identity")  # the second is vLLM's name
+
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^{}]*\btools\b")
 
 
@@ -153,15 +156,17 @@ def tool_format(name: str, template: str = "", more: tuple[ToolFormat, ...] = ()
 def reasoning_format(
     name: str, template: str = "", more: tuple[ReasoningFormat, ...] = ()
 ) -> ReasoningFormat | None:
-    """The format of that name; "auto" recognises it in the text of a chat template, "none" is None.
+    """The format of that name; "auto" recognises it in the text of a chat template, "none" (or "identity") is None.
 
     Raises ConfigError for an unknown name.
     """
-    if name == "none":
+    if name in _NO_REASONING:
         return None
     if name == "auto":
         return _recognised((*more, *REASONING_FORMATS), template)
-    return _named((*REASONING_FORMATS, *more), REASONING_NAMES, name, "--reasoning-parser", ["auto", "none"])
+    return _named(
+        (*REASONING_FORMATS, *more), REASONING_NAMES, name, "--reasoning-parser", ["auto", *_NO_REASONING]
+    )
 
 
 def _named(

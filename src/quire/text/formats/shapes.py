@@ -183,6 +183,7 @@ class ReasoningFormat:
 
     `opened`: output starts inside the reasoning if the prompt does not tell. `anywhere`: reasoning may also follow
     other text, and an end without a begin is dropped. `answer_begin` and `answer_end` may enclose the answer.
+    `in_content`: reasoning stays in the content with its markers; a begin that the prompt has written is added.
     """
 
     name: str
@@ -190,6 +191,7 @@ class ReasoningFormat:
     end: tuple[str, ...] = ()
     opened: bool = False
     anywhere: bool = False
+    in_content: bool = False
     answer_begin: tuple[str, ...] = ()
     answer_end: tuple[str, ...] = ()
     channels: Channels | None = None

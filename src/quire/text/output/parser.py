@@ -157,6 +157,9 @@ class OutputParser:
         reader = self._reader
         if self._place == "answer":
             return
+        if form.in_content:
+            self._content.write(form.begin[0] * (self._place == "reasoning"))
+            return
         reader.mark = reader.at
         yield from reader.skip_space()
         if (yield from reader.match(form.begin)) is None:
