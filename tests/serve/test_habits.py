@@ -399,7 +399,8 @@ def test_tokens_per_chunk(thinking: Server, http: httpx.Client) -> None:
             found = chunks(client, "/v1/completions", {**body, "stream_interval": interval})
             sizes = [len(c["token_ids"]) for chunk in found for c in chunk["choices"]]
             assert sum(sizes) == 24
-            assert interval == 1 or sizes[1] >= 7
+            # A busy server sends more at once; the first token never waits, and the finish has none.
+            assert interval == 1 or all(size >= 7 for size in sizes[1:] if size)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from starlette.responses import Response
 
@@ -18,7 +19,7 @@ from quire.params import SamplingParams
 from quire.serve.errors import unavailable
 from quire.serve.native.control import add_post
 from quire.serve.openapi import add_get, json_response
-from quire.serve.service import Service, owned
+from quire.serve.service import Service
 from quire.types import EngineStats, FinishReason, Request
 
 STATS_TIMEOUT = 0.5
@@ -122,7 +123,7 @@ def _loads(service: Service, stats: EngineStats) -> dict[str, Any]:
 async def _generate_one(service: Service) -> None:
     """Compute one token, or one vector. 503: the engine does not, or takes more than --health-timeout."""
     service.check_draining()
-    request = owned(_probe(service), "health")
+    request = msgspec.structs.replace(_probe(service), owner="health")
     try:
         with service.engine.submit([request]) as generation:
             await asyncio.wait_for(_ended(generation), service.config.health_timeout)
