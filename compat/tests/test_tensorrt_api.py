@@ -301,6 +301,30 @@ def test_the_llm_api_awaits_streams_and_constrains(scripts: Scripts, llm: LLM) -
     assert (beams, len(later)) == (2, 3)
 
 
+def test_logits_are_changed_in_place(scripts: Scripts) -> None:
+    pytest.importorskip("torch", reason="the processor's logits are a tensor of PyTorch")
+    out, _ = scripts.run(
+        """
+        import torch
+        from tensorrt_llm import LLM
+        from tensorrt_llm.sampling_params import LogitsProcessor, SamplingParams
+
+        class Only(LogitsProcessor):
+            def __call__(self, req_id, logits, token_ids, stream_ptr, client_id):
+                assert logits.shape == (1, 1, 4096) and len(token_ids) == 1
+                mask = torch.full_like(logits, float("-inf"))
+                mask[:, :, 42 + len(token_ids[0])] = 0
+                logits += mask
+
+        llm = LLM(MODEL)
+        params = SamplingParams(temperature=0.8, max_tokens=4, logits_processor=[Only()], logprobs=True)
+        (sample,) = llm.generate("One day", params).outputs
+        print(sample.token_ids, len(sample.logprobs))
+        """
+    )
+    assert out == "[42, 43, 44, 45] 4\n"
+
+
 def test_options_of_the_llm_api(scripts: Scripts) -> None:
     out, err = scripts.run(
         """

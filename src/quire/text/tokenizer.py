@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, processors
 
 from quire.errors import ModelError, RequestError
 from quire.files import read_bytes, read_json, read_text
+from quire.lazy import Lazy
 from quire.text.panics import panics_as
 from quire.text.pieces import Pieces, VisiblePieces
 from quire.text.vocab import (
@@ -26,6 +27,12 @@ from quire.text.vocab import (
     from_ranks,
     from_sentencepiece,
 )
+
+if TYPE_CHECKING:
+    from quire.text.template import render
+    from quire.text.template.render import ChatTemplate
+else:
+    render = Lazy("quire.text.template.render")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SAMPLE = "Aa 1 \u00e9\u0301\ufb01\u3042\n"  # what normalizers change
@@ -78,6 +85,7 @@ class Tokenizer:
         self._set_ends(options)
         self._pieces = Pieces(backend)
         self._visible = VisiblePieces(self._pieces, self._special)
+        self._template: ChatTemplate | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -208,6 +216,35 @@ class Tokenizer:
     def is_added(self, token_id: int) -> bool:
         """Whether the token was added to the vocabulary as a whole, special or not."""
         return token_id in self._added
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """A conversation through the model's chat template, or another one, as transformers' tokenizers do it.
+
+        Returns token ids, or text with `tokenize` false. ModelError: there is no template. RequestError: it cannot be
+        rendered.
+        """
+        if chat_template is not None or self._template is None:
+            template = render.ChatTemplate.load(self, chat_template)
+            self._template = template if chat_template is None else self._template
+        else:
+            template = self._template
+        text = template.render(
+            conversation,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def token_to_id(self, token: str) -> int | None:
         found: int | None = self.backend.token_to_id(token)

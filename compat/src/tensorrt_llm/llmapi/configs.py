@@ -175,12 +175,13 @@ class NGramDecodingConfig(_Drafting):
         self,
         max_draft_len: int | None = None,
         max_matching_ngram_size: int | None = None,
+        prompt_lookup_num_tokens: int | None = None,
         is_keep_all: bool = True,
         is_use_oldest: bool = True,
         is_public_pool: bool = False,
     ) -> None:
         size = {} if max_matching_ngram_size is None else {"prompt_lookup_max": max_matching_ngram_size}
-        super().__init__(max_draft_len, **size)
+        super().__init__(max_draft_len or prompt_lookup_num_tokens, **size)
 
 
 DRAFTING = {

@@ -1,8 +1,12 @@
 """`SamplingParams` of the LLM API."""
 
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 import quire
 from quire import BeamSearchParams, StructuredOutputsParams
@@ -24,6 +28,21 @@ _LACKING = {
     "additional_model_outputs": "logprobs",
     "apply_batched_logits_processor": "logits_processor",
 }
+
+
+class LogitsProcessor(ABC):
+    """Changes the logits of a request in place, before each token."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        req_id: int,
+        logits: Any,
+        token_ids: list[list[int]],
+        stream_ptr: int | None,
+        client_id: int | None,
+    ) -> None:
+        """`logits` [1, beams, vocabulary]; `token_ids` are the output so far; the last two are None."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,8 +162,8 @@ class SamplingParams:
             stop=self.stop,
             stop_token_ids=self._ends(),
             include_stop_str_in_output=self.include_stop_str_in_output,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            logprobs=_count(self.logprobs),
+            prompt_logprobs=_count(self.prompt_logprobs),
             ignore_eos=self.ignore_eos,
             detokenize=self.detokenize,
             skip_special_tokens=self.skip_special_tokens,
@@ -174,6 +193,11 @@ class SamplingParams:
         ).sampling_params()
 
 
+def _count(logprobs: int | bool | None) -> int | None:
+    """True asks for one, False for none."""
+    return None if logprobs is None or logprobs is False else int(logprobs)
+
+
 def _processors(given: Any) -> list[Callable[..., Any]] | None:
     """Functions of Quire's form: (output token ids, row of logits) -> row."""
     if given is None:
@@ -183,9 +207,12 @@ def _processors(given: Any) -> list[Callable[..., Any]] | None:
 
 
 def _processor(change: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor of PyTorch shares the row's memory; only a function that imported torch can want one."""
+
     def run(token_ids: Sequence[int], logits: Any) -> Any:
-        rows = logits[None, None]  # [1, beams, vocabulary], changed in place
-        change(0, rows, [list(token_ids)], None, None)
-        return rows[0, 0]
+        torch = sys.modules.get("torch")
+        row = torch.from_numpy(logits) if torch is not None and isinstance(logits, np.ndarray) else logits
+        change(0, row[None, None], [list(token_ids)], None, None)  # [1, beams, vocabulary], changed in place
+        return logits
 
     return run
