@@ -29,16 +29,16 @@ BEGIN, END = "<!-- figures -->", "<!-- end -->"
 S, T = ("--model", "S"), ("--model", "T")
 TRACE = ("--data", "traces-azure2023/AzureLLMInferenceTrace_conv.csv")
 RUNS: dict[str, tuple[str, ...]] = {
-    "plain-loop": (*S, "--scale", "0.5"),
+    "plain-loop": (*T, "--max-model-len", "1024"),
     "kv-waste": TRACE,
     "beam-sharing": (),
-    "batching": (*S, "--scale", "0.5"),
+    "batching": (*T, "--max-model-len", "1024"),
     "prefix-caching": (*S, "--scale", "0.3"),
     "radix": (*T, "--max-model-len", "1024"),
     "attention-memory": S,
     "kv-formula": (),
     "quantized-size": (),
-    "chunked-prefill": (*S, "--scale", "0.5"),
+    "chunked-prefill": (*S, "--scale", "0.5", "--max-model-len", "2112"),
     "weights-by-batch": (*S, "--scale", "0.3"),
     "speculation": (),
     "structured": (*S, "--data", "struct-jsonschemabench"),

@@ -9,5 +9,6 @@ void bind_attention(nanobind::module_& m);
 void bind_draft(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
+void bind_strings(nanobind::module_& m);
 
 }  // namespace quire

@@ -37,4 +37,5 @@ NB_MODULE(_native, m) {
         "measure_peak.");
   bind_sampler(m);
   bind_draft(m);
+  bind_strings(m);
 }

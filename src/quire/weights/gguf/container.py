@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from quire import _native
 from quire.errors import ModelError
 from quire.files import map_file
 from quire.weights.gguf.kinds import KINDS, Kind
@@ -112,12 +113,9 @@ class GGUFFile:
         return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.begin)
 
     def _strings(self, key: str, value: Value) -> list[str]:
-        data, at, strings = self._map, value.begin, []
+        count = 1 if value.count is None else value.count
         try:
-            for _ in range(1 if value.count is None else value.count):
-                (length,) = struct.unpack_from("<Q", data, at)
-                at += 8 + length
-                strings.append(data[at - length : at].decode("utf-8"))
+            strings: list[str] = _native.read_strings(np.frombuffer(self._map, np.uint8), value.begin, count)
         except UnicodeDecodeError as error:
             raise ModelError(f"{self.path}: {key} holds text that is not UTF-8: {error}") from error
         return strings
@@ -166,16 +164,12 @@ class _Cursor:
         self.num_strings += count
         if count > (self.size - self.at) // 8 or self.num_strings > MAX_STRINGS:
             raise ModelError(f"{self.path}: {what} claims {count} strings, more than the file can hold")
-        data, at, last, unpack = self.data, self.at, self.size - 8, struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            if at > last:
-                break
-            at += 8 + unpack(data, at)[0]
-        else:
-            last = self.size
-        if at > last:
-            raise ModelError(f"{self.path}: ends inside {what}; the file is truncated, fetch it again")
-        self.at = at
+        try:
+            self.at = _native.strings_end(np.frombuffer(self.data, np.uint8), self.at, count)
+        except IndexError as error:
+            raise ModelError(
+                f"{self.path}: ends inside {what}; the file is truncated, fetch it again"
+            ) from error
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
