@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from quire.errors import ConfigError, RequestError
 from quire.text.formats.registry import (
     REASONING_FORMATS,
+    REASONING_NAMES,
     TOOL_FORMATS,
+    TOOL_NAMES,
     reasoning_format,
     tool_format,
 )
@@ -387,6 +389,9 @@ def test_names() -> None:
         assert tool_format(name).name in {f.name for f in TOOL_FORMATS}
     assert reasoning_format("none") is None
     assert reasoning_format("identity") is None
+    for names, known in ((TOOL_NAMES, TOOL_FORMATS), (REASONING_NAMES, REASONING_FORMATS)):
+        assert not set(names) & {form.name for form in known}
+        assert set(names.values()) <= {form.name for form in known}
     assert reasoning_format("auto", "no tags") is None
     with pytest.raises(ConfigError, match=r"'nothing' is unknown; choose one of .*hermes"):
         tool_format("nothing")

@@ -175,6 +175,7 @@ NEW = [
         "<think>Hm\n</think>\n\nOk",
         thinks="minimax_m2_append_think",
     ),
+    Vector("hermes", "◁think▷Hm\n◁/think▷Ok", [], "Ok", "Hm", "kimi"),
     Vector("step3", f"Ok{STEP3}", ROME, "Ok"),
     Vector("hy_v3", f"Ok{HY3}", [*ROME, ("clock", {})], "Ok"),
     Vector("gemma4", f"Ok{GEMMA}", TWO, "Ok"),
