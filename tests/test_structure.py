@@ -38,8 +38,8 @@ LEVELS = [
     {"cli"},
     {"bench", "commands", "entrypoints"},
 ]
-# What devices know of weights: quantized tensors and their layouts, but no checkpoint and no reader.
-WEIGHT_TYPES = {"tensor", "layouts", "schemes"}
+# What devices know of weights: quantized tensors, their layouts and inputs, but no checkpoint and no reader.
+WEIGHT_TYPES = {"tensor", "layouts", "schemes", "activations"}
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts of one level that may know each other, one way.
 ALLOWED = {

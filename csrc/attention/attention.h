@@ -132,7 +132,7 @@ class Attention {
       for (; i < p.rows && at + i < end; ++i, ++count) {
         const float* later = row(min_of(i + kRowsAhead, p.rows - 1));
         for (int h = 0; h < H; h += kLanes) __builtin_prefetch(later + h);
-        TileLoops<T>::pack_query(row(i), H, a_.scale, scratch + size_t(count) * stride);
+        TileLoops<T>::pack_query(row(i), H, a_.scale * a_.kv.key_scale(kv_head), scratch + size_t(count) * stride);
       }
       if (count > 0)
         transpose(scratch, stride, count, words, packed + begin * words + first, size_t(end - begin));
@@ -304,7 +304,7 @@ class Attention {
       keep = exp(set1(row.best - best));
       sum = fma(sum, keep, exp(set1(a_.sinks[head] - best)));
     }
-    const V share = keep / sum;
+    const V share = keep / sum * set1(a_.kv.value_scale(kv_head));
     for (int w = 0; w < W; w += kLanes) store_first(out + w, load(in + w) * share, min_of(kLanes, W - w));
   }
 

@@ -45,6 +45,10 @@ using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::
 using GroupFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BlockTuple = std::pair<std::string, int>;  // (kind, rows)
 using CodesTuple = std::tuple<Codes, GroupFloats, std::optional<GroupFloats>>;
+// (number, scales, columns, outer, most, zero, asymmetric)
+using RoundingTuple = std::tuple<std::string, std::string, int, float, float, int, bool>;
+// (starts [rows + 1], columns [entries], values [entries])
+using SparseTuple = std::tuple<Ints, Ints, Floats>;
 using InputsTuple = std::tuple<Ints, Floats>;
 using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>>;
 
@@ -58,6 +62,32 @@ Layout to_layout(const std::string& name) {
   for (int i = 0; i < int(std::size(kLayouts)); ++i)
     if (name == kLayouts[i]) return Layout(i);
   throw std::invalid_argument("there is no layout '" + name + "'");
+}
+
+constexpr const char *kNumbers[] = {"", "int8", "e4m3", "e2m1"}, *kScales[] = {"float32", "powers", "e8m0", "e4m3", "fixed"};
+
+template <class E, size_t N>
+E to_enum(const char* const (&names)[N], const std::string& name) {
+  for (size_t i = 0; i < N; ++i)
+    if (name == names[i]) return E(i);
+  throw std::invalid_argument("activations are not rounded by '" + name + "'");
+}
+
+InputRounding to_rounding(const std::optional<RoundingTuple>& tuple) {
+  if (!tuple) return {};
+  const auto& [number, scales, columns, outer, most, zero, asymmetric] = *tuple;
+  const InputRounding r{to_enum<RoundedNumber>(kNumbers, number), to_enum<RoundedScale>(kScales, scales), columns,
+                        outer, most, zero, asymmetric};
+  const bool scaled = r.scales != RoundedScale::fixed && r.scales != RoundedScale::e4m3;
+  if (!r.present() || columns < 0 || !(outer > 0) || !(most >= 0) || outer - outer != 0 ||
+      most - most != 0 || zero < -128 || zero > 127 || (scaled && zero != 0))
+    throw std::invalid_argument("activations cannot be rounded so");
+  return r;
+}
+
+std::optional<RoundingTuple> from_rounding(const InputRounding& r) {
+  if (!r.present()) return {};
+  return RoundingTuple(kNumbers[int(r.number)], kScales[int(r.scales)], r.columns, r.outer, r.most, r.zero, r.asymmetric);
 }
 
 KVType to_kv_type(const std::string& name) {
@@ -174,8 +204,18 @@ std::vector<BlockTuple> from_block_parts(const BlockParts& blocks) {
   return tuples;
 }
 
+SourceSparse source_sparse(const Ints& starts, const Ints& columns, const Floats& values) {
+  const size_t rows = starts.shape(0) - 1, count = columns.shape(0);
+  bool right = starts.shape(0) > 1 && values.shape(0) == count && starts.data()[0] == 0 &&
+               size_t(starts.data()[rows]) == count;
+  for (size_t r = 0; right && r < rows; ++r) right = starts.data()[r] <= starts.data()[r + 1];
+  if (!right) throw std::invalid_argument("the starts of a sparse part do not ascend to the number of its values");
+  return {starts.data(), columns.data(), values.data(), rows};
+}
+
 std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size_t cols, const Format& format,
-                                          bool gated, const std::optional<InputsTuple>& inputs, ThreadPool& pool) {
+                                          bool gated, const std::optional<InputsTuple>& inputs,
+                                          const std::vector<SparseTuple>& sparse, ThreadPool& pool) {
   if (arrays.empty()) throw std::invalid_argument("a weight needs at least one part");
   std::vector<SourceBlocks> parts;
   int part = 0, left = format.blocks.parts[0].rows;
@@ -189,9 +229,11 @@ std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size
     left -= int(rows);
     parts.push_back({reinterpret_cast<const char*>(array.data()), rows, row_bytes});
   }
+  std::vector<SourceSparse> values;
+  for (const auto& [starts, columns, entries] : sparse) values.push_back(source_sparse(starts, columns, entries));
   const ColumnInputs columns = column_inputs(inputs, cols);
   nb::gil_scoped_release release;
-  return std::make_shared<PackedMatrix>(parts, cols, format, gated, columns, pool);
+  return std::make_shared<PackedMatrix>(parts, cols, format, gated, columns, values, pool);
 }
 
 Activation activation(const std::string& name) {
@@ -377,7 +419,8 @@ void bind_weights(nb::module_& m) {
   nb::class_<Format>(m, "Format", "How a weight is held and what it is multiplied with (csrc/linear/format.h).")
       .def("__init__",
            [](Format* self, const std::string& layout, int group, bool offsets, bool narrow, bool int8_rows,
-              bool inputs, bool screened, const std::vector<BlockTuple>& blocks) {
+              bool inputs, bool screened, const std::vector<BlockTuple>& blocks,
+              int nonzeros, const std::optional<RoundingTuple>& rounding) {
              new (self) Format{.layout = to_layout(layout),
                                .group = group,
                                .offsets = offsets,
@@ -385,10 +428,13 @@ void bind_weights(nb::module_& m) {
                                .int8_rows = int8_rows,
                                .inputs = inputs,
                                .screened = screened,
-                               .blocks = to_block_parts(blocks)};
+                               .blocks = to_block_parts(blocks),
+                               .nonzeros = nonzeros,
+                               .rounding = to_rounding(rounding)};
            },
            nb::kw_only(), "layout"_a, "group"_a = 0, "offsets"_a = false, "narrow"_a = false, "int8_rows"_a = false,
-           "inputs"_a = false, "screened"_a = false, "blocks"_a = std::vector<BlockTuple>{})
+           "inputs"_a = false, "screened"_a = false, "blocks"_a = std::vector<BlockTuple>{},
+           "nonzeros"_a = 0, "rounding"_a = std::optional<RoundingTuple>{})
       .def_prop_ro("layout", [](const Format& f) { return kLayouts[int(f.layout)]; })
       .def_ro("group", &Format::group)
       .def_ro("offsets", &Format::offsets)
@@ -396,7 +442,9 @@ void bind_weights(nb::module_& m) {
       .def_ro("int8_rows", &Format::int8_rows)
       .def_ro("inputs", &Format::inputs)
       .def_ro("screened", &Format::screened)
-      .def_prop_ro("blocks", [](const Format& f) { return from_block_parts(f.blocks); });
+      .def_ro("nonzeros", &Format::nonzeros)
+      .def_prop_ro("blocks", [](const Format& f) { return from_block_parts(f.blocks); })
+      .def_prop_ro("rounding", [](const Format& f) { return from_rounding(f.rounding); });
   m.def("layouts", [] { return std::vector<std::string>(std::begin(kLayouts), std::end(kLayouts)); },
         "Names of the layouts that weights can have.");
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight in panels of 16 rows.")
@@ -426,7 +474,7 @@ void bind_weights(nb::module_& m) {
         "Packs (array, type) parts stacked on rows; with `gated`, a gate and an up projection.");
   m.def("pack_codes", &pack_codes, "parts"_a, "format"_a, "gated"_a, "inputs"_a.none(), "pool"_a,
         "The same for (codes, scales, offsets) parts, which are kept bit for bit.");
-  m.def("pack_blocks", &pack_blocks, "parts"_a, "cols"_a, "format"_a, "gated"_a, "inputs"_a.none(), "pool"_a,
+  m.def("pack_blocks", &pack_blocks, "parts"_a, "cols"_a, "format"_a, "gated"_a, "inputs"_a.none(), "sparse"_a, "pool"_a,
         "The same for rows of blocks, whose kinds are the format's.");
 }
 
@@ -462,10 +510,12 @@ void bind_plan(nb::module_& m) {
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",
            [](KVStore* self, const LayerTuples& layers, int value_dim, const std::string& type, int num_blocks,
-              int block_size) {
-             new (self) KVStore(to_layers(layers), value_dim, to_kv_type(type), num_blocks, block_size);
+              int block_size, std::vector<std::vector<float>> scales) {
+             new (self) KVStore(to_layers(layers), value_dim, to_kv_type(type), num_blocks, block_size,
+                                std::move(scales));
            },
-           "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a)
+           "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a,
+           "scales"_a = std::vector<std::vector<float>>{})
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 

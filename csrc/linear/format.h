@@ -28,6 +28,21 @@ enum class Layout : int {
 // The kind of elements that a layout holds.
 enum class Holds { floats, codes, blocks };
 
+enum class RoundedNumber : int { none, int8, e4m3, e2m1 };
+enum class RoundedScale : int { float32, powers, e8m0, e4m3, fixed };
+
+// How activations are rounded before they are multiplied (Rounding in weights/activations.py).
+struct InputRounding {
+  RoundedNumber number = RoundedNumber::none;
+  RoundedScale scales = RoundedScale::float32;
+  int columns = 0;  // that share a scale; 0: the whole row
+  float outer = 1, most = 0;
+  int zero = 0;
+  bool asymmetric = false;
+
+  QUIRE_INLINE bool present() const { return number != RoundedNumber::none; }
+};
+
 // A layout, its parameters, and the type of the activations that it is multiplied with.
 struct Format {
   Layout layout = Layout::float32;
@@ -38,6 +53,13 @@ struct Format {
   bool inputs = false;     // codes and blocks: columns have an order of their own, and inputs are multiplied first
   bool screened = false;   // float layouts: a screen lies behind the panels; int8: this is a screen
   BlockParts blocks;       // blocks: their kinds
+  int nonzeros = 0;        // blocks of floats: entries of a sparse part (sparse.h)
+  InputRounding rounding;  // of activations; with int8_rows it has one scale for all, which rows take
+};
+
+struct SparseEntry {
+  int32_t column;
+  float value;
 };
 
 // The place of a panel's columns: units of equal size one after the other, then a tail. The last unit may be shorter.
@@ -78,7 +100,18 @@ struct MatrixView {
   QUIRE_INLINE const float* factors() const {
     return reinterpret_cast<const float*>(order() + (cols + 15) / 16 * 16);
   }
-  // Includes the screen and the inputs.
+  // The sparse part is behind the inputs: the first entry of each packed row, and the end of the last; then the entries.
+  QUIRE_INLINE size_t sparse_starts_bytes() const { return (size_t(panels()) * 64 + 4 + 63) / 64 * 64; }
+  QUIRE_INLINE size_t sparse_bytes() const {
+    return format.nonzeros > 0 ? sparse_starts_bytes() + (size_t(format.nonzeros) * sizeof(SparseEntry) + 63) / 64 * 64 : 0;
+  }
+  QUIRE_INLINE const int32_t* sparse_starts() const {
+    return reinterpret_cast<const int32_t*>(data + panels_bytes + inputs_bytes());
+  }
+  QUIRE_INLINE const SparseEntry* sparse_entries() const {
+    return reinterpret_cast<const SparseEntry*>(data + panels_bytes + inputs_bytes() + sparse_starts_bytes());
+  }
+  // Includes the screen, the inputs and the sparse part.
   size_t nbytes() const;
 };
 

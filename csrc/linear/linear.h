@@ -12,6 +12,7 @@
 #include "linear/linear_unpack.h"
 #include "linear/norm.h"
 #include "linear/products.h"
+#include "linear/rounding.h"
 #include "linear/screen_candidates.h"
 #include "simd/simd.h"
 
@@ -36,21 +37,27 @@ inline size_t float_workspace(const MatrixView& weight, int max_rows) {
   return rows * (padded + 1 + size_t(groups_of(weight))) * 4 + 128;
 }
 
-// The same product for rows [begin, end) after the norm and in the order of the weight's columns, which are in `memory`;
-// at most kMaxRows, and one more.
+// The same product for rows [begin, end) after the norm, in the order of the weight's columns and rounded, which are in
+// `memory`; at most kMaxRows, and one more.
 inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
   const int width = a.weight.cols;
-  const bool ordered = a.weight.format.inputs;
-  if (!a.norm.weight && !ordered) return a;
+  const bool ordered = a.weight.format.inputs, rounds = a.weight.format.rounding.present();
+  if (!a.norm.weight && !ordered && !rounds) return a;
   float* spare = memory + size_t(end - begin) * size_t(width);
   for (int r = begin; r < end; ++r) {
     const float* x = a.x + size_t(r) * a.x_stride;
     float* to = memory + size_t(r - begin) * size_t(width);
-    if (a.norm.weight) norm_row(x, width, a.row_norms ? a.row_norms[r] : a.norm, ordered ? spare : to), x = spare;
-    if (!ordered) continue;
-    const int32_t* order = a.weight.order();
-    const float* factors = a.weight.factors();
-    for (int k = 0; k < width; ++k) to[k] = x[order[k]] * factors[k];
+    if (a.norm.weight) {
+      float* normed = ordered ? spare : to;
+      norm_row(x, width, a.row_norms ? a.row_norms[r] : a.norm, normed), x = normed;
+    }
+    if (ordered) {
+      const int32_t* order = a.weight.order();
+      const float* factors = a.weight.factors();
+      for (int k = 0; k < width; ++k) to[k] = x[order[k]] * factors[k];
+      x = to;
+    }
+    if (rounds) round_row(x, width, a.weight.format.rounding, to);
   }
   a.x = memory - ptrdiff_t(begin) * width, a.x_stride = size_t(width), a.norm = {}, a.row_norms = nullptr;
   return a;
@@ -350,7 +357,7 @@ void linear_as(const LinearArgs& args, ThreadPool& pool) {
   if (a.weight.format.offsets) a.x_sums = sums;
   if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
     if (a.rows == 1 && padded == a.weight.cols && !a.norm.weight && !a.weight.format.offsets &&
-        !a.weight.format.inputs)
+        !a.weight.format.inputs && !a.weight.format.rounding.present())
       return linear_stream<Dot>(a, a.x, pool);
   auto pack = [&](int tile, int thread) {
     const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);

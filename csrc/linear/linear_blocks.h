@@ -28,6 +28,21 @@ struct ExactBlocks {
   void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
     unpack_values(panel, k, columns, reinterpret_cast<float*>(out));
   }
+  // Adds the products of rows [begin, end) with a panel's sparse part to c, each output's in the order of its entries.
+  void add_sparse(const MatrixView& w, int panel, int begin, int end, float* c, size_t c_stride) const {
+    const int rows = end - begin;
+    const float* x = packed + size_t(begin) * size_t(w.padded_cols());
+    const int32_t* starts = w.sparse_starts() + panel * 16;
+    for (int lane = 0; lane < 16; ++lane)
+      for (int32_t j = starts[lane]; j < starts[lane + 1]; ++j) {
+        const SparseEntry entry = w.sparse_entries()[j];
+        const float* column = x + size_t(entry.column) * size_t(rows);
+        for (int r = 0; r < rows; ++r) {
+          float* to = c + size_t(r) * c_stride + lane;
+          *to = __builtin_fmaf(entry.value, column[r], *to);
+        }
+      }
+  }
   // Rows [begin, end) times panels whose columns [k, k + columns) were unpacked to b.
   void multiply(const MatrixView& w, int, const BlockPanel&, int begin, int end, int k, int columns, const char* b,
                 size_t panel_bytes, int panels, float* c, size_t c_stride) const {
@@ -196,9 +211,12 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
       }
     }
     for (int tile = tile0; tile < tile1; ++tile) {
-      const int begin = tiles.begin(tile);
-      epilogue<DotF32>(a, c + size_t(begin - row0) * c_stride, c_stride, begin, tiles.begin(tile + 1) - begin, panel,
-                       count);
+      const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+      float* sums = c + size_t(begin - row0) * c_stride;
+      if constexpr (std::is_same_v<Product, ExactBlocks>)
+        for (int p = 0; p < count && w.format.nonzeros > 0; ++p)
+          product.add_sparse(w, panel + p, begin, end, sums + p * 16, c_stride);
+      epilogue<DotF32>(a, sums, c_stride, begin, end - begin, panel, count);
     }
   }
 }

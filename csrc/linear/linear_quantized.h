@@ -62,6 +62,14 @@ inline size_t group_sums_offset(const MatrixView& w, int first_row, int rows, in
   return size_t(first_row) * size_t(groups_of(w)) + size_t(k / group_of(w)) * size_t(rows);
 }
 
+// The scale of a row. Rows that were rounded with one scale for all keep it.
+inline Int8Scale row_scale(const MatrixView& w, const float* x) {
+  if (!w.format.rounding.present()) return int8_scale(x, w.cols);
+  const float scale = w.format.rounding.outer;
+  if (x[0] != x[0]) return {x[0], 0.0f};  // the whole row is NaN
+  return {scale, 1.0f / scale};
+}
+
 // Rounds and packs rows [begin, end), one tile, by blocks of K: `place(k, columns)` gives a block's destination.
 // `rounded` is scratch memory for a block and one more row.
 template <class Dot, class Place>
@@ -72,7 +80,7 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
   const int count = end - begin, group = group_of(w);
   float inverse[kMaxRows];
   for (int r = 0; r < count; ++r) {
-    const Int8Scale scale = int8_scale(a.x + size_t(begin + r) * a.x_stride, w.cols);
+    const Int8Scale scale = row_scale(w, a.x + size_t(begin + r) * a.x_stride);
     rows.scale[begin + r] = scale.scale;
     inverse[r] = scale.inverse;  // 0 if a value of the row is not finite, because sums of NaN would overflow
   }

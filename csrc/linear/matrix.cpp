@@ -66,8 +66,14 @@ MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated)
   // Sums of products of bytes, 255 x 127 each, have to fit in 32 bits.
   if (format.layout == Layout::int8 && format.int8_rows && cols > 65536)
     throw std::invalid_argument("a weight of int8 that is multiplied with int8 has at most 65536 columns");
-  if (format.inputs && cols > size_t(kMostOrderedColumns))
-    throw std::invalid_argument("a weight whose columns have an order of their own has at most 28672 columns");
+  if ((format.inputs || format.rounding.present()) && cols > size_t(kMostOrderedColumns))
+    throw std::invalid_argument("a weight whose inputs are ordered or rounded first has at most 28672 columns");
+  const InputRounding& r = format.rounding;
+  if (r.present() && format.int8_rows &&
+      (format.layout == Layout::blocks || r.number != RoundedNumber::int8 || r.scales != RoundedScale::fixed || r.zero != 0))
+    throw std::invalid_argument("activations in int8 are rounded by rows, or with one scale for all");
+  if (format.nonzeros < 0 || (format.nonzeros > 0 && (format.layout != Layout::blocks || format.inputs || format.int8_rows)))
+    throw std::invalid_argument("only weights of blocks that are multiplied as floats have a sparse part");
   MatrixView view;
   view.rows = int(rows), view.cols = int(cols);
   view.format = format;
@@ -87,14 +93,14 @@ MatrixView make_view(size_t rows, size_t cols, const Format& format, bool gated)
 }
 
 MatrixView MatrixView::screen() const {
-  const Format screen{.layout = Layout::int8, .int8_rows = true, .screened = true, .blocks = {}};
+  const Format screen{.layout = Layout::int8, .int8_rows = true, .screened = true, .blocks = {}, .nonzeros = 0, .rounding = {}};
   MatrixView view = make_view(size_t(rows), size_t(cols), screen, false);
   view.data = data ? data + panels_bytes : nullptr;
   return view;
 }
 
 size_t MatrixView::nbytes() const {
-  return panels_bytes + (has_screen() ? screen().nbytes() : 0) + inputs_bytes();
+  return panels_bytes + (has_screen() ? screen().nbytes() : 0) + inputs_bytes() + sparse_bytes();
 }
 
 PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool gated)
@@ -118,6 +124,7 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool 
   view_.data = data;
   if (view_.has_screen()) check_screen();
   if (view_.format.inputs) check_inputs();
+  if (view_.format.nonzeros > 0) check_sparse(view_);
 }
 
 void PackedMatrix::check_inputs() const {
@@ -222,7 +229,7 @@ PackedMatrix::PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, c
 }
 
 PackedMatrix::PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated,
-                           const ColumnInputs& inputs, ThreadPool& pool)
+                           const ColumnInputs& inputs, const std::vector<SourceSparse>& sparse, ThreadPool& pool)
     : PackedMatrix(stacked_rows(parts, gated), cols, format, gated) {
   if (format.layout != Layout::blocks) throw std::invalid_argument("blocks are not packed as another layout");
   std::vector<const char*> table;
@@ -231,6 +238,10 @@ PackedMatrix::PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, 
     for (size_t r = 0; r < part.rows; ++r) table.push_back(part.data + r * part.row_bytes);
   allocate();
   put_inputs(inputs);
+  if (view_.format.nonzeros > 0) {
+    put_sparse(view_, sparse, bytes_of(reinterpret_cast<const char*>(view_.sparse_starts())));
+    check_sparse(view_);
+  }
   pool.parallel_for(view_.panels(), [&](int panel, int) {
     const char* rows[kLanes] = {};
     for (int lane = 0; lane < kLanes; ++lane)
@@ -247,7 +258,12 @@ void PackedMatrix::unpack(float* out, const Kernels& kernels, ThreadPool& pool) 
       float* rows[kLanes] = {};
       for (int lane = 0; lane < kLanes; ++lane)
         if (const int row = source_row(view_, panel, lane); row >= 0) rows[lane] = out + size_t(row) * cols;
-      return kernels.unpack_blocks(view_, panel, rows);
+      kernels.unpack_blocks(view_, panel, rows);
+      for (int lane = 0; lane < kLanes && view_.format.nonzeros > 0; ++lane) {
+        const int32_t* starts = view_.sparse_starts() + panel * kLanes + lane;
+        for (int32_t j = starts[0]; j < starts[1]; ++j) rows[lane][view_.sparse_entries()[j].column] += view_.sparse_entries()[j].value;
+      }
+      return;
     }
     for (int lane = 0; lane < kLanes; ++lane) {
       const int row = source_row(view_, panel, lane);

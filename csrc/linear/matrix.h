@@ -7,6 +7,7 @@
 
 #include "linear/format.h"
 #include "linear/source_rows.h"
+#include "linear/sparse.h"
 #include "plan/memory.h"
 #include "plan/thread_pool.h"
 #include "simd/kernels.h"
@@ -33,9 +34,9 @@ class PackedMatrix {
   PackedMatrix(const std::vector<SourceCodes>& parts, size_t cols, const Format& format, bool gated,
                const ColumnInputs& inputs, ThreadPool& pool);
 
-  // The same for whole blocks; the format's parts are those of the sources.
+  // The same for whole blocks; the format's parts are those of the sources. `sparse` has one for each part, or none.
   PackedMatrix(const std::vector<SourceBlocks>& parts, size_t cols, const Format& format, bool gated,
-               const ColumnInputs& inputs, ThreadPool& pool);
+               const ColumnInputs& inputs, const std::vector<SourceSparse>& sparse, ThreadPool& pool);
 
   // Uses bytes in memory that the same version packed; the caller keeps `data` alive. Throws std::invalid_argument if
   // its size or alignment is not this shape's, or a screen has impossible bounds.

@@ -152,8 +152,9 @@ inline void store_keys(const float* k, size_t k_stride, int count, const KVView&
     return store_int8_keys(k, k_stride, count, kv, tile, offset, reinterpret_cast<uint32_t*>(scratch));
   if (kv.widens())
     return with_narrow(kv.type, tile, [&](auto* elements) QUIRE_INLINE_LAMBDA {
+      const float scale = kv.key_scale(head);
       for (int i = 0; i < count; ++i)
-        for (size_t h = 0; h < H; ++h) narrowed(k[size_t(i) * k_stride + h], elements + h * stride + offset + i);
+        for (size_t h = 0; h < H; ++h) narrowed(k[size_t(i) * k_stride + h] / scale, elements + h * stride + offset + i);
     });
   uint16_t* to = reinterpret_cast<uint16_t*>(tile) + offset;
   if (count == kLanes) {
@@ -177,7 +178,8 @@ inline void store_value(const float* v, const KVView& kv, int head, int block, i
     store_int8_value(v, kv, tile, offset, reinterpret_cast<int8_t*>(scratch));
   } else if (kv.widens()) {
     with_narrow(kv.type, tile, [&](auto* elements) QUIRE_INLINE_LAMBDA {
-      for (size_t h = 0; h < H; ++h) narrowed(v[h], elements + first + h);
+      const float scale = kv.value_scale(head);
+      for (size_t h = 0; h < H; ++h) narrowed(v[h] / scale, elements + first + h);
     });
   } else if (kv.type == KVType::bf16) {
     uint16_t* to = reinterpret_cast<uint16_t*>(tile) + first;

@@ -8,8 +8,9 @@
 
 namespace quire {
 
-KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size)
-    : layers_(std::move(layers)) {
+KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
+                 std::vector<std::vector<float>> scales)
+    : layers_(std::move(layers)), scales_(std::move(scales)) {
   if (layers_.empty() || num_blocks < 1 || block_size < 1)
     throw std::invalid_argument("every size of a KV cache must be at least 1");
   if (type == KVType::i8 && block_size % 4 != 0)
@@ -32,6 +33,16 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
     offsets.push_back(block_bytes);
     block_bytes += view.layer_bytes();
     views_.push_back(view);
+  }
+  const bool fp8 = type == KVType::e4m3 || type == KVType::e5m2;
+  if (!scales_.empty() && (!fp8 || value_dim > 0 || scales_.size() != layers_.size()))
+    throw std::invalid_argument("only a KV cache in FP8 has scales, for each layer and not for latent attention");
+  for (size_t i = 0; i < scales_.size(); ++i) {
+    const std::vector<float>& own = scales_[i];
+    bool right = own.empty() || own.size() == 2 * size_t(layers_[i].num_kv_heads);
+    for (const float scale : own) right = right && scale > 0 && scale < 1e30f;
+    if (!right) throw std::invalid_argument("a layer's KV cache needs a positive scale for the keys and values of each head");
+    if (!own.empty()) views_[i].scales = own.data();
   }
   if (block_bytes == 0) throw std::invalid_argument("a KV cache needs a layer that keeps something");
   memory_ = HugeBuffer(block_bytes * size_t(num_blocks));

@@ -37,6 +37,7 @@ struct KVView {
   int num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
   KVType type = KVType::f32;
   bool shared_values = false;
+  const float* scales = nullptr;  // [2 heads]: those of the keys, then of the values, or null: 1
 
   QUIRE_INLINE size_t element_bytes() const {
     return type == KVType::f32 ? 4 : type == KVType::bf16 || type == KVType::f16 ? 2 : 1;
@@ -52,6 +53,10 @@ struct KVView {
   QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys or values of a layer
   QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
 
+  // Stored keys and values of a head are divided by these.
+  QUIRE_INLINE float key_scale(int head) const { return scales ? scales[head] : 1.0f; }
+  QUIRE_INLINE float value_scale(int head) const { return scales ? scales[num_kv_heads + head] : 1.0f; }
+
   // First byte of the tile of (block, kv head).
   QUIRE_INLINE char* key_tile(int block, int head) const {
     return base + size_t(block) * block_stride + size_t(head) * tile_bytes();
@@ -65,8 +70,10 @@ void copy_position(const KVView& kv, int block, int to_block, int offset);
 class KVStore {
  public:
   // With value_dim 0, values have head_dim elements; otherwise they are the first value_dim elements of the keys.
+  // `scales` are those of each layer's keys and values, empty for 1; they need FP8.
   // Throws std::invalid_argument if a size is not positive, std::bad_alloc if address space is short.
-  KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size);
+  KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
+          std::vector<std::vector<float>> scales = {});
 
   const KVView& layer(int i) const { return views_[size_t(i)]; }
   const std::vector<KVLayer>& layers() const { return layers_; }
@@ -80,6 +87,7 @@ class KVStore {
 
  private:
   std::vector<KVLayer> layers_;
+  std::vector<std::vector<float>> scales_;
   std::vector<KVView> views_;
   HugeBuffer memory_;
 };

@@ -79,7 +79,8 @@ int Plan::width(int buffer) const { return buffers_.at(size_t(buffer)).width; }
 int Plan::embed(std::shared_ptr<PackedMatrix> table, float scale) {
   const MatrixView view = table->view();
   require(!view.gated, "an embedding table cannot be a gated weight");
-  require(!view.format.inputs, "the columns of an embedding table have no order of their own");
+  require(!view.format.inputs && view.format.nonzeros == 0,
+          "an embedding table has no order of columns of its own, and no sparse part");
   vocab_rows_ = vocab_rows_ == 0 ? view.rows : std::min(vocab_rows_, view.rows);
   Op op{.kind = OpKind::embed};
   op.weight = std::move(table);

@@ -229,6 +229,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Engine
         size=writer.size,
         checksums=Checksums(written, min(backend.threads, MAX_PARTS)).result(),
         names=model.names,
+        kv_scales=info.kv_scales,
     )
     engine_dir.write_manifest(directory, manifest)
     return manifest

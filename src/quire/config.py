@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError, RequestError
+from quire.options import QUANTIZATIONS
 from quire.options import check_options as check_options
 from quire.options import option as option
 from quire.params import SamplingParams
@@ -24,8 +25,8 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 # Beside what Quire makes of weights, the names of methods that a checkpoint may be quantized by (weights/schemes.py).
 Quantization = Literal[
     "auto", "int8", "int8wo", "int4", "int4wo", "auto-round", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors",
-    "fbgemm_fp8", "fp8", "gguf", "gptq", "gptq_marlin", "hqq", "inc", "modelopt", "modelopt_fp4", "mxfp4", "nvfp4",
-    "quark", "squeezellm", "torchao",
+    "fbgemm_fp8", "fp8", "gguf", "gptq", "gptq_marlin", "hqq", "inc", "modelopt", "modelopt_fp4", "mxfp4", "mxfp8",
+    "nvfp4", "quark", "squeezellm", "torchao",
 ]  # fmt: skip
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
 ModelImpl = Literal["auto", "quire", "transformers"]
@@ -87,14 +88,16 @@ class ModelConfig:
         "Quantize weights: int8 or int4 (activations to int8 too), int8wo or int4wo (weights only), fp8, mxfp4 or "
         "nvfp4; auto keeps the checkpoint's own; awq, gptq and the like check that it is that one.",
         common=True,
+        aliases=QUANTIZATIONS,
     )
     quantization_group_size: int = option(
         64, "Columns that share one int4 scale: 32, 64 or 128.", low=32, high=128
     )
     quantization_symmetric: bool = option(True, "int4 codes around zero, without zero points.")
-    quantization_activations: Literal["auto", "int8", "float"] = option(
+    quantization_activations: Literal["auto", "int8", "float", "checkpoint"] = option(
         "auto",
-        "Type of activations beside quantized weights: int8, float, or auto, which is int8 for GGUF files.",
+        "Activations beside quantized weights: int8, float, checkpoint (rounded as its config says), or auto: int8 for "
+        "GGUF files, else float.",
     )
     quantization_pure: bool = option(False, "Hold the embedding and the head in int4 too, not in int8.")
     model_impl: ModelImpl = option(

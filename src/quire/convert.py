@@ -30,9 +30,10 @@ from quire.model.converted import (
 )
 from quire.model.load import OpenModel, open_model
 from quire.model.shard import Shard
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
-from quire.weights.layouts import AnyLayout
+from quire.weights.layouts import AnyLayout, Blocks
 from quire.weights.parts import Part
 from quire.weights.tensor import Array, QuantTensor, nothing
 
@@ -59,12 +60,14 @@ def convert_checkpoint(
     _check_output(output)
     output.mkdir(parents=True, exist_ok=True)
     layouts: dict[str, AnyLayout] = {}
+    roundings: dict[str, Rounding] = {}
     for rank in chosen:
         share = _Share(opened.checkpoint)
         Assembly(opened.spec, opened.names, share, Shard(rank, size)).weights()
         write_safetensors(output / rank_file(rank), share)
         layouts |= share.layouts
-    manifest = _manifest(opened, size, layouts)
+        roundings |= share.roundings
+    manifest = _manifest(opened, size, layouts, roundings)
     converted.write_converted(output, manifest)
     for old in set(output.glob("rank*.safetensors")) - {output / rank_file(rank) for rank in range(size)}:
         old.unlink()
@@ -82,7 +85,9 @@ def _check_output(output: Path) -> None:
             )
 
 
-def _manifest(opened: OpenModel, size: int, layouts: dict[str, AnyLayout]) -> ConvertedManifest:
+def _manifest(
+    opened: OpenModel, size: int, layouts: dict[str, AnyLayout], roundings: dict[str, Rounding]
+) -> ConvertedManifest:
     info = opened.info
     return ConvertedManifest(
         spec=opened.spec,
@@ -96,6 +101,8 @@ def _manifest(opened: OpenModel, size: int, layouts: dict[str, AnyLayout]) -> Co
         ranks=size,
         activations=opened.checkpoint.activations,
         layouts=layouts,
+        roundings=roundings,
+        kv_scales=info.kv_scales,
     )
 
 
@@ -106,6 +113,7 @@ class _Share(Mapping[str, Array]):
         self._checkpoint, self._names = checkpoint, PartNames()
         self._tensors: dict[str, Callable[[], Array]] = {}
         self.layouts: dict[str, AnyLayout] = {}
+        self.roundings: dict[str, Rounding] = {}
 
     def __getitem__(self, name: str) -> Array:
         return self._tensors[name]()
@@ -134,10 +142,15 @@ class _Share(Mapping[str, Array]):
         if not part.tensors:  # computed from the spec alone
             return
         name, layout = self._names.of(part), part.layout(self._checkpoint)
-        if layout is None:
+        if layout is None or (
+            isinstance(layout, Blocks) and layout.entries
+        ):  # sparse parts are not written apart
             self._tensors[name] = partial(part.read, self._checkpoint)
             return
         self.layouts[name] = layout
+        rounding = self._checkpoint.rounding(part.tensors[0][0])
+        if rounding is not None:
+            self.roundings[name] = rounding
         read = lru_cache(1)(partial(part.quantized, self._checkpoint))
         for own in quantized_arrays(name, layout):
             self._tensors[own] = partial(_array_of, read, own.removeprefix(name))

@@ -8,6 +8,18 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from quire.errors import ConfigError
 
+# Other names of values of --quantization, which vLLM has had.
+QUANTIZATIONS = {
+    "auto_awq": "awq",
+    "auto_gptq": "gptq",
+    "fp8_per_channel": "fp8",
+    "gpt_oss_mxfp4": "mxfp4",
+    "int8_per_channel_weight_only": "int8wo",
+    "marlin": "gptq",
+    "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+}
+
 
 def option(
     default: Any,

@@ -79,7 +79,7 @@ def apply_rows(
 def linear(backend: Backend, x: Any, w: Any, dtype: WeightType, **options: Any) -> Any:
     """x [L, K] times a weight [O, K], as `apply_rows` runs it."""
     weight = backend.matrix([w], dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight, **options), len(w))
+    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight, **options), weight.shape[0])
 
 
 def gated(backend: Backend, x: Any, gate: Any, up: Any, dtype: WeightType, **options: Any) -> Any:

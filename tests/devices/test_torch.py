@@ -142,7 +142,7 @@ def test_export_and_restore_give_the_same_weight(dtype: WeightType) -> None:
     about, data = TORCH.export(matrix)
     again = TORCH.restore(about, data)
     assert again.shape == matrix.shape
-    assert again.rounded == matrix.rounded
+    assert again.rounding == matrix.rounding
     assert again.dequantize().tobytes() == matrix.dequantize().tobytes()
     row = torch.from_numpy(normal(np.random.default_rng(6), 70))
     assert again.times(row).equal(matrix.times(row))

@@ -26,7 +26,7 @@ from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Limits
 from quire.model.engine_dir import MANIFEST, EngineLimits
-from quire.model.load import outline_config
+from quire.model.outline import outline_config
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile

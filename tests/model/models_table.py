@@ -72,7 +72,7 @@ def facts(name: str, family: str | None) -> tuple[str, str]:
     spec, names = read_config({**tiny_config(family), "architectures": [name]})
     stacked = any(not n.endswith((".weight", "bias")) and "expert" in n for n in wanted_tensors(spec, names))
     methods = ", ".join(sorted(load_family(name).quantized))
-    readers = f"all; experts: {methods or 'none'}" if stacked else "all"
+    readers = f"all; stacked experts: {methods or 'none'}" if stacked else "all"
     drafts = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
     return readers, "MTP" if drafts else ""
 

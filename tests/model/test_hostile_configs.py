@@ -10,7 +10,8 @@ import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
-from quire.model.load import inspect_model, outline_config
+from quire.model.load import inspect_model
+from quire.model.outline import outline_config
 from quire.text.tokenizer import Tokenizer
 from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from quire.devices.protocol import Backend, FloatDtype, Limits, ModelInput
+from quire.devices.protocol import Backend, KVDtype, Limits, ModelInput
 from quire.model.load import LoadedModel
 
 SMALL: dict[str, Any] = {
@@ -574,13 +574,13 @@ class Session:
     model: LoadedModel
     backend: Backend
     block_size: int = 4
-    kv_dtype: FloatDtype = "float32"
+    kv_dtype: KVDtype = "float32"
     max_len: int = 320
     slot: int = 1
 
     def __post_init__(self) -> None:
         width = -(-self.max_len // self.block_size)
-        kv = self.backend.kv_cache(self.model.spec.kv_spec(self.kv_dtype), 3 * width, self.block_size)
+        kv = self.backend.kv_cache(self.model.info.kv_spec(self.kv_dtype), 3 * width, self.block_size)
         limits = Limits(max_tokens=64, max_seqs=4, max_logit_rows=64)
         self.executable = self.backend.compile(self.model.graph, kv, limits)
         self.table = np.random.default_rng(0).permutation(3 * width).astype(np.int32).reshape(3, width)

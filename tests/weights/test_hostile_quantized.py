@@ -12,10 +12,10 @@ import pytest
 
 from quire.errors import ModelError
 from quire.quantize import formats
-from quire.quantize.files import write_safetensors
 from quire.quantize.grid import Grid
 from quire.quantize.tables import fit_tables
 from quire.weights.checkpoint import open_checkpoint
+from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.readers import READERS
 from quire.weights.readers.module import ModuleCheckpoint
 
@@ -100,6 +100,7 @@ CASES: list[tuple[tuple[str, dict[str, Any]], Callable[[], Tensors], dict[str, A
     (SQUEEZE, sparse, {"rows": np.arange(ROWS + 1, dtype=np.int32)[::-1].copy()}, "a.rows must be ascending"),
     (SQUEEZE, sparse, {"rows": np.zeros(ROWS + 1, np.int32)}, "a.rows must be ascending"),
     (SQUEEZE, sparse, {"cols": np.full(ROWS, COLUMNS, np.int32)}, "a.cols must be columns from 0 to 127"),
+    (SQUEEZE, sparse, {"vals": np.ones((ROWS, 1), np.float32)}, "a.vals must be a vector"),
     (SQUEEZE, sparse, {"vals": np.full(ROWS, NAN, np.float32)}, "a.vals must be finite"),
     (CT, fp8, {"weight_scale": np.ones((ROWS + 1, 1), np.float32)}, "a.weight_scale must be one in all"),
     (CT, fp8, {"weight_scale": np.full((ROWS, 1), NAN)}, "a.weight_scale must be finite"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from quire.config import EngineConfig
 from quire.engine.start import plan_engine
 from quire.errors import ConfigError, ModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.checkpoint.safetensors import write_safetensors
+from quire.weights.layouts import Blocks
 from quire.weights.readers import READERS
+from quire.weights.schemes import Quantized
+from tests.devices.native_cases import ISAS, linear, native
 from tests.tiny import write_checkpoint
 
 Tensors = dict[str, Any]
@@ -192,16 +197,24 @@ def test_modules_that_are_not_whole_name_their_tensor(
     [
         ("gptq", {"bits": 5, "group_size": 16}, "bits = 5"),
         ("gptq", {"bits": "4"}, "bits must be of type int"),
-        ("gptq", {"bits": 4, "checkpoint_format": "marlin"}, "'marlin' is not read"),
+        ("gptq", {"bits": 4, "checkpoint_format": "bitblas"}, "'bitblas' is not read"),
+        ("gptq", {"bits": 4, "dynamic": {"(a*)*": {"bits": 8}}}, "repeats groups"),
+        ("gptq", {"bits": 4, "dynamic": {"a*b*c*d*e*f*g*": {}}}, "repeats groups, or too much"),
+        ("gptq", {"bits": 4, "dynamic": {"a" * 5000: {}}}, "more than 4096 characters"),
         ("gptq", {"bits": 4, "group_size": 0}, "one for each group of 0"),
-        ("gptq", {"bits": 4, "dynamic": {"(": {}}}, "dynamic"),
-        ("awq", {"version": "gemv_fast"}, "'gemv_fast' is not read"),
+        ("gptq", {"bits": 4, "dynamic": {"(": {}}}, "no regular expression"),
+        ("awq", {"version": "ipex"}, "'ipex' is not read"),
         ("awq", {"bits": 3}, "AWQ has 4"),
         ("auto-round", {"packing_format": "x"}, "packing_format 'x'"),
         ("squeezellm", {"wbits": 2}, "wbits = 2"),
         ("compressed-tensors", {"format": "marlin-24"}, "marlin-24"),
         ("compressed-tensors", {"transform_config": {"a": 1}}, "transform_config"),
         ("modelopt", {"quantization": {"quant_algo": "NVFP4_SVD"}}, "NVFP4_SVD"),
+        ("fp8", {"weight_block_size": [0, 128]}, "weight_block_size must be two numbers"),
+        ("compressed-tensors", {"config_groups": []}, "config_groups is missing"),
+        ("compressed-tensors", {"config_groups": {"g": {"targets": [7]}}}, "a target must be a text"),
+        ("compressed-tensors", {"config_groups": {"g": {"targets": ["re:("]}}}, "no regular expression"),
+        ("compressed-tensors", {"config_groups": {"g": {"targets": ["re:a"] * 5000}}}, "5000 expressions"),
         ("fp8", {}, "no quantized weight of a known kind|weight"),
     ],
 )
@@ -229,6 +242,8 @@ def test_the_one_file_of_weights_may_have_a_tool_s_name(name: str, tmp_path: Pat
     [
         ("awq", "awq", ""),
         ("awq_marlin", "awq", ""),
+        ("auto_gptq", "gptq", ""),
+        ("modelopt_mixed", "modelopt", ""),
         ("gptq", "awq", "--quantization gptq: the model is quantized by awq"),
         ("squeezellm", None, "--quantization squeezellm: the model is not quantized"),
     ],
@@ -244,3 +259,176 @@ def test_a_method_that_is_named_must_be_the_checkpoint_s(
         return
     with pytest.raises(ConfigError, match=said):
         plan_engine(config)
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7])
+@pytest.mark.parametrize("packing", ["auto_round:auto_gptq", "auto_round"])
+def test_auto_round_streams_of_5_to_7_bits(bits: int, packing: str, tmp_path: Path) -> None:
+    tensors, values = gptq(32, 64, bits, 32, first=packing == "auto_round:auto_gptq")
+    settings = {"quant_method": "auto-round", "packing_format": packing, "bits": bits, "group_size": 32}
+    checkpoint = read(tmp_path, "auto-round", tensors, sym=False, **settings)
+    np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+    held = checkpoint.quantized("a.weight", np.arange(32)).dequantize()
+    np.testing.assert_array_equal(held, values)
+
+
+@pytest.mark.parametrize(("kind", "order"), [("int4", "reorder"), ("uint4", "reorder"), ("uint4", "order")])
+def test_quark_words_along_the_outputs(kind: str, order: str, tmp_path: Path) -> None:
+    rng, rows, columns, size = np.random.default_rng(3), 32, 64, 32
+    codes, zeros = rng.integers(0, 16, (rows, columns)), rng.integers(0, 16, (rows, columns // size))
+    scales = rng.standard_normal(zeros.shape).astype(np.float32)
+    places = (0, 2, 4, 6, 1, 3, 5, 7) if order == "reorder" else tuple(range(8))
+
+    def packed(numbers: Any) -> Any:
+        return streams(
+            numbers.T.reshape(numbers.shape[1], -1, 8)[:, :, places].reshape(numbers.shape[1], -1), 4
+        )
+
+    signed = kind == "int4"
+    tensors = {
+        "a.weight": packed(codes),
+        "a.weight_scale": scales.T,
+        "a.weight_zero_point": None if signed else packed(zeros),
+    }
+    settings = {"global_quant_config": {"weight": {"dtype": kind}}, "export": {"pack_method": order}}
+    checkpoint = read(tmp_path, "quark", tensors, **settings)
+    numbers = np.where(codes > 7, codes - 16, codes) if signed else codes - zeros.repeat(size, 1)
+    values = numbers.astype(np.float32) * scales.repeat(size, 1)
+    np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+    with pytest.raises(ModelError, match="dtype 'int3' in 'reorder' is not read"):
+        read(tmp_path, "quark", tensors, global_quant_config={"weight": {"dtype": "int3"}})
+
+
+def write(path: Path, tensors: Tensors) -> None:
+    write_safetensors(
+        path / "model.safetensors", {name: np.ascontiguousarray(t) for name, t in tensors.items()}
+    )
+
+
+def test_mxfp8_is_held_with_its_exponents(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    weight = rng.standard_normal((32, 96)).astype(ml_dtypes.float8_e4m3fn)
+    powers = rng.integers(-9, 9, (32, 3))
+    for method, name, settings in (
+        ("mxfp8", "weight_scale_inv", {"quant_method": "mxfp8", "weight_block_size": [1, 32]}),
+        ("compressed-tensors", "weight_scale", {"format": "mxfp8-quantized"}),
+    ):
+        write(tmp_path, {"a.weight": weight, f"a.{name}": (powers + 127).astype(np.uint8)})
+        checkpoint = READERS[method](open_checkpoint(tmp_path), settings)
+        values = weight.astype(np.float32) * (2.0**powers).repeat(32, 1).astype(np.float32)
+        np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+        assert checkpoint.layout("a.weight") == Blocks("mxfp8")
+        np.testing.assert_array_equal(checkpoint.quantized("a.weight", np.arange(32)).dequantize(), values)
+
+
+def test_mxfp6_is_not_taken_for_mxfp4(tmp_path: Path) -> None:
+    rng, rows, columns = np.random.default_rng(5), 16, 64
+    codes, powers = rng.integers(0, 64, (rows, columns)), rng.integers(-5, 5, (rows, 2))
+    packed = np.stack([write_stream([int(n) for n in row], 6) for row in codes]).view(np.uint8)
+    write(tmp_path, {"a.weight_packed": packed, "a.weight_scale": (powers + 127).astype(np.uint8)})
+    checkpoint = READERS["compressed-tensors"](open_checkpoint(tmp_path), {"format": "mxfp6-pack-quantized"})
+    size, exponents = codes & 7, codes >> 3 & 3
+    numbers = np.where(exponents == 0, size / 8, (1 + size / 8) * 2.0 ** (exponents - 1)) * np.where(
+        codes > 31, -1, 1
+    )
+    values = (numbers * (2.0**powers).repeat(32, 1)).astype(np.float32)
+    np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+
+
+def test_floats_beside_scales_stay_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Checkpoints of compressed-tensors whose status is frozen hold both."""
+    weight = np.arange(64, dtype=np.float32).reshape(8, 8)
+    write(tmp_path, {"a.weight": weight, "a.weight_scale": np.ones((8, 1), np.float32)})
+    checkpoint = READERS["compressed-tensors"](open_checkpoint(tmp_path), {"quantization_status": "frozen"})
+    assert list(checkpoint.names()) == ["a.weight"]
+    assert checkpoint.get("a.weight").tobytes() == weight.tobytes()
+    assert "1 modules have scales beside float weights, which are taken: a" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("bits", "packing"), [(1, "1bit_u8"), (2, "2bit_u8"), (4, "4bit_u8"), (8, "8bit_u8"), (3, "3bit_32")]
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_hqq_along_both_axes(bits: int, packing: str, axis: int, tmp_path: Path) -> None:
+    rng, rows, columns, size = np.random.default_rng(6), 40, 64, 32
+    groups = rows * columns // size
+    shape = (groups, size) if axis else (size, groups)
+    codes = rng.integers(0, 1 << bits, shape)
+    scale, zero = (
+        rng.standard_normal((groups, 1) if axis else (1, groups)).astype(np.float32) for _ in range(2)
+    )
+    each = 10 if bits == 3 else 8 // bits
+    wide = np.concatenate([codes, np.zeros((-len(codes) % each, codes.shape[1]), np.int64)])
+    parts = wide.reshape(each, -1, codes.shape[1])
+    packed = sum(part << bits * (each - 1 - i) for i, part in enumerate(parts))
+    tensors = {
+        "a.W_q": packed.astype(np.int32 if bits == 3 else np.uint8),
+        "a.scale": scale,
+        "a.zero": zero,
+        "a.shape": np.array([rows, columns], np.int64),
+        "a.packing": np.frombuffer(packing.encode(), np.uint8),
+        **{
+            f"a.{k}": np.array(v, np.int32)
+            for k, v in {"nbits": bits, "group_size": size, "axis": axis}.items()
+        },
+    }
+    write(tmp_path, tensors)
+    checkpoint = READERS["hqq"](open_checkpoint(tmp_path), {})
+    values = ((codes.astype(np.float32) - zero) * scale).reshape(rows, columns)
+    np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+    if checkpoint.layout("a.weight") is not None:
+        np.testing.assert_array_equal(checkpoint.quantized("a.weight", np.arange(rows)).dequantize(), values)
+    assert (checkpoint.layout("a.weight") is not None) == (axis == 1)
+    write(tmp_path, {**tensors, "a.W_q": tensors["a.W_q"].view(np.float16)})  # view_as_float
+    again = READERS["hqq"](open_checkpoint(tmp_path), {})
+    np.testing.assert_array_equal(again.get("a.weight"), values)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_squeezellm_s_outliers_stay_beside_the_table(bits: int, tmp_path: Path) -> None:
+    """Some rows have none, others many; picked rows keep theirs, and products on every instruction set have them."""
+    rng, rows, columns = np.random.default_rng(8), 48, 128
+    codes, table = (
+        rng.integers(0, 1 << bits, (rows, columns)),
+        rng.standard_normal((rows, 1 << bits)).astype(np.float32),
+    )
+    counts = rng.integers(0, 6, rows) * (np.arange(rows) % 3)
+    at = np.concatenate([np.sort(rng.permutation(columns)[:count]) for count in counts]).astype(np.int32)
+    extra = rng.standard_normal(len(at)).astype(np.float32)
+    tensors = {
+        "a.qweight": streams(codes, bits).T,
+        "a.lookup_table": table,
+        "a.rows": np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        "a.cols": at,
+        "a.vals": extra,
+    }
+    checkpoint = read(tmp_path, "squeezellm", tensors, wbits=bits)
+    values = np.take_along_axis(table, codes, 1)
+    values[np.repeat(np.arange(rows), counts), at] += extra
+    np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
+    layout = checkpoint.layout("a.weight")
+    assert isinstance(layout, Blocks)
+    picked = np.array([5, 2, 2, 47, *range(12)])
+    tensor = checkpoint.quantized("a.weight", picked)
+    np.testing.assert_array_equal(tensor.dequantize(), values[picked])
+    x = rng.standard_normal((21, columns)).astype(np.float32)
+    whole = checkpoint.quantized("a.weight", np.arange(rows))
+    outlined = layout.outline(rows, columns)
+    for isa in ISAS:
+        backend = native(isa)
+        matrix = backend.matrix([whole], Quantized(layout, "float"))
+        np.testing.assert_array_equal(matrix.dequantize(), values)
+        planned = backend.outline().matrix([outlined], Quantized(layout, "float"))
+        assert matrix.nbytes <= planned.nbytes <= matrix.nbytes + 8 * rows
+        got = linear(backend, x, whole, Quantized(layout, "float"))
+        np.testing.assert_allclose(got, x @ values.T, atol=2e-4)
+        assert linear(backend, x[:1], whole, Quantized(layout, "float")).tobytes() == got[:1].tobytes()
+        dense = replace(whole, sparse=None)
+        both = backend.matrix([whole, dense], Quantized(layout, "float"))
+        np.testing.assert_array_equal(both.dequantize()[rows:], dense.dequantize())
+        about, data = backend.export(matrix)
+        aligned = np.empty(len(data) + 64, np.uint8)
+        start = -aligned.ctypes.data % 64
+        aligned[start : start + len(data)] = data
+        again = backend.restore(about, aligned[start : start + len(data)])
+        np.testing.assert_array_equal(again.dequantize(), values)

@@ -16,7 +16,7 @@ import numpy as np
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
-from quire.devices.protocol import Array, Executable, FloatArray, KVSpec, Limits, ModelInput
+from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput
 from quire.engine.source import find_source
 from quire.engine.start import load_tokenizer, make_backend, plan_engine
 from quire.errors import ConfigError
@@ -121,7 +121,7 @@ def _reader(config: EngineConfig, window: int) -> Executable:
     backend = make_backend(config.device, info)
     model = loader(backend, True)
     kv_dtype = config.cache.kv_cache_dtype
-    spec: KVSpec = info.spec.kv_spec(info.dtype if kv_dtype == "auto" else kv_dtype)
+    spec = info.kv_spec(info.dtype if kv_dtype == "auto" else kv_dtype)
     return backend.compile(model.graph, backend.kv_cache(spec, 1, window), Limits(window, 1, window))
 
 

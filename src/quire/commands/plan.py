@@ -23,7 +23,7 @@ from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
 from quire.engine.start import EnginePlan, make_backend, plan_engine
 from quire.errors import ConfigError
-from quire.model.load import outline_config
+from quire.model.outline import outline_config
 from quire.model.spec import ArchSpec
 from quire.runtime.memory import GIB
 from quire.sched.times import StepTimes, StepWork

@@ -20,10 +20,21 @@ class KVLayer(msgspec.Struct, frozen=True):
     head_dim: int
 
 
+class KVScales(msgspec.Struct, frozen=True):
+    """What FP8 stores the keys and the values of a layer divided by: one positive scale for each head [G]."""
+
+    keys: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def of(self, heads: range) -> KVScales:
+        return KVScales(self.keys[heads.start : heads.stop], self.values[heads.start : heads.stop])
+
+
 class KVSpec(msgspec.Struct, frozen=True):
     """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
 
-    In int8, each key and each value of a head has its own float32 scale.
+    In int8, each key and each value of a head has its own float32 scale. In FP8, `scales` are those of each layer that
+    has any.
     With `value_dim` (latent attention) there are no values: a value is the first value_dim elements of its key.
     `layers`, if given, is the shape of each layer; num_kv_heads and head_dim are then the largest.
     """
@@ -34,6 +45,10 @@ class KVSpec(msgspec.Struct, frozen=True):
     dtype: KVDtype
     value_dim: int | None = None
     layers: tuple[KVLayer, ...] | None = None
+    scales: tuple[KVScales | None, ...] = ()
+
+    def scales_of(self, layer: int) -> KVScales | None:
+        return self.scales[layer] if self.scales else None
 
     def layer(self, index: int) -> KVLayer:
         return KVLayer(self.num_kv_heads, self.head_dim) if self.layers is None else self.layers[index]

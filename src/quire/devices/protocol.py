@@ -23,8 +23,10 @@ from quire.devices.elementwise import XIELU as XIELU
 from quire.devices.elementwise import Clamp as Clamp
 from quire.devices.elementwise import Elementwise as Elementwise
 from quire.devices.elementwise import Temperature as Temperature
+from quire.devices.kv import FP8_MOST as FP8_MOST
 from quire.devices.kv import KVDtype as KVDtype
 from quire.devices.kv import KVLayer as KVLayer
+from quire.devices.kv import KVScales as KVScales
 from quire.devices.kv import KVSpec as KVSpec
 from quire.devices.peers import Peers as Peers
 from quire.devices.sampling import Logits, Sampler

@@ -44,7 +44,7 @@ def serve(launch: RankLaunch) -> None:
     backend = make_backend(device, info)
     model = load(backend, True, shard)
     assert isinstance(info.spec, ArchSpec)
-    spec = shard.kv_spec(info.spec, kv_dtype(config, info.dtype))
+    spec = info.kv_spec(kv_dtype(config, info.dtype), shard)
     cache = backend.kv_cache(spec, launch.num_blocks, launch.block_size)
     executable = backend.compile(model.graph, cache, launch.limits)
     model.wait()

@@ -169,9 +169,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     outline = backend.outline()
     available = backend.free_memory() // shard.size
     dtype = kv_dtype(config, model.dtype)
-    kv_spec = (
-        shard.kv_spec(model.spec, dtype) if isinstance(model.spec, ArchSpec) else model.spec.kv_spec(dtype)
-    )
+    kv_spec = model.kv_spec(dtype, shard)
     max_num_seqs = min(
         config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens,

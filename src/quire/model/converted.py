@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import Backend, FloatArray, Matrix
+from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix
 from quire.errors import ConfigError, ModelError
 from quire.files import read_bytes, replaced
 from quire.model.assemble import Assembly
@@ -26,6 +26,7 @@ from quire.model.families.names import TensorNames
 from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
 from quire.model.shard import MOST_RANKS, Shard
 from quire.model.spec import ArchSpec
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.layouts import AnyLayout, Blocks, Int4
@@ -47,7 +48,7 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Everything in a converted checkpoint except its tensors, the same for all ranks.
 
     `dtype` and `quantized` are those that a build gives the weights unless it is told others; `layouts` are those of
-    parts that are quantized.
+    parts that are quantized, `roundings` those of their inputs. `kv_scales` are those of ModelInfo.
     """
 
     spec: ArchSpec
@@ -61,6 +62,8 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
     activations: Literal["float", "int8"]
     layouts: dict[str, AnyLayout]
+    roundings: dict[str, Rounding] = msgspec.field(default_factory=dict)
+    kv_scales: tuple[KVScales | None, ...] = ()
     format: int = FORMAT
 
 
@@ -168,6 +171,9 @@ class RankCheckpoint:
 
     def layout(self, name: str) -> AnyLayout | None:
         return self._layouts.get(name)
+
+    def rounding(self, name: str) -> Rounding | None:
+        return self._manifest.roundings.get(name)
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         layout, (count, width) = self._layouts[name], self.shape(name)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from quire.devices.protocol import Backend, Matrix
+from quire.devices.protocol import Backend, KVScales, Matrix
 from quire.errors import ModelError
 from quire.files import map_file, read_bytes
 from quire.model.decoder import DecoderWeights
@@ -27,7 +27,7 @@ from quire.weights.schemes import Quantization
 from quire.weights.tensor import Array, FloatDtype
 
 MANIFEST, WEIGHTS = "engine.json", "weights.bin"
-FORMAT = 8
+FORMAT = 9
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256
@@ -74,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     size: Limit
     checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
     names: TensorNames | None = None
+    kv_scales: tuple[KVScales | None, ...] = ()
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):

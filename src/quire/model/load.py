@@ -13,18 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from quire.devices.protocol import (
-    Backend,
-    Graph,
-)
+from quire.devices.protocol import Backend, Graph, KVDtype, KVScales, KVSpec
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
-from quire.files import read_json
 from quire.model import converted, engine_dir
+from quire.model.apart import taken_apart
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder, DecoderWeights
 from quire.model.dummy import DummyCheckpoint
 from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
 from quire.model.families.names import TensorNames
+from quire.model.kv_scales import kv_scales, scaled_spec
 from quire.model.pack import (
     WeightTypes,
     check_tensors,
@@ -40,8 +38,7 @@ from quire.model.spec import ArchSpec, ModelShape
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
-from quire.weights.readers import find_quantization
-from quire.weights.readers.planned import PlannedCheckpoint
+from quire.weights.readers.module import ModuleCheckpoint
 from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.source import Source, open_source, quantization_method
 from quire.weights.tensor import FloatDtype
@@ -72,6 +69,7 @@ class ModelInfo:
     the size of the values in `dtype` (vectors in float32). `generation` is generation_config.json, or empty.
     `directory` (or a GGUF file) also holds the tokenizer. `pooling` makes vectors of hidden states if the model defines
     it. `limits` are those that an engine was built for. A `foreign` model runs on the backend of its own library.
+    `kv_scales` are those of each layer's keys and values, if the checkpoint has any.
     """
 
     directory: Path
@@ -85,6 +83,13 @@ class ModelInfo:
     pooling: PoolingHead | None = None
     quantized: Quantization | None = None
     foreign: bool = False
+    kv_scales: tuple[KVScales | None, ...] = ()
+
+    def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
+        """The KV cache of a rank; in FP8 with the scales that came along with the weights."""
+        if not isinstance(self.spec, ArchSpec):
+            return self.spec.kv_spec(dtype)
+        return scaled_spec(shard.kv_spec(self.spec, dtype), self.spec, self.kv_scales, shard)
 
 
 class OpenModel(NamedTuple):
@@ -211,7 +216,7 @@ def load_model(
     if converted.is_converted(directory):
         info, opened = _converted(directory, dtype, quantized, reading, shard)
         return _of_converted(info, opened, backend, outline=False)
-    reopen = open_source(directory, reading.config).tensors
+    reopen = partial(_reopened, directory, reading)
     return pack_model(_open(directory, dtype, quantized, reading), backend, shard, reopen)
 
 
@@ -299,44 +304,6 @@ def open_tensors(directory: Path) -> tuple[dict[str, Any], Checkpoint, TensorNam
     return source.config, checkpoint, names.fitted(checkpoint.names())
 
 
-def outline_config(
-    path: Path,
-    backend: Backend,
-    dtype: str = "auto",
-    quantized: Quantization | None = None,
-    architecture: str | None = None,
-) -> LoadedModel:
-    """The facts that a config.json alone gives.
-
-    `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
-    packs, else float32.
-    """
-    config = read_json(path)
-    spec, names = read_config(config, str(path), architecture)
-    config = text_config(config, str(path)) or config
-    named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
-    if named is None and config.get("quantization_config") is not None:
-        named = "bfloat16"
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
-    planned = _planned(path, spec, names)
-    if planned is not None and dtype == "auto":
-        quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
-    info = model_info(path.parent, spec, names, kept, quantized, _eos({}, config, str(path)), {})
-    weights = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
-    return LoadedModel(info, spec, weights)
-
-
-def _planned(path: Path, spec: ArchSpec, names: TensorNames) -> Checkpoint | None:
-    """The layouts that a config's quantization gives its weights; None if they are plain."""
-    found = find_quantization(read_json(path), str(path), path.parent)
-    if found is None:
-        return None
-    tensors = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}
-    return PlannedCheckpoint(path, found.method, found.settings, tensors)
-
-
 def _built(
     directory: Path, manifest: engine_dir.Manifest, dtype: str, quantized: Quantization | None
 ) -> ModelInfo:
@@ -360,6 +327,7 @@ def _built(
         generation=manifest.generation,
         limits=manifest.limits,
         quantized=manifest.quantized,
+        kv_scales=manifest.kv_scales,
     )
 
 
@@ -383,6 +351,7 @@ def _converted(
         eos_token_ids=manifest.eos_token_ids,
         generation=manifest.generation,
         quantized=opened.quantized,
+        kv_scales=manifest.kv_scales,
     )
     return info, opened
 
@@ -407,18 +376,34 @@ def _open(path: Path, dtype: str, quantized: Quantization | None, reading: Readi
         raise UnknownArchitectureError(
             f"{error}. Its config and tensors look like those of {alike}: `--architecture {alike}` loads it as one"
         ) from None
-    checkpoint = _dummy(source, spec, names) if reading.dummy else source.tensors()
-    names = names.fitted(checkpoint.names())
+    if reading.dummy:
+        checkpoint: Checkpoint = _dummy(source, spec, names)
+        names = names.fitted(checkpoint.names())
+    else:
+        checkpoint, names = _opened(source, spec, names)
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(dtype, wanted, checkpoint)
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)
     config = text_config(source.config, source.where) or source.config
-    eos = _eos(source.generation, config, source.where)
+    eos = eos_ids(source.generation, config, source.where)
     head = read_pooling(path, source.config, spec.architecture, checkpoint, names)
     limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
     info = model_info(path, spec, names, kept, quantized, eos, source.generation)
-    info = replace(info, pooling=head, limits=limits)
+    info = replace(info, pooling=head, limits=limits, kv_scales=kv_scales(source, spec, names))
     return OpenModel(info, spec, checkpoint, names)
+
+
+def _reopened(directory: Path, reading: Reading) -> Checkpoint:
+    return _open(directory, "auto", None, reading).checkpoint
+
+
+def _opened(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
+    """The weights and their names. Packed matrices always have outputs as rows, whatever the family's others have."""
+    found = source.tensors()
+    names = names.fitted(found.names())
+    if names.transposed and isinstance(found, ModuleCheckpoint):
+        return taken_apart(spec, names, found, lambda name: not found.is_packed(name))
+    return found, names
 
 
 def _dummy(source: Source, spec: ArchSpec, names: TensorNames) -> Checkpoint:
@@ -487,7 +472,7 @@ def model_info(
     )
 
 
-def _eos(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
+def eos_ids(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
     """The end-of-sequence tokens; generation_config.json overrides config.json, as in transformers."""
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value

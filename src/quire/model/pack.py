@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -23,8 +23,9 @@ from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.layouts import Blocks, Int8, stackable
+from quire.weights.layouts import AnyLayout, Blocks, Int8, stackable
 from quire.weights.layouts.blocks import KINDS
 from quire.weights.parts import Part
 from quire.weights.schemes import Activations, Kept, Quantization, Quantized, Scheme, WeightType
@@ -56,7 +57,7 @@ class WeightTypes:
     """
 
     types: Mapping[Use, WeightType]
-    kept: Activations | None
+    kept: Literal["float", "int8", "checkpoint"] | None
 
     @classmethod
     def of(cls, dtype: FloatDtype, scheme: Quantization | None) -> WeightTypes:
@@ -146,13 +147,27 @@ class Packer:
             return None
         found = [part.layout(self.checkpoint) for part in parts]
         layouts = [layout for layout in found if layout is not None and self.backend.takes(layout)]
-        if len(layouts) < len(parts) or (table and any(layout.inputs for layout in layouts)):
+        if len(layouts) < len(parts) or (table and any(map(_is_no_table, layouts))):
             return None
         tensors = [part.quantized(self.checkpoint, self.outline) for part in parts]
         if not stackable(tensors):
             return None
+        if self.types.kept == "checkpoint":
+            return tensors, Quantized(layouts[0], "float" if table else self._rounding(parts, layouts))
         kept: Activations = "float" if any(layout.floats for layout in layouts) else self.types.kept
         return tensors, Quantized(layouts[0], kept)
+
+    def _rounding(self, parts: Sequence[Part], layouts: Sequence[AnyLayout]) -> Activations | Rounding:
+        """How the checkpoint rounds the input of these parts; it stays float if it does not, or their ways differ."""
+        assert self.checkpoint is not None
+        found = [self.checkpoint.rounding(part.tensors[0][0]) for part in parts]
+        joined = found[0]
+        for rounding in found[1:]:
+            joined = None if joined is None or rounding is None else joined.joined(rounding)
+        if joined is None:
+            return "float"
+        whole_rows = all(not layout.floats and not layout.rounds for layout in layouts)
+        return "int8" if joined.is_int8_by_row and whole_rows else joined
 
 
 def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, WantedTensor]:
@@ -217,6 +232,11 @@ def check_tensors(
     return expected
 
 
+def _is_no_table(layout: AnyLayout) -> bool:
+    """Whether rows of a weight of this layout cannot be read one by one."""
+    return layout.inputs or (isinstance(layout, Blocks) and layout.entries > 0)
+
+
 def _list(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
@@ -235,17 +255,23 @@ def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Che
 def own_quantization(
     dtype: str, wanted: Iterable[str], checkpoint: Checkpoint, asked: Quantization | None
 ) -> Quantization | None:
-    """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for."""
+    """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for.
+
+    A `dtype` decodes them, unless activations are to be rounded as the checkpoint says.
+    """
     if isinstance(asked, Scheme):
         return asked
     layouts = [layout for name in wanted if (layout := checkpoint.layout(name)) is not None]
-    if dtype != "auto" or not layouts:
-        if asked == Kept("int8"):
+    if (dtype != "auto" and asked != Kept("checkpoint")) or not layouts:
+        if asked in (Kept("int8"), Kept("checkpoint")):
             raise ConfigError(
-                "--quantization-activations int8 is for weights that are quantized; choose --quantization int8"
+                f"--quantization-activations {asked.activations} is for weights that are quantized; leave it out, or "
+                "choose --quantization int8"
             )
         return None
     names = tuple(name for name, _ in Counter(layout.label for layout in layouts).most_common())
+    if asked == Kept("checkpoint") and checkpoint.activations == "int8":
+        asked = Kept("int8")
     if asked == Kept("int8") and all(layout.floats for layout in layouts):
         raise ConfigError(
             f"--quantization-activations int8 multiplies integers, and the weights are {', '.join(names)}; leave it "

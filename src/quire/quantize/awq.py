@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from quire.quantize.grid import Grid
+from quire.quantize.grid import Grid, Rounded
 from quire.quantize.stats import InputStats
 from quire.weights.layouts import Int8
-from quire.weights.tensor import FloatArray
+from quire.weights.tensor import Array, FloatArray
 
 STEPS = 20
 MOST_ROWS = 1024  # of a weight that a search looks at
-CLIPS = 10
+CUTS = np.arange(1, 20, dtype=np.float32) * np.float32(0.025)  # of the ends of a range
 ALPHAS = np.arange(2, 19) / 20
 
 Round = Callable[[FloatArray], FloatArray]
@@ -58,25 +58,57 @@ def _error(weight: FloatArray, rounded: FloatArray, hessian: FloatArray) -> floa
     return float(np.einsum("ok,ok->", wrong @ hessian, wrong))
 
 
-def clipped(weight: FloatArray, stats: InputStats, grid: Grid) -> FloatArray:
-    """The weight [O, K] with each group cut to the range that errs least in its share of the outputs."""
+def rounded_to_ranges(weight: FloatArray, stats: InputStats, grid: Grid) -> Rounded:
+    """The weight [O, K] rounded in the range of each group that errs least in the group's share of the outputs.
+
+    AWQ cuts ranges; here both ends are cut together first, then each by itself.
+    """
     assert stats.hessian is not None
-    out = weight.copy()
+    codes, scales, zeros = [], [], []
     for start in range(0, weight.shape[1], grid.group):
         columns = slice(start, start + grid.group)
-        values, hessian = weight[:, columns], stats.hessian[columns, columns]
-        own = Grid(grid.bits, values.shape[1], grid.symmetric)
-        most = np.abs(values).max(axis=1, keepdims=True)
-        best, least = values, np.full(len(values), np.inf, np.float32)
-        for step in range(CLIPS):
-            bound = most * np.float32(1 - step / (2 * CLIPS))
-            cut = np.clip(values, -bound, bound)
-            wrong = own.round(cut).values() - values
-            error = np.einsum("ok,ok->o", wrong @ hessian, wrong)
-            best = np.where((error < least)[:, None], cut, best)
-            least = np.minimum(error, least)
-        out[:, columns] = best
-    return out
+        found = _group_range(weight[:, columns], stats.hessian[columns, columns], grid)
+        codes.append(found.codes)
+        scales.append(found.scales)
+        zeros.append(found.zeros)
+    return Rounded(*(np.concatenate(parts, axis=1) for parts in (codes, scales, zeros)))
+
+
+def _group_range(values: FloatArray, hessian: FloatArray, grid: Grid) -> Rounded:
+    """One group of columns [O, g] with the range of each row that errs least."""
+    ends = np.stack([values.min(axis=1), values.max(axis=1)])
+    kept = np.ones_like(ends)  # the parts of both ends that stay
+    best = _rounded(values, ends, grid)
+    least = _row_errors(best.values() - values, hessian)
+    for moved in (slice(0, 2), slice(0, 1), slice(1, 2)):
+        before = kept.copy()
+        for cut in CUTS:
+            tried = before.copy()
+            tried[moved] = np.float32(1) - cut
+            found = _rounded(values, ends * tried, grid)
+            errors = _row_errors(found.values() - values, hessian)
+            better = errors < least
+            best = Rounded(
+                *(np.where(better[:, None], new, old) for new, old in zip(_of(found), _of(best), strict=True))
+            )
+            kept = np.where(better, tried, kept)
+            least = np.minimum(errors, least)
+    return best
+
+
+def _of(rounded: Rounded) -> tuple[Array, Array, Array]:
+    return rounded.codes, rounded.scales, rounded.zeros
+
+
+def _rounded(values: FloatArray, ends: FloatArray, grid: Grid) -> Rounded:
+    scales, zeros = grid.fit(ends[0], ends[1])
+    codes = grid.codes(values, scales[:, None], zeros[:, None]).astype(np.uint8)
+    return Rounded(codes, scales[:, None], zeros[:, None].astype(np.uint8))
+
+
+def _row_errors(wrong: FloatArray, hessian: FloatArray) -> FloatArray:
+    errors: FloatArray = np.einsum("ok,ok->o", wrong @ hessian, wrong)
+    return errors
 
 
 def smooth_factors(weights: Sequence[FloatArray], stats: InputStats) -> FloatArray:

@@ -27,7 +27,7 @@ def fisher_information(directory: Path, tokens: IntArray, cache: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     except ImportError as error:
         raise ConfigError(f"--fisher needs the transformers extra: {error}") from error
-    named = {name: weight for name, weight in model.named_parameters() if weight.ndim == 2}
+    named = {name: weight for name, weight in model.named_parameters() if weight.ndim >= 2}
     sums = {name: torch.zeros_like(weight) for name, weight in named.items()}
     for sample in tokens:
         model.zero_grad()

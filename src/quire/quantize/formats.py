@@ -14,7 +14,8 @@ import numpy as np
 from quire.quantize.grid import Rounded
 from quire.weights.layouts.blocks.make import round_fp8, round_mxfp4, round_nvfp4
 from quire.weights.layouts.blocks.scaled import E2M1, in_pairs
-from quire.weights.readers.gptq import ONES, ORDER
+from quire.weights.readers.fields import ORDER
+from quire.weights.readers.gptq import ONES
 from quire.weights.tensor import Array, Bytes, FloatArray
 
 Tensors = Mapping[str, Array]

@@ -11,7 +11,7 @@ import numpy as np
 from quire import __version__
 from quire.errors import ConfigError
 from quire.quantize import formats
-from quire.quantize.awq import awq_factors, clipped, smooth_factors
+from quire.quantize.awq import awq_factors, rounded_to_ranges, smooth_factors
 from quire.quantize.gptq import gptq, gptq_tables
 from quire.quantize.grid import Grid
 from quire.quantize.stats import InputStats
@@ -99,7 +99,7 @@ class Method:
             return formats.nvfp4_tensors(weight, most)
         assert stats is not None
         if self.name == "awq":
-            return formats.awq_tensors(self.grid.round(clipped(weight, stats, self.grid)))
+            return formats.awq_tensors(rounded_to_ranges(weight, stats, self.grid))
         if self.name in ("smoothquant", "int8-static"):
             tensors, values = formats.int8_tensors(weight)
             if self.name == "int8-static":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from quire.devices.protocol import Backend, FloatArray, IntArray
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.model.apart import taken_apart
 from quire.model.decoder import LayerWeights
 from quire.model.load import open_for_reading
 from quire.quantize.files import Output
@@ -35,6 +37,7 @@ class Quantizer:
     backend: Backend
     tokens: IntArray
     importance: Importance | None = None
+    _of_weights: Importance | None = field(default=None, init=False)
 
     @property
     def num_layers(self) -> int:
@@ -45,11 +48,10 @@ class Quantizer:
 
         ModelError if the model cannot be quantized, ConfigError if the directory holds something else.
         """
-        spec, checkpoint, names = open_for_reading(self.source)
-        if names.transposed or names.expert_stack:
-            raise ModelError(
-                f"{self.source}: matrices that hold several experts, or have outputs as columns, are not quantized"
-            )
+        spec, opened, names = open_for_reading(self.source)
+        checkpoint, names = taken_apart(spec, names, opened)
+        if self.importance is not None:
+            self._of_weights = partial(checkpoint.piece, read=self.importance)
         count = spec.num_layers
         output = Output.open(directory, settings, count + 1)
         runner = LayerRunner(spec, names, checkpoint, self.backend, self.tokens, output.hidden())
@@ -130,7 +132,7 @@ class Quantizer:
                 raise ModelError(f"{self.source}: tensor {name} cannot be quantized: {reason}")
             if not np.isfinite(weight).all():
                 raise ModelError(f"{self.source}: tensor {name} holds values that are not finite")
-            importance = None if self.importance is None else self.importance(name)
+            importance = None if self._of_weights is None else self._of_weights(name)
             tensors, values = self.method.encode(weight, stats, importance, most)
             encoded |= {f"{module}.{suffix}": array for suffix, array in tensors.items()}
             folding.changed[name] = values

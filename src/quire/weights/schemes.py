@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from quire.errors import ConfigError
+from quire.weights.activations import Rounding
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.tensor import FloatDtype, Layout
 
@@ -15,7 +16,7 @@ GROUPS = (32, 64, 128)
 # Methods of quantized checkpoints by the names that `--quantization` takes, which are vLLM's.
 METHODS: Mapping[str, str] = {
     **{name: name for name in ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gguf",
-                               "gptq", "hqq", "modelopt", "mxfp4", "quark", "squeezellm", "torchao")},
+                               "gptq", "hqq", "modelopt", "mxfp4", "mxfp8", "quark", "squeezellm", "torchao")},
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
     "inc": "auto-round",
@@ -25,16 +26,19 @@ METHODS: Mapping[str, str] = {
 # Names that round float checkpoints, and check that quantized ones are of that method: the kinds of their blocks.
 FLOAT_KINDS = {"fp8": "e4m3", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 Activations = Literal["float", "int8"]
+# What --quantization-activations takes; "checkpoint" rounds as the checkpoint's config says, by weight.
+Asked = Literal["auto", "int8", "float", "checkpoint"]
 
 
 class Quantized(msgspec.Struct, frozen=True):
     """The type of a quantized weight, and of the activations that multiply it.
 
     With "int8", activations are rounded to int8 with one scale per row (token), and products are summed as integers.
+    With a `Rounding` they are rounded so first; products stay float unless that has one scale in int8 for all rows.
     """
 
     layout: AnyLayout
-    activations: Activations = "int8"
+    activations: Activations | Rounding = "int8"
 
 
 WeightType = FloatDtype | Quantized
@@ -46,22 +50,30 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
     `kinds` names their types once they are known, the most frequent first.
     """
 
-    activations: Activations
+    activations: Literal["float", "int8", "checkpoint"]
     kinds: tuple[str, ...] = ()
 
 
-def rounded_columns(weight: WeightType, layouts: Iterable[Layout] = ()) -> int | None:
-    """Columns of activations that a weight rounds with one scale: 0 for a whole row, None if activations stay float.
+def input_rounding(weight: WeightType, layouts: Iterable[Layout] = ()) -> Rounding | None:
+    """How a weight's activations are rounded; None if they stay float.
 
     `layouts` are those of its parts; the widest block counts.
     """
     if not isinstance(weight, Quantized) or weight.activations == "float":
         return None
-    return max([weight.layout.rounds, *(layout.rounds for layout in layouts)])
+    if isinstance(weight.activations, Rounding):
+        return weight.activations
+    columns = max([weight.layout.rounds, *(layout.rounds for layout in layouts)])
+    return Rounding(number="int8", columns=columns)
 
 
-def rounds_activations(weight: WeightType) -> bool:
-    return isinstance(weight, Quantized) and weight.activations == "int8"
+def multiplies_integers(weight: WeightType) -> bool:
+    """Whether products with a weight are summed as integers."""
+    if not isinstance(weight, Quantized) or weight.activations == "float":
+        return False
+    return weight.activations == "int8" or (
+        isinstance(weight.layout, (Int4, Int8)) and weight.activations.is_int8_of_all
+    )
 
 
 class Scheme(msgspec.Struct, frozen=True, tag="scheme"):
@@ -79,7 +91,7 @@ def scheme(
     group_size: int = 64,
     symmetric: bool = True,
     pure: bool = False,
-    activations: Literal["auto", "int8", "float"] = "auto",
+    activations: Asked = "auto",
     rounds: bool = False,
 ) -> Quantization | None:
     """The types that `--quantization NAME` means; None for names that leave weights as they are.
@@ -90,6 +102,10 @@ def scheme(
     if pure and name not in ("int4", "int4wo"):
         raise ConfigError(
             "--quantization-pure is for --quantization int4 or int4wo; leave it out, or choose one"
+        )
+    if activations == "checkpoint" and (rounds or name not in ("auto", *METHODS)):
+        raise ConfigError(
+            "--quantization-activations checkpoint is for checkpoints that are quantized, and stay so: leave it out"
         )
     if name.endswith("wo") and activations == "int8":
         raise ConfigError(
@@ -113,7 +129,7 @@ def scheme(
     )
 
 
-def _float_scheme(name: str, activations: Literal["auto", "int8", "float"]) -> Scheme:
+def _float_scheme(name: str, activations: Asked) -> Scheme:
     """FP8, MXFP4 or NVFP4; activations stay float unless int8 is asked for, which FP8 cannot be multiplied with."""
     blocks = Blocks(FLOAT_KINDS[name])
     if activations == "int8" and blocks.floats:
@@ -139,7 +155,12 @@ def weights_name(scheme: Quantization | None, dtype: str) -> str:
         return dtype
     if isinstance(scheme, Kept):
         kinds = ", ".join(scheme.kinds) or dtype
-        return kinds if scheme.activations == "int8" else f"{kinds}, activations float"
+        by_checkpoint = {
+            "int8": "",
+            "float": ", activations float",
+            "checkpoint": ", activations as published",
+        }
+        return kinds + by_checkpoint[scheme.activations]
     weights, layout = scheme.linear, scheme.linear.layout
     if isinstance(layout, Blocks):
         return f"{layout.label}{'' if weights.activations == 'float' else ', activations int8'}"

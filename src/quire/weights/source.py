@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from quire.weights.readers import find_quantization
 class Source:
     """`config` and `generation` are config.json and generation_config.json, or a GGUF file's equivalents.
 
-    `where` names the config in messages. `tensors` opens the weights, quantized ones through their reader.
+    `where` names the config in messages. `tensors` opens the weights, quantized ones through their reader, which
+    `stored` opens as they are in the files.
     """
 
     path: Path
@@ -29,6 +31,7 @@ class Source:
     config: dict[str, Any]
     generation: dict[str, Any]
     tensors: Callable[[], Checkpoint]
+    stored: Callable[[], Checkpoint] | None = None
 
 
 def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
@@ -49,7 +52,8 @@ def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
         return Source(path, str(config_path), config, generation, lambda: open_checkpoint(path))
     reader = quantization.reader()
     config = {**config, "quantization_config": quantization.section()}
-    return Source(path, str(config_path), config, generation, lambda: reader(open_checkpoint(path)))
+    stored = partial(open_checkpoint, path)
+    return Source(path, str(config_path), config, generation, lambda: reader(stored()), stored)
 
 
 def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

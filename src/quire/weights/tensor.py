@@ -70,12 +70,32 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Sparse:
+    """Values that are added to a weight [O, K]: those of row r are at starts[r] to starts[r + 1] - 1 of `values`."""
+
+    starts: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    values: FloatArray
+
+    def rows(self, picked: Rows) -> Sparse:
+        counts = np.diff(self.starts)[picked]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        places = np.repeat(self.starts[:-1][picked] - starts[:-1], counts) + np.arange(starts[-1])
+        return Sparse(starts, self.columns[places], self.values[places])
+
+    def add_to(self, values: FloatArray) -> None:
+        """In the order of the values."""
+        rows = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        np.add.at(values, (rows, self.columns), self.values)
+
+
+@dataclass(frozen=True, slots=True)
 class QuantTensor:
     """A weight [O, K] of integer codes [O, K] and what turns them into values, per group of columns: [O, G].
 
     `codes` are unsigned bytes, one per element; a layout may pack several of them, and scales, into a row's bytes. The
     layout gives the formula; `zeros` is None if it needs none. `inputs` are those of the columns if they are not the
-    plain ones. All other fields have rows on axis 0, so rows can be picked
+    plain ones, `sparse` what is added to the values. All other fields have rows on axis 0, so rows can be picked
     without touching a value.
     """
 
@@ -84,6 +104,7 @@ class QuantTensor:
     scales: FloatArray
     zeros: FloatArray | None = None
     inputs: Inputs | None = None
+    sparse: Sparse | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +118,8 @@ class QuantTensor:
     def rows(self, picked: Rows) -> QuantTensor:
         """The tensor made of these rows, in this order."""
         zeros = None if self.zeros is None else self.zeros[picked]
-        return QuantTensor(self.layout, self.codes[picked], self.scales[picked], zeros, self.inputs)
+        sparse = None if self.sparse is None else self.sparse.rows(picked)
+        return QuantTensor(self.layout, self.codes[picked], self.scales[picked], zeros, self.inputs, sparse)
 
 
 def nothing(dtype: Any, *shape: int) -> Array:

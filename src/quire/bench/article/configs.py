@@ -9,7 +9,8 @@ from typing import Any
 
 from quire.config import DeviceConfig
 from quire.engine.start import make_backend
-from quire.model.load import LoadedModel, outline_config
+from quire.model.load import LoadedModel
+from quire.model.outline import outline_config
 
 LLAMA_3_70B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

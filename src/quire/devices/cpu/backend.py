@@ -38,7 +38,7 @@ from quire.devices.protocol import (
 )
 from quire.errors import EngineError
 from quire.weights.layouts import AnyLayout
-from quire.weights.schemes import Quantized
+from quire.weights.schemes import Quantized, multiplies_integers
 from quire.weights.tensor import QuantTensor
 
 
@@ -120,7 +120,7 @@ class NativeBackend:
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
         if isinstance(weight, Quantized):
-            return "int8" if weight.activations == "int8" else "fp32"
+            return "int8" if multiplies_integers(weight) else "fp32"
         return "bf16" if weight == "bfloat16" and self.isa == "avx512_bf16" else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:

@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from quire import _native
 from quire.devices.cpu.errors import native_errors
 from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.errors import EngineError, ModelError
+from quire.weights.activations import Rounding
 from quire.weights.layouts import Blocks
-from quire.weights.schemes import Quantized, WeightType
+from quire.weights.schemes import Quantized, WeightType, multiplies_integers
 from quire.weights.tensor import QuantTensor
 
-FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "inputs", "screened", "blocks")
+FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "inputs", "screened", "blocks",
+                 "nonzeros", "rounding")  # fmt: skip
 
 
 class NativeMatrix:
@@ -59,7 +62,12 @@ def packed_of(weight: Matrix) -> Any:
 def format_of(dtype: WeightType, compact: bool, screened: bool) -> Any:
     """The native format of a type. `compact`: bfloat16 in 12 bits; `screened`: floats get a screen."""
     if isinstance(dtype, Quantized):
-        return _native.Format(**dtype.layout.format(), int8_rows=dtype.activations == "int8")
+        rounding = dtype.activations if isinstance(dtype.activations, Rounding) else None
+        return _native.Format(
+            **dtype.layout.format(),
+            int8_rows=multiplies_integers(dtype),
+            rounding=None if rounding is None else msgspec.structs.astuple(rounding),
+        )
     layout = "bfloat16_12" if compact and dtype == "bfloat16" else dtype
     return _native.Format(layout=layout, screened=screened)
 
@@ -72,7 +80,10 @@ def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: st
     with native_errors:
         if tensors and format.layout == "blocks":
             format, rows = _with_blocks(format, tensors), [np.ascontiguousarray(t.codes) for t in tensors]
-            packed = _native.pack_blocks(rows, tensors[0].shape[1], format, gated, _inputs(tensors[0]), pool)
+            sparse = _sparse(tensors) if format.nonzeros else []
+            packed = _native.pack_blocks(
+                rows, tensors[0].shape[1], format, gated, _inputs(tensors[0]), sparse, pool
+            )
             return NativeMatrix(packed, pool)
         if tensors:
             codes = [_codes(tensor, format.layout) for tensor in tensors]
@@ -116,7 +127,25 @@ def _with_blocks(format: Any, tensors: Sequence[QuantTensor]) -> Any:
         if not isinstance(tensor.layout, Blocks):
             raise EngineError(f"a weight of {tensor.layout.name} cannot be packed as blocks")
         kinds.append((tensor.layout.kind, tensor.shape[0]))
-    return _native.Format(layout="blocks", int8_rows=format.int8_rows, inputs=format.inputs, blocks=kinds)
+    return _native.Format(
+        layout="blocks",
+        int8_rows=format.int8_rows,
+        inputs=format.inputs,
+        blocks=kinds,
+        nonzeros=sum(len(tensor.sparse.values) for tensor in tensors if tensor.sparse is not None),
+        rounding=format.rounding,
+    )
+
+
+def _sparse(tensors: Sequence[QuantTensor]) -> list[tuple[Array, Array, Array]]:
+    """Starts, columns and values of each part; a part without any has none."""
+    none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return [
+        (np.zeros(t.shape[0] + 1, np.int32), *none)
+        if t.sparse is None
+        else (t.sparse.starts, t.sparse.columns, t.sparse.values)
+        for t in tensors
+    ]
 
 
 def _inputs(tensor: QuantTensor) -> tuple[Array, Array] | None:

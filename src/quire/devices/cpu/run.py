@@ -21,6 +21,12 @@ def layer_tuples(spec: KVSpec) -> list[tuple[int, int]]:
     return [(layer.num_kv_heads, layer.head_dim) for layer in layers]
 
 
+def scale_lists(spec: KVSpec) -> list[list[float]]:
+    """The scales of each layer's keys, then of its values; none at all if no layer has any."""
+    layers = [spec.scales_of(index) for index in range(spec.num_layers)] if spec.scales else []
+    return [[] if scales is None else [*scales.keys, *scales.values] for scales in layers]
+
+
 class NativeKVCache:
     """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages are allocated when first written."""
 
@@ -33,6 +39,7 @@ class NativeKVCache:
                 spec.dtype,
                 num_blocks,
                 block_size,
+                scale_lists(spec),
             )
 
     @property

@@ -25,8 +25,9 @@ from quire.devices.reference.sampler import ReferenceSampler
 from quire.devices.reference.weights import ReferenceMatrix, own_matrix
 from quire.devices.widths import widest_activation
 from quire.errors import EngineError
+from quire.weights.activations import restored_rounding, stored_rounding
 from quire.weights.layouts import AnyLayout
-from quire.weights.schemes import rounds_activations
+from quire.weights.schemes import multiplies_integers
 from quire.weights.tensor import Inputs, QuantTensor
 
 
@@ -67,14 +68,14 @@ class ReferenceBackend:
         about = {
             "rows": len(values),
             "layout": "float32",
-            "rounded": own_matrix(matrix).rounded,
+            "rounding": stored_rounding(own_matrix(matrix).rounding),
             "inputs": given,
         }
         return about, values.reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> ReferenceMatrix:
         matrix = ReferenceMatrix([data.view(np.float32).reshape(about["rows"], -1)], "float32")
-        matrix.rounded = about["rounded"]
+        matrix.rounding = restored_rounding(about["rounding"])
         if about["inputs"] is not None:
             order, factors = about["inputs"]
             matrix.inputs = Inputs(np.array(order, np.int32), np.array(factors, np.float32))
@@ -100,7 +101,7 @@ class ReferenceBackend:
         return ReferenceSampler(vocab_size)
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
-        return "int8" if rounds_activations(weight) else "fp32"
+        return "int8" if multiplies_integers(weight) else "fp32"
 
     def free_memory(self) -> int:
         return free_memory()

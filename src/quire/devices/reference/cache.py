@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import Array, FloatArray, KVDtype, KVSpec
-from quire.devices.reference.weights import round_int8
+from quire.weights.activations import round_int8
 
 KEPT: dict[KVDtype, Any] = {
     "float32": np.float32,
@@ -35,6 +35,9 @@ class ReferenceKVCache:
         else:
             self.values = [keys[..., : spec.value_dim] for keys in self.keys]
         self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
+        found = [spec.scales_of(index) for index in range(spec.num_layers)]
+        self.key_scales = [_column(None if scales is None else scales.keys) for scales in found]
+        self.value_scales = [_column(None if scales is None else scales.values) for scales in found]
 
     @property
     def spec(self) -> KVSpec:
@@ -48,9 +51,9 @@ class ReferenceKVCache:
     def block_size(self) -> int:
         return self._block_size
 
-    def rounded(self, heads: Array) -> FloatArray:
-        """Keys or values [heads, H] as the cache keeps them, before its own type's rounding."""
-        values: FloatArray = heads.astype(np.float32)
+    def rounded(self, heads: Array, scales: FloatArray) -> FloatArray:
+        """Keys or values [heads, H] as the cache keeps them, before its own type's rounding. scales are [heads, 1]."""
+        values: FloatArray = heads.astype(np.float32) / scales
         if self._spec.dtype == "int8":
             return round_int8(values)
         most = FP8_MOST.get(self._spec.dtype)
@@ -61,3 +64,8 @@ class ReferenceKVCache:
         for source, destination in copies:
             for side in sides:
                 side[destination] = side[source]
+
+
+def _column(scales: tuple[float, ...] | None) -> FloatArray:
+    """[heads, 1], or 1 for all."""
+    return np.ones((1, 1), np.float32) if scales is None else np.array(scales, np.float32)[:, None]

@@ -203,8 +203,8 @@ class ReferenceOps:
             q, k = prepare_heads(q, q_norm, row), prepare_heads(k, k_norm, row)
             v = prepare_heads(v, v_norm, None)
             q_TNH[t] = q
-            self.kv.keys[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(k)
-            self.kv.values[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(v)
+            self.kv.keys[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(k, self.kv.key_scales[layer])
+            self.kv.values[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(v, self.kv.value_scales[layer])
         self._echo(layer)
         return q_TNH.reshape(len(qkv), num_heads * head_dim)
 
@@ -233,7 +233,9 @@ class ReferenceOps:
         for t, row in enumerate(kv.astype(np.float64)):
             turn = angles[t].astype(np.float64)
             key = np.concatenate([normalize(row[:latent], norm), rotate(row[None, latent:], turn)[0]])
-            self.kv.keys[layer][blocks_T[t], offsets_T[t], 0] = self.kv.rounded(key[None])[0]
+            self.kv.keys[layer][blocks_T[t], offsets_T[t], 0] = self.kv.rounded(
+                key[None], self.kv.key_scales[layer]
+            )[0]
             q_TNH[t, :, :latent] = q_latent[t].reshape(num_heads, latent)
             q_TNH[t, :, latent:] = rotate(q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
         self._echo(layer)
@@ -279,8 +281,8 @@ class ReferenceOps:
         groups, head_dim = kept.num_kv_heads, kept.head_dim
         out = np.empty((len(q), num_heads, self.kv.spec.value_dim or head_dim), np.float32)
         for b, kv_len in enumerate(self.inputs.kv_len_B):
-            keys_GSH = self._gather(self.kv.keys[layer], b)
-            values_GSH = self._gather(self.kv.values[layer], b)
+            keys_GSH = self._gather(self.kv.keys[layer], b) * self.kv.key_scales[layer][:, None]
+            values_GSH = self._gather(self.kv.values[layer], b) * self.kv.value_scales[layer][:, None]
             start, stop = self.inputs.cu_q_B1[b], self.inputs.cu_q_B1[b + 1]
             for t in range(start, stop):
                 end = kv_len - (stop - 1 - t)

@@ -12,8 +12,7 @@ from quire.devices.host import Float64Array
 from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.errors import EngineError
 from quire.weights.layouts import Int4, Int8
-from quire.weights.layouts.rounding import LEAST
-from quire.weights.schemes import Quantized, WeightType, rounded_columns
+from quire.weights.schemes import Quantized, WeightType, input_rounding
 from quire.weights.tensor import FloatDtype, QuantTensor
 
 DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
@@ -25,7 +24,7 @@ class ReferenceMatrix:
     def __init__(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> None:
         layouts = [part.layout for part in parts if isinstance(part, QuantTensor)]
         self.inputs = next((part.inputs for part in parts if isinstance(part, QuantTensor)), None)
-        self.rounded = rounded_columns(dtype, layouts)
+        self.rounding = input_rounding(dtype, layouts)
         self.values: Float64Array = np.concatenate([_rounded(part, dtype) for part in parts]).astype(
             np.float64
         )
@@ -50,7 +49,7 @@ class ReferenceMatrix:
     def seen(self, row: FloatArray) -> Float64Array:
         """One row of activations [K] in the precision that products with this weight use."""
         row = row if self.inputs is None else self.inputs.seen(row).astype(np.float32)
-        rounded = row if self.rounded is None else round_int8_by(row[None], self.rounded)[0]
+        rounded = row if self.rounding is None else self.rounding.round(row[None])[0]
         seen: Float64Array = rounded.astype(np.float64)
         return seen
 
@@ -74,22 +73,3 @@ def _rounded(part: Array | QuantTensor, dtype: WeightType) -> FloatArray:
     if not isinstance(dtype.layout, (Int4, Int8)):
         raise EngineError(f"floats are not rounded to {dtype.layout.name}")
     return dtype.layout.quantize(floats).dequantize()
-
-
-def round_int8_by(values_OK: FloatArray, columns: int) -> FloatArray:
-    """`round_int8` with one scale for each so many columns of a row; 0: for the whole row."""
-    rows, width = values_OK.shape
-    if columns == 0 or columns >= width:
-        return round_int8(values_OK)
-    whole = np.pad(values_OK, ((0, 0), (0, -width % columns)))
-    rounded: FloatArray = round_int8(whole.reshape(-1, columns)).reshape(rows, -1)[:, :width]
-    return rounded
-
-
-def round_int8(values_OK: FloatArray) -> FloatArray:
-    """Each row of activations rounded to integers from -127 to 127 times its own scale. NaN stays NaN."""
-    most = np.abs(values_OK).max(axis=1, keepdims=True)
-    inverse = np.where(most >= LEAST, np.float32(127) / np.maximum(most, LEAST), np.float32(0))
-    whole = np.rint(values_OK * inverse) + np.float32(0)  # an integer has no -0
-    rounded: FloatArray = whole * (most / np.float32(127))
-    return rounded

@@ -30,8 +30,9 @@ from quire.devices.torch.ops import TorchMatrix, own_matrix
 from quire.devices.torch.run import TorchExecutable, TorchSampler
 from quire.devices.widths import widest_activation
 from quire.errors import EngineError
+from quire.weights.activations import restored_rounding, stored_rounding
 from quire.weights.layouts import AnyLayout
-from quire.weights.schemes import rounds_activations
+from quire.weights.schemes import multiplies_integers
 from quire.weights.tensor import QuantTensor
 
 
@@ -74,12 +75,12 @@ class TorchBackend:
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)
-        about = {"rows": own.shape[0], "layout": "float32", "rounded": own.rounded}
+        about = {"rows": own.shape[0], "layout": "float32", "rounding": stored_rounding(own.rounding)}
         return about, own.dequantize().reshape(-1).view(np.uint8)
 
     def restore(self, about: dict[str, Any], data: Array) -> TorchMatrix:
         values = torch.tensor(data.view(np.float32).reshape(about["rows"], -1), device=self._device)
-        return TorchMatrix(values, about["rounded"])
+        return TorchMatrix(values, restored_rounding(about["rounding"]))
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> TorchKVCache:
         return TorchKVCache(spec, num_blocks, block_size, self._device)
@@ -101,7 +102,7 @@ class TorchBackend:
         return free_memory()
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
-        return "int8" if rounds_activations(weight) else "fp32"
+        return "int8" if multiplies_integers(weight) else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         return measure_limits(self._threads, arithmetic)

@@ -37,6 +37,13 @@ class TorchKVCache:
             self._sides += self.values
         else:
             self.values = [keys[..., : spec.value_dim] for keys in self.keys]
+        found = [spec.scales_of(index) for index in range(spec.num_layers)]
+        self.key_scales = [self._column(None if scales is None else scales.keys) for scales in found]
+        self.value_scales = [self._column(None if scales is None else scales.values) for scales in found]
+
+    def _column(self, scales: tuple[float, ...] | None) -> Any:
+        """[G, 1], or 1 for all."""
+        return torch.tensor((1.0,) if scales is None else scales, device=self.device)[:, None]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for side in self._sides:

@@ -40,24 +40,25 @@ from quire.devices.reference.weights import ReferenceMatrix
 from quire.devices.torch.attention import attend, first_seen
 from quire.devices.torch.cache import TorchStep
 from quire.errors import EngineError
+from quire.weights.activations import Rounding
 from quire.weights.layouts.rounding import LEAST
-from quire.weights.schemes import rounded_columns
+from quire.weights.schemes import input_rounding
 from quire.weights.tensor import QuantTensor
 
 
 class TorchMatrix:
     """A weight [O, K] as float32, rounded to its type."""
 
-    def __init__(self, values: Any, rounded: int | None) -> None:
-        self.values, self.rounded = values, rounded
+    def __init__(self, values: Any, rounding: Rounding | None) -> None:
+        self.values, self.rounding = values, rounding
 
     @classmethod
     def pack(cls, parts: Sequence[Array | QuantTensor], dtype: WeightType, device: Any) -> TorchMatrix:
         if device.type == "meta":  # an outline: a shape without values
             shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
-            return cls(torch.empty(shape, device=device), rounded_columns(dtype))
+            return cls(torch.empty(shape, device=device), input_rounding(dtype))
         rounded = ReferenceMatrix(parts, dtype)
-        return cls(torch.tensor(np.ascontiguousarray(rounded.dequantize()), device=device), rounded.rounded)
+        return cls(torch.tensor(np.ascontiguousarray(rounded.dequantize()), device=device), rounded.rounding)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,8 +79,8 @@ class TorchMatrix:
 
     def times(self, row: Any) -> Any:
         """weight @ row: [K] -> [O]."""
-        if self.rounded is not None:
-            row = round_int8_by(row, self.rounded)
+        if self.rounding is not None:
+            row = rounded_row(row, self.rounding)
         return torch.mv(self.values, row)
 
 
@@ -89,6 +90,13 @@ def own_matrix(weight: Matrix) -> TorchMatrix:
             f"the torch backend got a weight of {type(weight).__name__}; load the model with it"
         )
     return weight
+
+
+def rounded_row(row: Any, rounding: Rounding) -> Any:
+    """A row [K]; roundings other than int8 around 0 are the oracle's own, on the host."""
+    if rounding == Rounding(number="int8", columns=rounding.columns):
+        return round_int8_by(row, rounding.columns)
+    return torch.from_numpy(rounding.round(row.cpu().numpy()[None])[0]).to(row.device)
 
 
 def round_int8_by(row: Any, columns: int) -> Any:
@@ -381,7 +389,8 @@ class TorchOps:
         sinks = None if attention.sinks is None else tensor_like(q, attention.sinks)
         rows = []
         for seq in self.step.sequences:
-            own_keys, own_values = keys[seq.places].float(), values[seq.places].float()
+            own_keys = keys[seq.places].float() * self._kv.key_scales[layer]
+            own_values = values[seq.places].float() * self._kv.value_scales[layer]
             for t in range(seq.begin, seq.end):
                 position = seq.start + t - seq.begin
                 seen = slice(first_seen(position, attention), min(position + attention.ahead + 1, seq.length))
@@ -416,9 +425,14 @@ class TorchOps:
 
     def _store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         place, dtype = self.step.places_T[t], self._kv.spec.dtype
-        for side, new in ((self._kv.keys, keys_GH), (self._kv.values, values_GH)):
+        sides = (
+            (self._kv.keys, keys_GH, self._kv.key_scales),
+            (self._kv.values, values_GH, self._kv.value_scales),
+        )
+        for side, new, scales in sides:
             if new is None:
                 continue
+            new = new / scales[layer]
             if (most := FP8_MOST.get(dtype)) is not None:
                 new = new.clamp(-most, most)
             side[layer][place] = (round_int8(new) if dtype == "int8" else new).to(side[layer].dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
@@ -62,6 +63,9 @@ class ShardedCheckpoint:
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         return self._owner[name].quantized(name, rows)
+
+    def rounding(self, name: str) -> Rounding | None:
+        return self._owner[name].rounding(name)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

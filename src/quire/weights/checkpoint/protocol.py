@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from quire.weights.activations import Rounding
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
 
@@ -42,6 +43,9 @@ class Checkpoint(Protocol):
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         """These rows of a quantized tensor, whose leading axes count as one."""
 
+    def rounding(self, name: str) -> Rounding | None:
+        """How the checkpoint's format rounds the activations that a quantized tensor multiplies; None: not at all."""
+
 
 class Unquantized:
     """The part of a `Checkpoint` that holds no quantized tensors."""
@@ -55,3 +59,6 @@ class Unquantized:
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         raise KeyError(name)
+
+    def rounding(self, name: str) -> Rounding | None:
+        return None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from quire.weights.activations import Rounding
 from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.names import Place
 from quire.weights.gguf.parts import GGUFParts
@@ -57,6 +58,9 @@ class GGUFCheckpoint:
             return None
         kind = self.parts.tensors[place.tensor].kind.name
         return None if kind in PLAIN else Blocks(kind.lower())
+
+    def rounding(self, name: str) -> Rounding | None:
+        return None
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         place = self.tensors[name]

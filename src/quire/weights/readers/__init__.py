@@ -101,6 +101,8 @@ def _named(directory: Path) -> Quantization | None:
     name = files[0].name.lower()
     if match := re.match(r"sq-.*-w([34])-s\d", name):
         return Quantization("squeezellm", {"wbits": int(match[1])}, str(files[0]))
+    if match := re.search(r"-w4-g(\d{1,5})-awq", name):
+        return Quantization("awq", {"w_bit": 4, "q_group_size": int(match[1])}, str(files[0]))
     if match := re.search(r"(?:^|[-_.])([2348])bit[-_.](-?\d{1,5})g\b", name):
         settings = {"bits": int(match[1]), "group_size": int(match[2])}
         return Quantization("gptq", {**settings, "desc_act": "act" in name}, str(files[0]))

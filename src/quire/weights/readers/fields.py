@@ -13,9 +13,11 @@ from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.tensor import Array, FloatArray
 
 FLOATS = tuple(np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfloat16))
+F32, _, BF16 = FLOATS
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
-U8, I8, I32, I64 = (np.dtype(kind) for kind in (np.uint8, np.int8, np.int32, np.int64))
+U8, I8, I16, I32, I64 = (np.dtype(kind) for kind in (np.uint8, np.int8, np.int16, np.int32, np.int64))
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ's, of the columns in a word
 PIECE = 1 << 20  # numbers unpacked at a time, so that memory stays small
 
 
@@ -109,6 +111,14 @@ def unpack_padded(words: Array, bits: int, count: int) -> Array:
     fields = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
     codes: Array = fields.reshape(*words.shape[:-1], -1)[..., :count].astype(np.uint8)
     return codes
+
+
+def eights(words: Array, order: tuple[int, ...] = ORDER) -> Array:
+    """Words [R, O / 8] of eight codes of 4 bits each as codes [O, R]; half byte p is column order[p] of its eight."""
+    mixed = unpack(words, 4, words.shape[1] * 8).reshape(len(words), -1, 8)
+    plain = np.empty_like(mixed)
+    plain[:, :, order] = mixed
+    return np.ascontiguousarray(plain.reshape(len(mixed), -1).T)
 
 
 def num_words(count: int, bits: int) -> int:

@@ -8,7 +8,7 @@ the order ORDER; "gemv" has streams along K.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,21 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Checkpoint
-from quire.weights.readers.fields import FLOATS, I32, Fields, num_words, unpack
+from quire.weights.readers.fields import FLOATS, I16, I32, Fields, eights, num_words, unpack
 from quire.weights.readers.grouped import Groups, check_order, group_count, is_plain, packed_groups, refuse
+from quire.weights.readers.marlin import MARLIN_IGNORED, MARLIN_USED, fast_module, marlin_module
 from quire.weights.readers.module import ModuleCheckpoint, Packed, setting
+from quire.weights.readers.rules import compiled, matches
+from quire.weights.readers.scaled import ScaledCheckpoint
 from quire.weights.tensor import Array
 
+DynamicRules = Sequence[tuple[re.Pattern[str], Mapping[str, Any]]]
+
 USED = ("qweight", "qzeros", "scales", "g_idx")
+AWQ_USED = ("qweight", "qzeros", "scales", "scaled_zeros")
 BITS = (2, 3, 4, 8)
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ: half byte p of a word is column ORDER[p]
+STREAMED = (*BITS, 5, 6, 7)  # AutoRound; GPTQModel packs these three in planes
+AUTO_ROUND = ("auto-round", "intel/auto-round")
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # 1 in each field of a word
 
 
@@ -33,27 +40,48 @@ class GPTQCheckpoint(ModuleCheckpoint):
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         where = "quantization_config (gptq)"
         version = settings.get("checkpoint_format", settings.get("format")) or "gptq"
-        if version not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
-            raise refuse(where, f"checkpoint_format {version!r} is not read; gptq and gptq_v2 are")
+        if version == "marlin" or settings.get("is_marlin_format"):
+            size = _marlin_size(settings, where)
+            super().__init__(checkpoint, partial(marlin_module, size), MARLIN_USED, MARLIN_IGNORED)
+            return
+        if version not in ("gptq", "gptq_v2"):
+            raise refuse(where, f"checkpoint_format {version!r} is not read; gptq, gptq_v2 and marlin are")
         if settings.get("pack_dtype", "int32") != "int32":
             raise refuse(where, f"pack_dtype {settings['pack_dtype']!r} is not read; int32 is")
-        rules = setting(settings, where, "dynamic", dict, {})
+        rules = _rules(setting(settings, where, "dynamic", dict, {}))
         super().__init__(checkpoint, partial(self._find, settings, rules, version == "gptq"), USED)
 
     @staticmethod
-    def _find(settings: Mapping[str, Any], rules: Mapping[str, Any], first: bool, fields: Fields) -> Packed:
+    def _find(settings: Mapping[str, Any], rules: DynamicRules, first: bool, fields: Fields) -> Packed:
         return gptq_module(fields, _of_module(settings, rules, fields.module), first)
 
 
-def _of_module(settings: Mapping[str, Any], rules: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+def _marlin_size(settings: Mapping[str, Any], where: str) -> int:
+    """The group size of a Marlin checkpoint. Raises ModelError for what Marlin does not pack."""
+    bits, size = settings.get("bits", 4), settings.get("group_size", settings.get("q_group_size", 128))
+    if bits != 4 or settings.get("desc_act") or settings.get("zero_point"):
+        raise refuse(where, "Marlin packs symmetric weights of 4 bits, without act-order")
+    if type(size) is not int or not -1 <= size < 1 << 31:
+        raise ModelError(f"{where}: group_size must be an integer, got {size!r:.80}")
+    return size
+
+
+def _rules(dynamic: Mapping[str, Any]) -> DynamicRules:
+    """GPTQModel's `dynamic`: expressions and the settings that they change, or none for modules that stay float."""
+    return [
+        (
+            compiled(pattern.removeprefix("+:").removeprefix("-:")),
+            changes if isinstance(changes, dict) else {},
+        )
+        for pattern, changes in dynamic.items()
+    ]
+
+
+def _of_module(settings: Mapping[str, Any], rules: DynamicRules, module: str) -> Mapping[str, Any]:
     """The settings, changed by the first rule whose expression matches the module's name."""
-    for pattern, changes in rules.items():
-        plain = pattern.removeprefix("+:").removeprefix("-:")
-        try:
-            if re.match(plain, module) and isinstance(changes, dict):
-                return {**settings, **changes}
-        except re.error as error:
-            raise ModelError(f"quantization_config: dynamic: {pattern!r:.80}: {error}") from error
+    for rule, changes in rules:
+        if matches(rule, module):
+            return {**settings, **changes}
     return settings
 
 
@@ -61,8 +89,9 @@ def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Pac
     """`first`: version 1, which stores zero points less one."""
     where = f"quantization_config of {fields.module}"
     bits, size = setting(settings, where, "bits", int), setting(settings, where, "group_size", int, -1)
-    if bits not in BITS:
-        raise refuse(where, f"bits = {bits} is not read; {', '.join(map(str, BITS))} are")
+    known = STREAMED if settings.get("quant_method") in AUTO_ROUND else BITS
+    if bits not in known:
+        raise refuse(where, f"bits = {bits} is not read; {', '.join(map(str, known))} are")
     fields.check("scales", FLOATS)
     fields.check("qweight", (I32,))
     if len(fields.shape("scales")) != 2 or len(fields.shape("qweight")) != 2:
@@ -80,7 +109,7 @@ def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Pac
     order = None if order is None or is_plain(order, size) else order
     symmetric = setting(settings, where, "sym", bool, True)
     read = partial(_gptq_groups, fields, bits, size, order, symmetric, first)
-    return packed_groups((rows, columns), bits, size, symmetric, order, read)
+    return packed_groups((rows, columns), bits, size, symmetric, order, read, scales=fields.dtype("scales"))
 
 
 def _gptq_groups(
@@ -101,8 +130,8 @@ def _gptq_groups(
                 )
         elif not first:
             zeros = plain.T
-        elif bits == 3:
-            zeros = ((plain + 1) & 7).T
+        elif bits not in ONES:
+            zeros = ((plain + 1) & ((1 << bits) - 1)).T
         else:
             with np.errstate(over="ignore"):  # a field that overflows carries into the next one
                 zeros = unpack(stored + np.uint32(ONES[bits]), bits, scales.shape[0]).T
@@ -112,21 +141,33 @@ def _gptq_groups(
 
 
 class AWQCheckpoint(ModuleCheckpoint):
-    """AWQ of 4 bits in the orders "gemm" and "gemv"."""
+    """AWQ of 4 bits in the orders gemm, gemv, gemv_fast (llm-awq's too) and Marlin."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         where = "quantization_config (awq)"
         version = str(settings.get("version") or settings.get("format") or "gemm").lower()
-        if version not in ("gemm", "gemv"):
-            raise refuse(where, f"version {version!r:.80} is not read; gemm and gemv are")
+        if version not in ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin"):
+            raise refuse(
+                where, f"version {version!r:.80} is not read; gemm, gemv, gemv_fast, llm-awq and marlin are"
+            )
         bits = settings.get("bits", settings.get("w_bit", 4))
         if bits != 4:
             raise refuse(where, f"bits = {bits!r:.80} is not read; AWQ has 4")
         size = settings.get("group_size", settings.get("q_group_size", 128))
         if type(size) is not int or not -1 <= size < 1 << 31:
             raise ModelError(f"{where}: group_size must be an integer, got {size!r:.80}")
-        find = _gemm_module if version == "gemm" else _gemv_module
-        super().__init__(checkpoint, partial(find, size), USED)
+        if version == "marlin":
+            size = _marlin_size(settings, where)
+            super().__init__(checkpoint, partial(marlin_module, size), MARLIN_USED, MARLIN_IGNORED)
+            return
+        super().__init__(checkpoint, partial(_awq_module, version, size), AWQ_USED)
+
+
+def _awq_module(version: str, size: int, fields: Fields) -> Packed:
+    """The module in its order; codes in words of 16 bits are gemv_fast's, whatever the config says."""
+    if version in ("gemv_fast", "llm-awq") or fields.is_of("qweight", I16):
+        return fast_module(size, fields)
+    return _gemm_module(size, fields) if version == "gemm" else _gemv_module(size, fields)
 
 
 def _gemm_module(size: int, fields: Fields) -> Packed:
@@ -141,19 +182,14 @@ def _gemm_module(size: int, fields: Fields) -> Packed:
     size = columns if size == -1 else size
     group_count(fields, "scales", columns, size, groups)
     fields.check("qzeros", (I32,), (groups, rows // 8))
-    return packed_groups((rows, columns), 4, size, False, None, partial(_gemm_groups, fields, size))
+    read = partial(_gemm_groups, fields, size)
+    return packed_groups((rows, columns), 4, size, False, None, read, scales=fields.dtype("scales"))
 
 
 def _gemm_groups(fields: Fields, size: int) -> Groups:
-    def columns(suffix: str) -> Array:
-        mixed = unpack(fields.words(suffix), 4, fields.shape(suffix)[1] * 8)
-        eights = mixed.reshape(len(mixed), -1, 8)
-        plain = np.empty_like(eights)
-        plain[:, :, ORDER] = eights
-        return np.ascontiguousarray(plain.reshape(len(mixed), -1).T)
-
     scales = np.ascontiguousarray(fields.floats("scales").T)
-    return Groups(columns("qweight"), scales, columns("qzeros"), size)
+    codes, zeros = (eights(fields.words(suffix)) for suffix in ("qweight", "qzeros"))
+    return Groups(codes, scales, zeros, size)
 
 
 def _gemv_module(size: int, fields: Fields) -> Packed:
@@ -172,7 +208,7 @@ def _gemv_module(size: int, fields: Fields) -> Packed:
     if fields.shape("qzeros")[1] * 8 < groups:
         raise fields.wrong("qzeros", f"of at least {groups} groups")
     read = partial(_gemv_groups, fields, size, groups)
-    return packed_groups((rows, columns), 4, size, False, None, read)
+    return packed_groups((rows, columns), 4, size, False, None, read, scales=fields.dtype("scales"))
 
 
 def _gemv_groups(fields: Fields, size: int, groups: int) -> Groups:
@@ -182,11 +218,11 @@ def _gemv_groups(fields: Fields, size: int, groups: int) -> Groups:
 
 
 def auto_round_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
-    """AutoRound writes the tensors of GPTQ or of AWQ; `packing_format` tells which."""
+    """AutoRound writes the tensors of GPTQ, AWQ or compressed-tensors; `packing_format` tells which."""
     packing = str(settings.get("packing_format") or "auto_round:auto_gptq")
     if settings.get("extra_config"):
         extra = setting(settings, "quantization_config", "extra_config", dict, {})
-        rules = {re.escape(name) + "$": changes for name, changes in extra.items()}
+        rules = {f"(?:{re.escape(name)}|{name})$": changes for name, changes in extra.items()}
         settings = {**settings, "dynamic": rules}
     match packing.removeprefix("auto_round:"):
         case "auto_awq" | "awq":
@@ -195,4 +231,6 @@ def auto_round_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -
             return GPTQCheckpoint(checkpoint, {**settings, "checkpoint_format": "gptq"})
         case "auto_round" | "gptqmodel":
             return GPTQCheckpoint(checkpoint, {**settings, "checkpoint_format": "gptq_v2"})
+    if any(name.endswith((".weight_packed", ".weight_scale")) for name in checkpoint.names()):
+        return ScaledCheckpoint(checkpoint, settings)
     raise refuse("quantization_config (auto-round)", f"packing_format {packing!r:.80} is not read")

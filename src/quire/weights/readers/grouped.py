@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
 from quire.errors import ModelError
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
-from quire.weights.readers.fields import Fields
+from quire.weights.readers.fields import BF16, F32, Fields
 from quire.weights.readers.module import Packed
 from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
@@ -22,7 +23,8 @@ NATIVE_GROUPS = (32, 64, 128)
 class Groups:
     """value = (code - zero) * scale: codes uint8 [O, K], scales float32 [O, G], zeros integers [O, G] or one for all.
 
-    `order` is the group of each column, or None if groups are runs of `size` columns.
+    `order` is the group of each column, or None if groups are runs of `size` columns. With `offsets` [O, G] there are
+    no zeros: value = code * scale - offset.
     """
 
     codes: Array
@@ -30,6 +32,7 @@ class Groups:
     zeros: Array | int
     size: int
     order: Array | None = None
+    offsets: FloatArray | None = None
 
     def spread(self, values: Array) -> Array:
         """Values of groups [O, G] as values of columns [O, K]."""
@@ -40,6 +43,9 @@ class Groups:
 
     def dequantize(self) -> FloatArray:
         codes = self.codes.astype(np.float32)
+        if self.offsets is not None:
+            moved: FloatArray = codes * self.spread(self.scales) - self.spread(self.offsets)
+            return moved
         zeros = self.zeros if isinstance(self.zeros, int) else self.spread(self.zeros.astype(np.float32))
         values: FloatArray = (codes - np.float32(zeros)) * self.spread(self.scales)
         return values
@@ -61,10 +67,15 @@ class Groups:
         assert isinstance(layout, Int4)
         times = -(-self.codes.shape[1] // layout.group_size) // self.scales.shape[1]
         scales = np.repeat(self.scales, max(1, times), axis=1)
+        if self.offsets is not None:
+            return QuantTensor(layout, self.codes, scales, np.repeat(self.offsets, max(1, times), axis=1))
         if layout.symmetric:
             return QuantTensor(layout, self.codes, scales)
         zeros = np.repeat(np.broadcast_to(self.zeros, self.scales.shape), max(1, times), axis=1)
-        return QuantTensor(layout, self.codes, scales, scales * zeros.astype(np.float32))
+        zeros = zeros.astype(np.float32)
+        return QuantTensor(
+            layout, self.codes, scales, zeros if layout.scales == "bfloat16" else scales * zeros
+        )
 
 
 def packed_groups(
@@ -74,21 +85,27 @@ def packed_groups(
     symmetric: bool,
     order: Array | None,
     read: Callable[[], Groups],
+    offsets: bool = False,
+    scales: np.dtype[Any] | None = None,
 ) -> Packed:
     """A weight that stays in codes if a layout holds it: up to 4 bits as int4, 8 bits as bytes.
 
-    `order` is the group of each column if groups are no runs; they must then be of one size to be held.
+    `order` is the group of each column if groups are no runs; they must then be of one size to be held. `offsets`: the
+    groups have them instead of zeros, which only int4 holds. `scales` is their type in the file:
+    bfloat16 stays, and int4 would round products of float32 with zero points.
     """
     ordered, columns = order is not None, shape[1]
     layout: AnyLayout | None = None
     kind = None
     if order is not None and len(set(np.bincount(order).tolist())) > 1:
         return Packed(shape, lambda: read().dequantize())
-    if bits <= 4 and (group := _native_group(size, columns)):
-        layout = Int4(group, symmetric and bits == 4, "float32", inputs=ordered)
+    exact = symmetric or scales != F32
+    if bits <= 4 and exact and (group := _native_group(size, columns)):
+        held: Literal["float32", "bfloat16"] = "bfloat16" if scales == BF16 and not offsets else "float32"
+        layout = Int4(group, symmetric and bits == 4, held, inputs=ordered)
     elif bits == 8 and size >= columns and symmetric:
         layout = Int8()
-    elif columns % size == 0:
+    elif columns % size == 0 and not offsets:
         kind = (
             byte_kind("int8", columns, size) if bits == 8 and symmetric else affine_kind(bits, columns, size)
         )

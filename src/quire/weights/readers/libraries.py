@@ -15,16 +15,17 @@ import numpy as np
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
-from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, I64, U8, Fields
+from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, I64, U8, Fields, nibbles
 from quire.weights.readers.grouped import Groups, packed_groups
 from quire.weights.readers.module import ModuleCheckpoint, Packed
-from quire.weights.readers.scaled import FP8, finite_fp8
+from quire.weights.readers.scaled import FP8, finite_fp8, multiplied
 from quire.weights.tensor import Array, Bytes, FloatArray, QuantTensor
 
 HQQ_USED = ("W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "packing")
 HQQ_IGNORED = ("channel_wise", "compute_dtype", "encoded_state_dict", "offload_meta", "optimize", "quant_scale",
                "quant_zero", "round_zero", "stores_quant_config", "unpack_view_dtype", "view_as_float")  # fmt: skip
-TORCHAO_USED = ("_weight_qdata", "_weight_scale", "_weight_zero_point")
+TORCHAO_USED = ("_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_act_pre_scale")
+TORCHAO_IGNORED = ("_weight_act_quant_scale", "_weight_act_quant_zero_point")  # of activations
 
 
 def hqq_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
@@ -46,9 +47,14 @@ def _hqq_module(fields: Fields) -> Packed:
         raise fields.wrong("shape", f"a matrix of whole groups of {size}")
     groups = rows * columns // size
     height, width = (groups, size) if axis == 1 else (size, groups)
-    fields.check("W_q", (I32,) if bits == 3 else (U8,))
+    word = I32 if bits == 3 else U8
+    fields.check("W_q", (word, *FLOATS))
     held = {1: -(-height // 8), 2: -(-height // 4), 3: -(-height // 10), 4: -(-height // 2), 8: height}[bits]
-    fields.check("W_q", (I32,) if bits == 3 else (U8,), (held, width))
+    if fields.is_of("W_q", *FLOATS):  # view_as_float: the same bytes under another type
+        width_held = width * word.itemsize // fields.dtype("W_q").itemsize
+        fields.check("W_q", FLOATS, (held, width_held))
+    else:
+        fields.check("W_q", (word,), (held, width))
     wanted = (groups, 1) if axis == 1 else (1, groups)
     fields.check("scale", FLOATS, wanted)
     fields.check("zero", FLOATS, wanted)
@@ -71,7 +77,7 @@ def _hqq_tensor(fields: Fields, bits: int, shape: tuple[int, int], size: int, la
 
 def _hqq_codes(fields: Fields, bits: int, height: int) -> Bytes:
     """The rows of the codes lie in equal parts of a word, the first part in the highest bits."""
-    packed = fields.get("W_q")
+    packed = np.ascontiguousarray(fields.get("W_q")).view(I32 if bits == 3 else U8)
     each = 10 if bits == 3 else 8 // bits
     shifts = np.arange(each - 1, -1, -1, dtype=packed.dtype) * packed.dtype.type(bits)
     parts = packed[None] >> shifts[:, None, None] & packed.dtype.type((1 << bits) - 1)
@@ -86,10 +92,37 @@ def _hqq_values(fields: Fields, bits: int, height: int, shape: tuple[int, int]) 
 
 
 def torchao_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
-    return ModuleCheckpoint(checkpoint, _torchao_module, TORCHAO_USED)
+    return ModuleCheckpoint(checkpoint, _torchao_module, TORCHAO_USED, TORCHAO_IGNORED)
 
 
 def _torchao_module(fields: Fields) -> Packed:
+    """Int4Tensor has zero points of float; the others have codes of the weight's own shape."""
+    four_bits = fields.is_of("_weight_zero_point", *FLOATS)
+    return multiplied(fields, (_int4_tensor if four_bits else _whole_codes)(fields), "_weight_act_pre_scale")
+
+
+def _int4_tensor(fields: Fields) -> Packed:
+    """Two signed codes in a byte, the first in the low half; value = code * scale + zero, both [K / g, O]."""
+    fields.check("_weight_qdata", (I8, U8))
+    found, scales = fields.shape("_weight_qdata"), fields.shape("_weight_scale")
+    fields.check("_weight_scale", FLOATS)
+    columns = found[-1] * 2
+    if len(found) != 2 or len(scales) != 2 or scales[1] != found[0] or not scales[0] or columns % scales[0]:
+        raise fields.wrong("_weight_scale", f"one for each group of columns of {[found[0], columns]}")
+    fields.check("_weight_zero_point", FLOATS, scales)
+    read = partial(_int4_groups, fields, columns // scales[0])
+    return packed_groups((found[0], columns), 4, columns // scales[0], False, None, read, offsets=True)
+
+
+def _int4_groups(fields: Fields, size: int) -> Groups:
+    codes = nibbles(fields.get("_weight_qdata").view(np.uint8)) ^ np.uint8(8)
+    scales, zeros = (
+        np.ascontiguousarray(fields.floats(name).T) for name in ("_weight_scale", "_weight_zero_point")
+    )
+    return Groups(codes, scales, 0, size, offsets=np.float32(8) * scales - zeros)
+
+
+def _whole_codes(fields: Fields) -> Packed:
     """Codes of the weight's own shape, signed or float8; scales by row or by group."""
     fields.check("_weight_qdata", (I8, *FP8))
     fields.check("_weight_scale", FLOATS)
@@ -113,7 +146,8 @@ def _torchao_module(fields: Fields) -> Packed:
         return Packed((rows, columns), decode, Int8(), partial(_torchao_int8, fields))
     if scales[0] == rows and _are_four_bits(fields):
         read = partial(_torchao_int4, fields, columns // scales[1])
-        return packed_groups((rows, columns), 4, columns // scales[1], not zeros, None, read)
+        held = fields.dtype("_weight_scale")
+        return packed_groups((rows, columns), 4, columns // scales[1], not zeros, None, read, scales=held)
     return Packed((rows, columns), decode)
 
 

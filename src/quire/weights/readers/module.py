@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import AnyLayout
-from quire.weights.readers.fields import Fields
+from quire.weights.readers.fields import FLOATS, Fields
 from quire.weights.tensor import Array, FloatArray, QuantTensor, Rows
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,17 @@ class ModuleCheckpoint:
     """A `Checkpoint` around one with packed modules. Raises ModelError for modules that are not whole.
 
     `find` is asked about every module that has a tensor whose last name is `used`. These tensors, and those whose last
-    name is `ignored`, are not the model's. A packed module X becomes the tensor X.weight.
+    name is `ignored`, are not the model's. A packed module X becomes the tensor X.weight. With `floats_beside` a module
+    may have a float weight beside scales, which are then not used.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, find: Find, used: Sequence[str], ignored: Sequence[str] = ()
+        self,
+        checkpoint: Checkpoint,
+        find: Find,
+        used: Sequence[str],
+        ignored: Sequence[str] = (),
+        floats_beside: bool = False,
     ) -> None:
         self._inner = checkpoint
         suffixes: dict[str, set[str]] = defaultdict(set)
@@ -60,20 +67,28 @@ class ModuleCheckpoint:
             elif not any(name.endswith(f".{s}") for s in ignored):
                 plain.append(name)
         self._packed: dict[str, Packed] = {}
-        self._first: dict[str, str] = {}
+        beside: list[str] = []  # float weights with scales
+        self._suffixes: dict[str, frozenset[str]] = {}
         for module, found in suffixes.items():
             packed = find(Fields(checkpoint, module, frozenset(found)))
             if packed is not None:
                 self._packed[f"{module}.weight"] = packed
-                self._first[f"{module}.weight"] = f"{module}.{min(found)}"
+                self._suffixes[f"{module}.weight"] = frozenset(found)
             elif found == {"weight"}:
                 plain.append(f"{module}.weight")
+            elif floats_beside and "weight" in found and checkpoint.dtype(f"{module}.weight") in FLOATS:
+                plain.append(f"{module}.weight")
+                beside.append(module)
             else:
                 raise ModelError(
                     f"{checkpoint.path(f'{module}.{min(found)}')}: module {module} has the tensors "
                     f"{', '.join(sorted(found))}, which are no quantized weight of a known kind"
                 )
         self._names = [*plain, *self._packed]
+        if beside:
+            logger.warning(
+                "%d modules have scales beside float weights, which are taken: %s", len(beside), beside[0]
+            )
         if not self._packed:
             logger.warning("the config speaks of quantization, and the checkpoint holds no quantized weight")
 
@@ -88,7 +103,9 @@ class ModuleCheckpoint:
         return BFLOAT16 if name in self._packed else self._inner.dtype(name)
 
     def path(self, name: str) -> Path:
-        return self._inner.path(self._first.get(name, name))
+        if name not in self._packed:
+            return self._inner.path(name)
+        return self._inner.path(f"{name.removesuffix('.weight')}.{min(self._suffixes[name])}")
 
     def get(self, name: str) -> Array:
         return self._packed[name].decode() if name in self._packed else self._inner.get(name)
@@ -96,6 +113,17 @@ class ModuleCheckpoint:
     @property
     def activations(self) -> Literal["float", "int8"]:
         return "float"
+
+    def is_packed(self, name: str) -> bool:
+        """Whether a tensor is a weight made of packed tensors."""
+        return name in self._packed
+
+    def suffixes(self, name: str) -> frozenset[str]:
+        """The last names of the tensors that a packed weight is made of."""
+        return self._suffixes[name]
+
+    def rounding(self, name: str) -> Rounding | None:
+        return None
 
     def layout(self, name: str) -> AnyLayout | None:
         return self._packed[name].layout if name in self._packed else None

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks
 from quire.weights.layouts.blocks.make import mxfp4_rows
@@ -78,6 +79,9 @@ class MXFP4Checkpoint:
 
     def layout(self, name: str) -> AnyLayout | None:
         return MXFP4_BLOCKS if name in self._quantized else None
+
+    def rounding(self, name: str) -> Rounding | None:
+        return None
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         blocks, scales = self._inner.get(name + BLOCKS), self._inner.get(name + SCALES)

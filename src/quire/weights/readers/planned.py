@@ -5,9 +5,7 @@ A reader (the other modules here) decides by the tensors themselves. This follow
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +16,44 @@ import numpy as np
 from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.layouts import AnyLayout, Blocks, Int8
-from quire.weights.layouts.blocks.make import byte_kind
+from quire.weights.layouts.blocks.make import affine_kind, byte_kind
+from quire.weights.readers.fields import BF16
 from quire.weights.readers.grouped import Groups, packed_groups
+from quire.weights.readers.quark import module_settings
+from quire.weights.readers.rules import Rules, Targets, short_name
 from quire.weights.readers.scaled import block_size, inner_settings
 from quire.weights.tensor import Array
 
 Layouts = Callable[[str, int], AnyLayout | None]  # of a module with so many columns
-MAX_PATTERN = 4096
-SKIPS = (
-    "modules_to_not_convert",
-    "ignored_layers",
-    "ignore",
-    "exclude_modules",
-    "llm_int8_skip_modules",
-    "exclude",
-)
 
 
 class PlannedCheckpoint(Unquantized):
-    """The part of a `Checkpoint` that planning asks: layouts by name. `tensors` are the names and shapes of a model.
+    """The part of a `Checkpoint` that planning asks: layouts by name.
+
+    `tensors` are the names and shapes of a model, `dtype` is the type that its config names, in which some libraries
+    write scales.
 
     Raises ModelError, naming the setting, for what no layout holds.
     """
 
     def __init__(
-        self, path: Path, method: str, settings: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
+        self,
+        path: Path,
+        method: str,
+        settings: Mapping[str, Any],
+        tensors: Mapping[str, tuple[int, ...]],
+        dtype: str = "",
     ) -> None:
         self._path, self._tensors = path, tensors
         settings = inner_settings(settings)
-        of = _planner(method, settings)
-        skipped = Rules(pattern for key in SKIPS for pattern in settings.get(key) or ())
+        of = _planner(method, settings, BF16 if dtype == "bfloat16" else None)
+        skipped = Rules.skipped(settings)
         self._layouts: dict[str, AnyLayout] = {}
         for name, shape in tensors.items():
             module = name.removesuffix(".weight")
-            if len(shape) < 2 or _is_table(module) or (method == "mxfp4" and len(shape) < 3):
+            if len(shape) < 2 or (method == "mxfp4" and len(shape) < 3):
+                continue
+            if _is_table(module) and not (module.endswith("lm_head") and _has_head(method, settings)):
                 continue
             if skipped.match(module):
                 continue
@@ -84,39 +86,14 @@ def _is_table(module: str) -> bool:
     return "embed" in last or last in ("lm_head", "wte", "wpe", "output")
 
 
-class Rules:
-    """Rules of modules: a name, the end of a name, what a module lies in, each with wildcards, or a "re:" expression.
-
-    ModelError for a rule that is no such thing.
-    """
-
-    def __init__(self, patterns: Iterable[object]) -> None:
-        self._plain: set[str] = set()
-        expressions = []
-        for pattern in patterns:
-            if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
-                raise ModelError(f"quantization_config: a rule must be a short text, got {pattern!r:.80}")
-            if pattern.startswith("re:"):
-                expressions.append(f"(?:{pattern[3:]})")
-            elif any(sign in pattern for sign in "*?["):
-                expressions += [f"(?:{translate(name)})" for name in (pattern, f"{pattern.rstrip('.')}.*")]
-            else:
-                self._plain.add(pattern.rstrip("."))
-        try:
-            self._expressions = [re.compile(expression) for expression in expressions]
-        except re.error as error:
-            raise ModelError(f"quantization_config: a rule is no regular expression: {error}") from error
-
-    def match(self, module: str) -> bool:
-        parts = module.split(".")
-        ends = range(len(parts))
-        inside = any(
-            ".".join(parts[: end + 1]) in self._plain or ".".join(parts[end:]) in self._plain for end in ends
-        )
-        return inside or any(expression.match(module) for expression in self._expressions)
+def _has_head(method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a method quantizes the head like other modules, unless its config says otherwise."""
+    return method in ("modelopt", "compressed-tensors") or (
+        method == "gptq" and settings.get("lm_head") is True
+    )
 
 
-def _planner(method: str, settings: Mapping[str, Any]) -> Layouts:
+def _planner(method: str, settings: Mapping[str, Any], scales: np.dtype[Any] | None) -> Layouts:
     if method in ("fp8", "fbgemm_fp8", "mxfp8"):
         return _fp8(method, settings)
     if method == "mxfp4":
@@ -126,8 +103,57 @@ def _planner(method: str, settings: Mapping[str, Any]) -> Layouts:
     if method == "modelopt":
         return _modelopt(settings)
     if method == "compressed-tensors":
-        return _compressed(settings)
+        return _compressed(settings, scales)
+    if method == "bitsandbytes":
+        return _bitsandbytes(settings)
+    if method == "squeezellm" and (bits := settings.get("wbits", settings.get("bits"))) in (3, 4):
+        return lambda module, columns: None if columns % 32 else Blocks(f"lut{bits}")
+    if method == "quark":
+        return lambda module, columns: _quark(module_settings(settings, module).get("weight"), columns)
+    if method == "hqq":
+        return _hqq(settings)
     raise ModelError(f"quantization_config: the size of {method} weights is not planned from a config alone")
+
+
+def _bitsandbytes(settings: Mapping[str, Any]) -> Layouts:
+    if settings.get("load_in_8bit", settings.get("_load_in_8bit")):
+        return lambda module, columns: Int8()
+    kind = settings.get("bnb_4bit_quant_type", "fp4")
+    if kind not in ("nf4", "fp4"):
+        raise ModelError(
+            f"quantization_config (bitsandbytes): bnb_4bit_quant_type {kind!r:.40} is not planned"
+        )
+    return lambda module, columns: None if columns % 64 else Blocks(kind)
+
+
+def _quark(weight: object, columns: int) -> AnyLayout | None:
+    about = weight if isinstance(weight, dict) else {}
+    kind, size = about.get("dtype"), about.get("group_size")
+    if kind == "fp8_e4m3":
+        return _bytes("e4m3", columns, columns)
+    if kind == "fp4":
+        return None if columns % 32 else Blocks("mxfp4")
+    if kind in ("int4", "uint4"):
+        return _groups(4, size or -1, columns, kind == "int4")
+    if kind == "int8":
+        return Int8()
+    raise ModelError(f"quantization_config (quark): weights of dtype {kind!r:.40} are not planned")
+
+
+def _hqq(settings: Mapping[str, Any]) -> Layouts:
+    inner = settings.get("quant_config")
+    params = inner.get("weight_quant_params") if isinstance(inner, dict) else None
+    bits, size, axis = (
+        params.get(key) if isinstance(params, dict) else None for key in ("nbits", "group_size", "axis")
+    )
+    if type(bits) is not int or type(size) is not int or size < 1:
+        raise ModelError("quantization_config (hqq): weight_quant_params has no nbits and group_size")
+
+    def of(module: str, columns: int) -> AnyLayout | None:
+        kind = affine_kind(bits, columns, size) if axis == 1 and columns % size == 0 else None
+        return None if kind is None else Blocks(kind)
+
+    return of
 
 
 def _fp8(method: str, settings: Mapping[str, Any]) -> Layouts:
@@ -136,6 +162,8 @@ def _fp8(method: str, settings: Mapping[str, Any]) -> Layouts:
         raise ModelError(f"quantization_config: fp8 with experts in {what!r:.40} is not planned")
     blocks = settings.get("weight_block_size")
     kind = "e5m2" if settings.get("fmt") == "e5m2" else "e4m3"
+    if method == "mxfp8" or blocks == [1, 32]:
+        return lambda module, columns: None if columns % 32 else Blocks("mxfp8")
     return lambda module, columns: _bytes(kind, columns, block_size(settings)[1] if blocks else columns)
 
 
@@ -173,9 +201,11 @@ def _integers(method: str, settings: Mapping[str, Any]) -> Layouts:
     return of
 
 
-def _groups(bits: int, size: int, columns: int, symmetric: bool) -> AnyLayout | None:
+def _groups(
+    bits: int, size: int, columns: int, symmetric: bool, scales: np.dtype[Any] | None = None
+) -> AnyLayout | None:
     size = columns if size in (-1, None) else size
-    return packed_groups((1, columns), bits, size, symmetric, None, _no_groups).layout
+    return packed_groups((1, columns), bits, size, symmetric, None, _no_groups, scales=scales).layout
 
 
 def _ordered(layout: AnyLayout | None, ordered: bool) -> AnyLayout | None:
@@ -190,7 +220,7 @@ ALGORITHMS: Mapping[str, Callable[[int], AnyLayout | None]] = {
     "FP8": lambda columns: _bytes("e4m3", columns, columns),
     "FP8_PER_CHANNEL_PER_TOKEN": lambda columns: _bytes("e4m3", columns, columns),
     "FP8_PB_WO": lambda columns: _bytes("e4m3", columns, 128),
-    "MXFP8": lambda columns: None if columns % 32 else Blocks("e4m3_32"),
+    "MXFP8": lambda columns: None if columns % 32 else Blocks("mxfp8"),
     "MXFP4": lambda columns: Blocks("mxfp4"),
     "NVFP4": lambda columns: None if columns % 64 else Blocks("nvfp4"),
     "W4A16_NVFP4": lambda columns: None if columns % 64 else Blocks("nvfp4"),
@@ -213,9 +243,10 @@ def _modelopt(settings: Mapping[str, Any]) -> Layouts:
         raise ModelError(
             "quantization_config (modelopt): MIXED_PRECISION without quantized_layers is not read"
         )
-    named = {module: algorithm(about.get("quant_algo")) for module, about in layers.items()}
+    named = {short_name(module): algorithm(about.get("quant_algo")) for module, about in layers.items()}
 
     def of(module: str, columns: int) -> AnyLayout | None:
+        module = short_name(module)
         while module:  # a parent stands for all in it
             if module in named:
                 return named[module](columns)
@@ -225,28 +256,21 @@ def _modelopt(settings: Mapping[str, Any]) -> Layouts:
     return of
 
 
-def _compressed(settings: Mapping[str, Any]) -> Layouts:
-    groups = settings.get("config_groups")
-    if not isinstance(groups, dict):
-        raise ModelError("quantization_config (compressed-tensors): config_groups is missing")
-    targets = [
-        (target, Rules([target]) if target.startswith("re:") else None, group)
-        for group in groups.values()
-        for target in group.get("targets") or ()
-    ]
+def _compressed(settings: Mapping[str, Any], scales: np.dtype[Any] | None) -> Layouts:
+    targets = Targets(settings)
 
     def of(module: str, columns: int) -> AnyLayout | None:
-        best: tuple[int, Mapping[str, Any]] | None = None
-        for target, rule, group in targets:
-            rank = 2 if target == module else 1 if rule is not None and rule.match(module) else 0
-            if (rank or target == "Linear") and (best is None or rank > best[0]):
-                best = rank, group
-        return None if best is None else _scheme(best[1].get("weights") or {}, best[1].get("format"), columns)
+        group = targets.group(module)
+        if group is None:
+            return None
+        return _scheme(group.get("weights") or {}, group.get("format"), columns, scales)
 
     return of
 
 
-def _scheme(weights: Mapping[str, Any], form: object, columns: int) -> AnyLayout | None:
+def _scheme(
+    weights: Mapping[str, Any], form: object, columns: int, scales: np.dtype[Any] | None
+) -> AnyLayout | None:
     bits, size, symmetric = weights.get("num_bits"), weights.get("group_size"), weights.get("symmetric", True)
     if weights.get("type") == "float":
         if bits == 4:
@@ -260,4 +284,4 @@ def _scheme(weights: Mapping[str, Any], form: object, columns: int) -> AnyLayout
     if bits == 8 and form == "int-quantized" and not size:
         return Int8()
     ordered = weights.get("actorder") in ("group", "dynamic", True)
-    return _ordered(_groups(bits, size or -1, columns, symmetric), ordered)
+    return _ordered(_groups(bits, size or -1, columns, symmetric, scales), ordered)

@@ -12,9 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 
+from quire.errors import ModelError
+from quire.weights.activations import Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks.make import byte_kind, byte_rows, nvfp4_rows
@@ -35,15 +38,16 @@ from quire.weights.readers.fields import (
     unpack_padded,
 )
 from quire.weights.readers.grouped import Groups, check_order, is_plain, packed_groups, refuse
+from quire.weights.readers.inputs import INPUTS, InputRoundings
 from quire.weights.readers.module import ModuleCheckpoint, Packed
 from quire.weights.readers.mxfp4 import MXFP4_BLOCKS, mxfp4_blocks
+from quire.weights.readers.quark import quark_int4
 from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
         "weight_zero_point", "weight_shape", "weight_g_idx", "pre_quant_scale")  # fmt: skip
-# Scales of activations, which stay whole, and of caches, which are not held in FP8.
-IGNORED = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale", "k_scale",
-           "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")  # fmt: skip
+# Scales of activations (readers/inputs.py) and of caches.
+IGNORED = (*INPUTS, "k_scale", "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")
 FP8 = (E4M3, E5M2)
 SPARSE = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
@@ -54,10 +58,16 @@ class ScaledCheckpoint(ModuleCheckpoint):
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         settings = inner_settings(settings)
         _check(settings)
+        self._settings = settings
         self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
         self._blocks = block_size(settings)
         self._padded = _is_old(settings.get("version"))
-        super().__init__(checkpoint, self._find, USED, IGNORED)
+        self._inputs = InputRoundings(settings, checkpoint, self._blocks)
+        super().__init__(checkpoint, self._find, USED, IGNORED, floats_beside=True)
+
+    def rounding(self, name: str) -> Rounding | None:
+        module = name.removesuffix(".weight")
+        return self._inputs.of(module, self.suffixes(name)) if name in self._packed else None
 
     def _find(self, fields: Fields) -> Packed | None:
         if "weight_packed" in fields:
@@ -71,6 +81,8 @@ class ScaledCheckpoint(ModuleCheckpoint):
             return _int4_pairs(fields) if fields.is_of(scale, *FLOATS) else _four_bits(fields, "weight")
         if fields.is_of("weight", I8, *FP8):
             return _whole(fields, scale, self._blocks)
+        if fields.is_of("weight", I32) and "global_quant_config" in self._settings:
+            return quark_int4(fields, self._settings)
         return None if fields.is_of("weight", *FLOATS) else _unknown(fields)
 
 
@@ -95,7 +107,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     if settings.get("transform_config"):
         raise refuse(where, "transform_config asks for rotations of activations, which are not supported")
     algorithm = settings.get("quant_algo")
-    if algorithm in ("NVFP4_SVD", "W4A8_AWQ"):
+    if algorithm == "NVFP4_SVD":
         raise refuse(where, f"quant_algo {algorithm} is not supported")
 
 
@@ -122,6 +134,10 @@ def block_size(settings: Mapping[str, Any]) -> tuple[int, int]:
                 size = [int(match[1]), int(match[2])]
             if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
                 return size[0], size[1]
+            if size is not None:
+                raise ModelError(
+                    f"quantization_config: {key} must be two numbers from 1 on, got {size!r:.80}"
+                )
         waiting += value.values()
     return 128, 128
 
@@ -161,7 +177,8 @@ def _stream(fields: Fields, allowed: frozenset[Any], padded: bool) -> Packed:
             order = None if is_plain(order, size) else order
     symmetric = "weight_zero_point" not in fields
     read = partial(_stream_groups, fields, bits, (rows, columns), size, order, old)
-    return packed_groups((rows, columns), bits, size, symmetric, order, read)
+    held = fields.dtype("weight_scale")
+    return packed_groups((rows, columns), bits, size, symmetric, order, read, scales=held)
 
 
 def _stream_groups(
@@ -204,17 +221,19 @@ def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
     tiled = blocks if by_block else None
     decode = partial(_whole_values, fields, scale, tiled)
     if _has_zeros(fields):
-        return _multiplied(fields, Packed((rows, columns), decode))
+        return multiplied(fields, Packed((rows, columns), decode))
     if fields.is_of("weight", I8) and found in ((), (rows,)):
         tensor = partial(_int8_tensor, fields, scale)
-        return _multiplied(fields, Packed((rows, columns), decode, Int8(), tensor))
+        return multiplied(fields, Packed((rows, columns), decode, Int8(), tensor))
     prefix = "int8" if fields.is_of("weight", I8) else "e4m3" if fields.is_of("weight", E4M3) else "e5m2"
     group = blocks[1] if by_block else columns if found in ((), (rows,)) else columns // found[-1]
     kind = byte_kind(prefix, columns, group)
+    if prefix == "e4m3" and group == 32 and by_group and fields.is_of(scale, U8, E8M0) and columns % 32 == 0:
+        kind = "mxfp8"
     if kind is None:
-        return _multiplied(fields, Packed((rows, columns), decode))
+        return multiplied(fields, Packed((rows, columns), decode))
     codes = partial(_byte_tensor, fields, scale, kind, group, tiled)
-    return _multiplied(fields, Packed((rows, columns), decode, Blocks(kind), codes))
+    return multiplied(fields, Packed((rows, columns), decode, Blocks(kind), codes))
 
 
 def _byte_tensor(
@@ -224,6 +243,8 @@ def _byte_tensor(
         codes = fields.get("weight").view(np.uint8) ^ np.uint8(128)
     else:
         codes = finite_fp8(fields, "weight").view(np.uint8)
+    if kind == "mxfp8":
+        return _mxfp8_tensor(fields, scale, codes)
     rows, scales = len(codes), fields.floats(scale)
     if blocks is not None:
         scales = scales.reshape(-(-rows // blocks[0]), -1).repeat(blocks[0], 0)[:rows]
@@ -231,6 +252,13 @@ def _byte_tensor(
         scales = np.broadcast_to(scales.reshape(1, 1), (rows, 1))
     scales = scales.reshape(rows, -1)
     return Blocks(kind).tensor(byte_rows(kind, codes, scales, group))
+
+
+def _mxfp8_tensor(fields: Fields, scale: str, codes: Array) -> QuantTensor:
+    fields.floats(scale)  # are finite
+    exponents = fields.get(scale).view(np.uint8)
+    blocks = np.concatenate([exponents[..., None], codes.reshape(*exponents.shape, 32)], axis=2)
+    return Blocks("mxfp8").tensor(blocks.reshape(len(codes), -1))
 
 
 def finite_fp8(fields: Fields, suffix: str) -> Array:
@@ -262,13 +290,13 @@ def _whole_values(fields: Fields, scale: str, blocks: tuple[int, int] | None) ->
     return product
 
 
-def _multiplied(fields: Fields, packed: Packed) -> Packed:
-    """A weight whose inputs are multiplied first, by ModelOpt's pre_quant_scale."""
-    if "pre_quant_scale" not in fields:
+def multiplied(fields: Fields, packed: Packed, suffix: str = "pre_quant_scale") -> Packed:
+    """A weight whose inputs are multiplied first, by ModelOpt's pre_quant_scale or what another library calls it."""
+    if suffix not in fields:
         return packed
     columns = packed.shape[1]
-    fields.check("pre_quant_scale", FLOATS, (columns,))
-    factors = fields.floats("pre_quant_scale")
+    fields.check(suffix, FLOATS, (columns,))
+    factors = fields.floats(suffix)
     inputs = Inputs(np.arange(columns, dtype=np.int32), factors)
     codes = packed.codes
 
@@ -298,6 +326,15 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
     found = fields.shape(suffix)
     if len(found) != 2:
         raise fields.wrong(suffix, "a matrix")
+    scaled = fields.shape("weight_scale")
+    if (
+        fields.is_of("weight_scale", U8, E8M0)
+        and scaled == (found[0], found[1] * 4 // 96)
+        and found[1] % 24 == 0
+    ):
+        return multiplied(
+            fields, Packed((found[0], found[1] // 3 * 4), partial(_mxfp6_values, fields, suffix))
+        )
     shape = found[0], found[1] * 2
     group = 16 if fields.is_of("weight_scale", E4M3) else 32
     if shape[1] % group:
@@ -306,17 +343,27 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
     if group == 32:
         fields.check("weight_scale", (U8, E8M0), scales)
         tensor = partial(_mx_tensor, fields, suffix)
-        return _multiplied(fields, Packed(shape, lambda: tensor().dequantize(), MXFP4_BLOCKS, tensor))
+        return multiplied(fields, Packed(shape, lambda: tensor().dequantize(), MXFP4_BLOCKS, tensor))
     fields.check("weight_scale", (E4M3,), scales)
     outer = "weight_global_scale" if "weight_global_scale" in fields else "weight_scale_2"
     fields.check(outer, FLOATS, (), (1,))
     decode = partial(_nv_values, fields, suffix, outer)
     if shape[1] % 64:
-        return _multiplied(fields, Packed(shape, decode))
+        return multiplied(fields, Packed(shape, decode))
     layout = Blocks("nvfp4_div" if outer == "weight_global_scale" else "nvfp4")
-    return _multiplied(
+    return multiplied(
         fields, Packed(shape, decode, layout, partial(_nv_tensor, fields, suffix, outer, layout))
     )
+
+
+def _mxfp6_values(fields: Fields, suffix: str) -> FloatArray:
+    """E2M3 codes, four in three bytes, low bits first, with powers of two for 32 columns."""
+    threes = fields.get(suffix).reshape(len(fields.get(suffix)), -1, 3).astype(np.uint32)
+    words = threes[..., 0] | threes[..., 1] << np.uint32(8) | threes[..., 2] << np.uint32(16)
+    codes = words[..., None] >> np.arange(0, 24, 6, dtype=np.uint32) & np.uint32(63)
+    numbers = codes.astype(np.uint8).view(ml_dtypes.float6_e2m3fn).astype(np.float32)
+    values: FloatArray = numbers.reshape(len(threes), -1) * fields.floats("weight_scale").repeat(32, 1)
+    return values
 
 
 def _nv_tensor(fields: Fields, suffix: str, outer: str, layout: Blocks) -> QuantTensor:
@@ -356,7 +403,8 @@ def _int4_pairs(fields: Fields) -> Packed:
         raise fields.wrong("weight_scale", f"one for each group of two weights in each byte of {list(found)}")
     shape, size = (2 * found[0], found[1]), found[1] // scales[1]
     read = partial(_pair_groups, fields, size)
-    return _multiplied(fields, packed_groups(shape, 4, size, True, None, read))
+    held = fields.dtype("weight_scale")
+    return multiplied(fields, packed_groups(shape, 4, size, True, None, read, scales=held))
 
 
 def _pair_groups(fields: Fields, size: int) -> Groups:

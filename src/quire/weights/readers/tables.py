@@ -7,6 +7,7 @@ bitsandbytes (Dettmers et al. 2023, arXiv:2305.14314) counts blocks along the fl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -21,7 +22,7 @@ from quire.weights.layouts.blocks.scaled import FP4, NF4
 from quire.weights.readers.fields import FLOATS, I8, I32, U8, Fields, num_words, unpack
 from quire.weights.readers.grouped import refuse
 from quire.weights.readers.module import ModuleCheckpoint, Packed
-from quire.weights.tensor import Bytes, FloatArray, QuantTensor
+from quire.weights.tensor import Bytes, FloatArray, QuantTensor, Sparse
 
 STATE = "weight.quant_state.bitsandbytes__"
 BNB_USED = ("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
@@ -35,6 +36,7 @@ class BlockState(msgspec.Struct, frozen=True, kw_only=True):
 
     shape: tuple[int, ...]
     blocksize: int
+    quant_type: str | None = None
     nested_blocksize: int | None = None
     nested_offset: float | None = None
 
@@ -56,6 +58,8 @@ def _bitsandbytes_module(fields: Fields) -> Packed | None:
         state = msgspec.json.decode(fields.get(state_name).tobytes(), type=BlockState)
     except (msgspec.MsgspecError, ValueError) as error:
         raise fields.wrong(state_name, f"JSON with shape and blocksize ({error})") from error
+    if state.quant_type is not None and not state_name.endswith(f"__{state.quant_type}"):
+        raise fields.wrong(state_name, f"of its own type, not {state.quant_type!r:.40}")
     shape, size = state.shape, state.blocksize
     if len(shape) != 2 or min(shape) < 1 or prod(shape) > 1 << 40 or not 1 <= size <= 1 << 16:
         raise fields.wrong(state_name, f"of a matrix in blocks, not {list(shape)[:8]} in blocks of {size}")
@@ -158,11 +162,14 @@ def _squeezellm_module(bits: int, fields: Fields) -> Packed:
     if "vals" in fields:
         fields.check("rows", (I32,), (rows + 1,))
         fields.check("vals", FLOATS)
+        if len(fields.shape("vals")) != 1:
+            raise fields.wrong("vals", "a vector")
         fields.check("cols", (I32,), fields.shape("vals"))
     decode = partial(_squeezellm_values, fields, bits)
-    if "vals" in fields or columns % 32:
+    if columns % 32:
         return Packed((rows, columns), decode)
-    layout = Blocks(f"lut{bits}")
+    count = prod(fields.shape("vals")) if "vals" in fields else 0
+    layout = Blocks(f"lut{bits}", -(-count // rows))
     return Packed((rows, columns), decode, layout, partial(_squeezellm_tensor, fields, bits, layout))
 
 
@@ -173,17 +180,24 @@ def _squeezellm_codes(fields: Fields, bits: int) -> Bytes:
 
 
 def _squeezellm_tensor(fields: Fields, bits: int, layout: Blocks) -> QuantTensor:
-    return layout.tensor(lut_rows(bits, _squeezellm_codes(fields, bits), fields.floats("lookup_table")))
+    codes = _squeezellm_codes(fields, bits)
+    tensor = layout.tensor(lut_rows(bits, codes, fields.floats("lookup_table")))
+    return replace(tensor, sparse=_squeezellm_sparse(fields, *codes.shape) if layout.entries else None)
+
+
+def _squeezellm_sparse(fields: Fields, rows: int, columns: int) -> Sparse:
+    """The outliers, less the table's values at their places. Raises ModelError for places outside of the weight."""
+    starts, at, values = fields.get("rows"), fields.get("cols"), fields.floats("vals")
+    if starts[0] != 0 or starts[-1] != len(values) or (np.diff(starts) < 0).any():
+        raise fields.wrong("rows", f"ascending from 0 to {len(values)}")
+    if len(at) and not (at.min() >= 0 and at.max() < columns):
+        raise fields.wrong("cols", f"columns from 0 to {columns - 1}")
+    return Sparse(np.ascontiguousarray(starts), np.ascontiguousarray(at), np.ascontiguousarray(values))
 
 
 def _squeezellm_values(fields: Fields, bits: int) -> FloatArray:
     codes = _squeezellm_codes(fields, bits).astype(np.intp)
     values: FloatArray = np.take_along_axis(fields.floats("lookup_table"), codes, axis=1)
     if "vals" in fields:
-        starts, columns, extra = fields.get("rows"), fields.get("cols"), fields.floats("vals")
-        if starts[0] != 0 or starts[-1] != len(extra) or (np.diff(starts) < 0).any():
-            raise fields.wrong("rows", f"ascending from 0 to {len(extra)}")
-        if len(columns) and not (columns.min() >= 0 and columns.max() < values.shape[1]):
-            raise fields.wrong("cols", f"columns from 0 to {values.shape[1] - 1}")
-        np.add.at(values, (np.repeat(np.arange(len(values)), np.diff(starts)), columns), extra)
+        _squeezellm_sparse(fields, *values.shape).add_to(values)
     return values

@@ -14,7 +14,7 @@ from quire.weights.layouts.blocks.decode_grids import DECODERS as GRIDDED
 from quire.weights.layouts.blocks.make import rounded_rows
 from quire.weights.layouts.blocks.scaled import DECODERS as SCALED
 from quire.weights.layouts.blocks.scaled import floats_of
-from quire.weights.tensor import Bytes, FloatArray, QuantTensor, nothing
+from quire.weights.tensor import Bytes, FloatArray, QuantTensor, Sparse, nothing
 
 PIECE = 1 << 18  # elements decoded at a time, so that intermediate arrays stay in cache
 
@@ -94,10 +94,11 @@ class Blocks(PlainLayout, frozen=True, tag="blocks"):
     """A row's codes are its own bytes and those of its blocks; they hold the scales too, so `scales` is [O, 0].
 
     The parts of one weight may be of different kinds. Activations are rounded to int8 by blocks of as many columns,
-    as llama.cpp does.
+    as llama.cpp does. Tensors with `entries`, at most so many in the mean of their rows, have a sparse part.
     """
 
     kind: str
+    entries: int = 0
 
     @property
     def name(self) -> str:
@@ -136,12 +137,21 @@ class Blocks(PlainLayout, frozen=True, tag="blocks"):
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
         if self.kind not in SCALED:
             return decode(self.kind, tensor.codes).reshape(tensor.shape)
-        return _decode_rows(self.kind, tensor.codes, np.empty(tensor.shape, np.float32))
+        values = _decode_rows(self.kind, tensor.codes, np.empty(tensor.shape, np.float32))
+        if tensor.sparse is not None:
+            tensor.sparse.add_to(values)
+        return values
 
     def outline(self, rows: int, columns: int) -> QuantTensor:
         kind = KINDS[self.kind]
         codes = nothing(np.uint8, rows, kind.row + columns // kind.columns * kind.nbytes)
-        return QuantTensor(self, codes, nothing(np.float32, rows, 0))
+        return QuantTensor(self, codes, nothing(np.float32, rows, 0), sparse=self._sparse_outline(rows))
+
+    def _sparse_outline(self, rows: int) -> Sparse | None:
+        if not self.entries:
+            return None
+        starts = np.arange(rows + 1, dtype=np.int32) * np.int32(self.entries)
+        return Sparse(starts, nothing(np.int32, int(starts[-1])), nothing(np.float32, int(starts[-1])))
 
 
 def decode(kind: str, raw: Bytes) -> FloatArray:

@@ -1,0 +1,158 @@
+"""A checkpoint in which each matrix of a layer is a tensor [O, K] of its own, as formats of quantized weights have it.
+
+Stacked experts come apart, a fused shared expert too, and matrices with outputs as columns are turned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from quire.model.families.names import TensorNames
+from quire.model.spec import ArchSpec
+from quire.weights.activations import Rounding
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.layouts import AnyLayout
+from quire.weights.parts import Take
+from quire.weights.tensor import Array, QuantTensor, Rows
+
+LINEAR = ("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down")  # fields of TensorNames
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor that is a part of another one."""
+
+    source: str
+    take: Take
+    shape: tuple[int, ...]
+
+
+class ApartCheckpoint:
+    """A `Checkpoint` around another one. `pieces` take the place of the tensors that they are parts of."""
+
+    def __init__(self, inner: Checkpoint, pieces: dict[str, Piece]) -> None:
+        self._inner, self._pieces = inner, pieces
+        used = {piece.source for piece in pieces.values()}
+        self._names = [*(name for name in inner.names() if name not in used), *pieces]
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._pieces[name].shape if name in self._pieces else self._inner.shape(name)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._inner.dtype(self._source(name))
+
+    def path(self, name: str) -> Path:
+        return self._inner.path(self._source(name))
+
+    def get(self, name: str) -> Array:
+        return self.piece(name, self._inner.get)
+
+    def piece(self, name: str, read: Callable[[str], Array]) -> Array:
+        """What a tensor takes of the one that it lies in, which `read` gives."""
+        if name not in self._pieces:
+            return read(name)
+        return np.ascontiguousarray(self._pieces[name].take(read(self._pieces[name].source)))
+
+    @property
+    def activations(self) -> Literal["float", "int8"]:
+        return self._inner.activations
+
+    def layout(self, name: str) -> AnyLayout | None:
+        return None if name in self._pieces else self._inner.layout(name)
+
+    def quantized(self, name: str, rows: Rows) -> QuantTensor:
+        return self._inner.quantized(name, rows)
+
+    def rounding(self, name: str) -> Rounding | None:
+        return None if name in self._pieces else self._inner.rounding(name)
+
+    def _source(self, name: str) -> str:
+        return self._pieces[name].source if name in self._pieces else name
+
+
+def taken_apart(
+    spec: ArchSpec,
+    names: TensorNames,
+    checkpoint: Checkpoint,
+    turns: Callable[[str], bool] = lambda name: True,
+) -> tuple[ApartCheckpoint, TensorNames]:
+    """The checkpoint apart, and its names. `turns` tells which matrices of a transposed family are still turned."""
+    pieces: dict[str, Piece] = {}
+    present = set(checkpoint.names())
+    for i in range(spec.num_layers):
+        own = names.of_sublayer(i % names.sublayers)
+        layer = own.layer.format(i=i // names.sublayers)
+        if spec.moe is not None and spec.is_sparse(i) and own.expert_stack:
+            pieces |= _experts(spec, own, layer)
+        if names.transposed:
+            modules = {f"{layer}{module}.weight" for field in LINEAR if (module := getattr(own, field))}
+            for name in sorted(modules & present):
+                if turns(name):
+                    pieces[name] = Piece(name, lambda array: array.T, checkpoint.shape(name)[::-1])
+    apart = ApartCheckpoint(checkpoint, pieces)
+    plain = replace(names, transposed=False)
+    return apart, plain.fitted(apart.names())
+
+
+def _experts(spec: ArchSpec, names: TensorNames, layer: str) -> dict[str, Piece]:
+    """Each expert's gate, up and down projection with their biases, and those of the shared expert if it is fused."""
+    assert spec.moe is not None
+    pieces: dict[str, Piece] = {}
+    count = spec.moe.routing.num_experts - spec.moe.zero_experts
+    inner, d = spec.moe.intermediate_size, spec.hidden_size
+    whole = layer + names.experts
+    for e in range(count):
+        prefix = f"{whole}{e}."
+        for module, name, rows, out, width in _matrices(names, inner, d):
+            pieces[f"{prefix}{module}.weight"] = Piece(
+                whole + name, _of_expert(names.expert_stack == "columns", e, rows), (out, width)
+            )
+        if spec.moe.bias:
+            for module, name, rows, out in (
+                ("gate_proj", names.expert_up, slice(0, None, 2), inner),
+                ("up_proj", names.expert_up, slice(1, None, 2), inner),
+                ("down_proj", names.expert_down, slice(None), d),
+            ):
+                pieces[f"{prefix}{module}.bias"] = Piece(
+                    f"{whole}{name}_bias", _of_expert(False, e, rows), (out,)
+                )
+    if spec.moe.routing.shared and names.shared_gate_up is not None:
+        size, prefix = spec.moe.shared_intermediate_size, layer + names.shared
+        fused = f"{prefix}{names.shared_gate_up}.weight"
+        for module, rows in (("gate_proj", slice(0, size)), ("up_proj", slice(size, 2 * size))):
+            pieces[f"{prefix}{module}.weight"] = Piece(fused, _rows(rows), (size, d))
+        down = f"{prefix}{names.shared_down}.weight"
+        pieces[f"{prefix}down_proj.weight"] = Piece(down, _rows(slice(None)), (d, size))
+    return pieces
+
+
+def _matrices(names: TensorNames, inner: int, d: int) -> Iterator[tuple[str, str, slice, int, int]]:
+    """(module, tensor of all experts, rows of it, rows and columns of the module)."""
+    apart, up = names.expert_gate_apart, names.expert_up
+    if apart:
+        first, second = slice(None), slice(None)
+    elif names.expert_halves:
+        first, second = slice(0, inner), slice(inner, 2 * inner)
+    else:
+        first, second = slice(0, None, 2), slice(1, None, 2)
+    yield "gate_proj", apart or up, first, inner, d
+    yield "up_proj", up, second, inner, d
+    yield "down_proj", names.expert_down, slice(None), d, inner
+
+
+def _rows(rows: slice) -> Take:
+    return lambda array: array[rows]
+
+
+def _of_expert(columns: bool, expert: int, rows: slice) -> Take:
+    """Rows of an expert's matrix, whose outputs may be columns of the stack."""
+    return lambda array: (array[expert].T if columns else array[expert])[rows]

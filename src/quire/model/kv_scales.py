@@ -1,0 +1,32 @@
+"""The scales of an FP8 KV cache that come along with a checkpoint, and the cache that has them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.devices.protocol import FP8_MOST, KVScales, KVSpec
+from quire.model.families.names import TensorNames
+from quire.model.shard import Shard
+from quire.model.spec import ArchSpec
+from quire.weights.readers.kv_scales import read_kv_scales
+from quire.weights.source import Source
+
+
+def kv_scales(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[KVScales | None, ...]:
+    """One for each layer, if any has scales. Raises ModelError for scales of another shape."""
+    if source.stored is None or spec.latent is not None or names.sublayers > 1:
+        return ()
+    layers = [names.layer.format(i=i) for i in range(spec.num_layers)]
+    heads = [spec.shape(i).num_kv_heads for i in range(spec.num_layers)]
+    return read_kv_scales(source.stored(), layers, heads)
+
+
+def scaled_spec(kv: KVSpec, spec: ArchSpec, scales: tuple[KVScales | None, ...], shard: Shard) -> KVSpec:
+    """The cache of a rank; in FP8, with the scales of its heads."""
+    if not scales or kv.dtype not in FP8_MOST:
+        return kv
+    own = tuple(
+        of_layer.of(shard.heads(spec, i)[1]) if of_layer is not None and kv.layer(i).num_kv_heads else None
+        for i, of_layer in enumerate(scales)
+    )
+    return msgspec.structs.replace(kv, scales=own)

@@ -1,0 +1,64 @@
+"""A model as its config.json alone describes it: what `quire plan --config` counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from quire.devices.protocol import Backend
+from quire.errors import ModelError
+from quire.files import read_json
+from quire.model.families import read_config, text_config
+from quire.model.families.names import TensorNames
+from quire.model.load import LoadedModel, eos_ids, model_info
+from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors
+from quire.model.spec import ArchSpec
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.readers import find_quantization
+from quire.weights.readers.planned import PlannedCheckpoint
+from quire.weights.schemes import Quantization
+from quire.weights.tensor import FloatDtype
+
+
+def outline_config(
+    path: Path,
+    backend: Backend,
+    dtype: str = "auto",
+    quantized: Quantization | None = None,
+    architecture: str | None = None,
+) -> LoadedModel:
+    """The facts that a config.json alone gives.
+
+    `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
+    packs, else float32.
+    """
+    config = read_json(path)
+    spec, names = read_config(config, str(path), architecture)
+    config = text_config(config, str(path)) or config
+    named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
+    if named is None and config.get("quantization_config") is not None:
+        named = "bfloat16"
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
+    kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
+    if config.get("quantization_config") is not None:
+        names = msgspec.structs.replace(names, transposed=False)
+    planned = _planned(path, spec, names)
+    if planned is not None and dtype == "auto":
+        quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
+    info = model_info(path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path)), {})
+    weights = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
+    return LoadedModel(info, spec, weights)
+
+
+def _planned(path: Path, spec: ArchSpec, names: TensorNames) -> Checkpoint | None:
+    """The layouts that a config's quantization gives its weights; None if they are plain."""
+    found = find_quantization(read_json(path), str(path), path.parent)
+    if found is None:
+        return None
+    tensors = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}
+    config = read_json(path)
+    inner = text_config(config, str(path)) or config
+    named = inner.get("torch_dtype") or inner.get("dtype") or config.get("torch_dtype") or config.get("dtype")
+    return PlannedCheckpoint(path, found.method, found.settings, tensors, str(named))

@@ -1,0 +1,64 @@
+"""Quark's weights of 4 bits by group: words along the outputs, as AWQ has them, in AWQ's order or in a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from quire.weights.readers.fields import FLOATS, I32, ORDER, Fields, eights
+from quire.weights.readers.grouped import Groups, packed_groups, refuse
+from quire.weights.readers.module import Packed
+from quire.weights.readers.rules import Rules
+
+
+def module_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+    """The settings of a module: those of all, or of the last pattern that matches it."""
+    config, layers = settings.get("global_quant_config"), settings.get("layer_quant_config")
+    for pattern, own in layers.items() if isinstance(layers, dict) else ():
+        if Rules([pattern]).match(module):
+            config = own
+    return config if isinstance(config, dict) else {}
+
+
+def quark_int4(fields: Fields, settings: Mapping[str, Any]) -> Packed:
+    """weight [K, O / 8], weight_scale [G, O], and with uint4 weight_zero_point [G, O / 8]. Raises ModelError."""
+    about = module_settings(settings, fields.module).get("weight")
+    kind = about.get("dtype") if isinstance(about, dict) else None
+    export = settings.get("export")
+    pack = (export.get("pack_method") if isinstance(export, dict) else None) or "reorder"
+    if kind not in ("int4", "uint4") or pack not in ("reorder", "order"):
+        raise refuse(
+            f"quantization_config of {fields.module}", f"dtype {kind!r:.40} in {pack!r:.40} is not read"
+        )
+    fields.check("weight", (I32,))
+    fields.check("weight_scale", FLOATS)
+    found, scaled = fields.shape("weight"), fields.shape("weight_scale")
+    if (
+        len(found) != 2
+        or len(scaled) != 2
+        or scaled[1] != found[1] * 8
+        or not scaled[0]
+        or found[0] % scaled[0]
+    ):
+        raise fields.wrong("weight_scale", f"one for each group of columns of {[found[1] * 8, found[0]]}")
+    if kind == "uint4" or "weight_zero_point" in fields:
+        fields.check("weight_zero_point", (I32,), (scaled[0], found[1]))
+    shape, size = (scaled[1], found[0]), found[0] // scaled[0]
+    order = ORDER if pack == "reorder" else tuple(range(8))
+    read = partial(_groups, fields, kind == "int4", size, order)
+    held = fields.dtype("weight_scale")
+    return packed_groups(shape, 4, size, kind == "int4", None, read, scales=held)
+
+
+def _groups(fields: Fields, signed: bool, size: int, order: tuple[int, ...]) -> Groups:
+    """Codes of int4 are in two's complement, and have no zero points."""
+    scales = np.ascontiguousarray(fields.floats("weight_scale").T)
+    codes = eights(fields.words("weight"), order)
+    if signed:
+        if "weight_zero_point" in fields and fields.get("weight_zero_point").any():
+            raise fields.wrong("weight_zero_point", "0 everywhere, since the weights are signed")
+        return Groups(codes ^ np.uint8(8), scales, 8, size)
+    return Groups(codes, scales, eights(fields.words("weight_zero_point"), order), size)
