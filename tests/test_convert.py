@@ -29,6 +29,7 @@ from quire.weights.schemes import scheme
 from tests.tiny import FAMILIES, OTHERS, write_checkpoint
 
 QUANTIZED = Path(__file__).parents[2] / "shared/data/quantized"
+GGUF = QUANTIZED.parent / "gguf-llamacpp"
 WHOLE_ONLY = {"olmo2", "olmo3", "bitnet", "apertus", "longcat_flash"}  # a norm over all heads, or the like
 
 
@@ -100,6 +101,16 @@ def test_codes_are_kept(name: str, tmp_path: Path) -> None:
     found = assert_same(folder, 1, tmp_path)
     assert_same(folder, 2, tmp_path)
     assert any(tensor.endswith(".codes") for tensor in load_file(found / "rank0.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["llama-Q4_K_M.gguf", "llama-BF16.gguf"])
+def test_a_gguf_file_is_divided(name: str, tmp_path: Path) -> None:
+    path = GGUF / name
+    if not path.exists():
+        pytest.skip(f"no GGUF files in {GGUF}")
+    found = assert_same(path, 2, tmp_path)
+    ours, theirs = (load_tokenizer(EngineConfig.from_options(model=str(m)).model) for m in (found, path))
+    assert ours.encode("a b") == theirs.encode("a b")
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +189,8 @@ def test_it_is_no_checkpoint_to_convert_or_quantize(converted: Path, tmp_path: P
 def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["convert", str(model), "-o", str(tmp_path / "out"), "-tp", "2"])
     assert "LlamaForCausalLM for 2 ranks" in capsys.readouterr().out
+    main(["inspect", str(tmp_path / "out"), "--json"])
+    assert json.loads(capsys.readouterr().out)["ranks"] == 2
     assert load_tokenizer(EngineConfig.from_options(model=str(tmp_path / "out")).model).encode("a")
     with pytest.raises(SystemExit):
         main(["convert", str(model)])

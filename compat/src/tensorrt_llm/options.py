@@ -3,7 +3,7 @@
 from quire.flags.dialect import Dialect, foreign_table
 
 _KERNELS = "Quire has its own kernels for each machine, and all give the same result"
-_SERVING = "it is chosen when the engine serves"
+_ADAPTERS = "adapters are chosen when the engine serves: --enable-lora, --max-lora-rank"
 _BATCHES = "batches hold no padding, and the KV cache is paged"
 _FILES = "the files of a model say it"
 
@@ -23,7 +23,8 @@ PLUGINS = foreign_table(
             "user_buffer use_fused_mlp pp_reduce_scatter",
         ),
         (_BATCHES, "paged_kv_cache remove_input_padding manage_weights"),
-        (_SERVING, "tokens_per_block lora_plugin dora_plugin"),
+        ("the size of a block is chosen when the engine serves: --block-size", "tokens_per_block"),
+        (_ADAPTERS, "lora_plugin dora_plugin"),
     ),
     (
         ("attention sees what the model says", "a model with a sliding window", "streamingllm=disable,false"),
@@ -39,10 +40,11 @@ PLUGINS = foreign_table(
 BUILD = foreign_table(
     (
         (
-            _SERVING,
-            "max_num_tokens opt_num_tokens opt_batch_size max_lora_rank lora_dir* lora_target_modules*",
+            "the tokens of a step are bounded when the engine serves: --max-num-batched-tokens",
+            "max_num_tokens opt_num_tokens",
         ),
-        (_SERVING, "lora_ckpt_source lora_config"),
+        ("no batch size is preferred, up to max_batch_size", "opt_batch_size"),
+        (_ADAPTERS, "max_lora_rank lora_dir* lora_target_modules* lora_ckpt_source lora_config"),
         ("any width runs, within max_batch_size", "max_beam_width"),
         ("Quire plans its workspace ahead: `quire plan` shows it", "workspace max_workspace_size"),
         (
@@ -67,7 +69,7 @@ BUILD = foreign_table(
             _FILES,
             "name num_layers num_heads num_kv_heads hidden_size vocab_size hidden_act max_position_embeddings",
         ),
-        (_FILES, "quant_mode max_output_len use_mrope!"),
+        (_FILES, "use_mrope!"),
     ),
     (
         (
@@ -76,6 +78,8 @@ BUILD = foreign_table(
             "gather_context_logits!=0,false gather_generation_logits!=0,false gather_all_token_logits!",
         ),
         ("prompts are tokens alone", "an adapter", "max_prompt_embedding_table_size=0"),
+        ("an output is bounded with its prompt", "max_seq_len", "max_output_len"),
+        ("types follow from precision", "precision, or a quantized checkpoint", "quant_mode=0"),
         (
             "drafting is chosen when the engine serves",
             "speculative_config of LLM",
@@ -183,7 +187,9 @@ _LLM_ACCEPTED = (
     ("no one listens to changes of the cache", "event_buffer_max_size attention_dp_events_gather_period_ms"),
     # of ModelRunner
     ("memory is planned before anything is allocated", "max_tokens_in_paged_kv_cache gpu_weights_percent"),
-    (_KERNELS, "multi_block_mode! is_enc_dec! use_runtime_defaults!"),
+    (_KERNELS, "multi_block_mode! is_enc_dec! use_runtime_defaults! enable_context_fmha_fp32_acc!"),
+    ("weights are mapped from files", "use_gpu_direct_storage!"),
+    ("only Hugging Face's form is read", "lora_ckpt_source"),
     (
         "memory is planned before anything is allocated",
         "max_gpu_total_bytes fail_fast_on_attention_window_too_large!",

@@ -20,6 +20,7 @@ from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.files import read_json
 from quire.model import engine_dir
+from quire.model.converted import is_converted, read_converted
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
 from quire.model.families import read_config
@@ -56,9 +57,9 @@ def run(options: InspectOptions) -> None:
         return _show_model({"spec": describe(spec)}, options)
     directory = find_model(options.model)
     if not engine_dir.is_engine(directory):
-        return _show_model(
-            model_figures(inspect_model(directory, reading=Reading(options.architecture))), options
-        )
+        found = model_figures(inspect_model(directory, reading=Reading(options.architecture)))
+        ranks = {"ranks": read_converted(directory).ranks} if is_converted(directory) else {}
+        return _show_model({**ranks, **found}, options)
     manifest = engine_dir.read_manifest(directory)
     if options.verify:
         data = engine_dir.map_weights(directory, manifest.size)
