@@ -1,6 +1,11 @@
 """TensorRT-LLM's options: their names in Quire, those that mean nothing here, and those that are refused."""
 
-from quire.flags.dialect import Dialect, foreign_table
+from functools import partial
+
+from quire.flags.dialect import Dialect
+from quire.flags.table import foreign_table
+
+_table = partial(foreign_table, dashes=False)
 
 _KERNELS = "Quire has its own kernels for each machine, and all give the same result"
 _ADAPTERS = "adapters are chosen when the engine serves: --enable-lora, --max-lora-rank"
@@ -8,7 +13,7 @@ _BATCHES = "batches hold no padding, and the KV cache is paged"
 _FILES = "the files of a model say it"
 
 # Plugins and features of kernels: options of builds, and fields of PluginConfig.
-PLUGINS = foreign_table(
+PLUGINS = _table(
     (
         (
             _KERNELS,
@@ -37,7 +42,7 @@ PLUGINS = foreign_table(
 )
 
 # Of a build: BuildConfig, Builder.create_builder_config, trtllm-build.
-BUILD = foreign_table(
+BUILD = _table(
     (
         (
             "the tokens of a step are bounded when the engine serves: --max-num-batched-tokens",
@@ -100,7 +105,7 @@ BUILD = foreign_table(
 )
 BUILDING = Dialect(foreign={**PLUGINS, **BUILD})
 
-CONVERSION = foreign_table(
+CONVERSION = _table(
     (
         (_KERNELS, "disable_weight_only_quant_plugin! per_channel! per_token! per_group!"),
         (
@@ -236,12 +241,12 @@ SERVING = Dialect(
         "tokens_per_block": "block_size",
         "tool_parser": "tool_call_parser",
     },
-    foreign_table(_LLM_ACCEPTED, _LLM_REFUSED),
+    _table(_LLM_ACCEPTED, _LLM_REFUSED),
 )
 
 # Of quantize.py.
 QUANTIZING = Dialect(
-    foreign=foreign_table(
+    foreign=_table(
         (
             ("the backend is the one that serves", "device device_map batch_size"),
             ("the same text gives the same weights", "seed"),
@@ -274,7 +279,7 @@ QUANTIZING = Dialect(
 
 # Of trtllm-bench.
 MEASURING = Dialect(
-    foreign=foreign_table(
+    foreign=_table(
         (
             *_LLM_ACCEPTED,
             ("requests come all at once", "scheduler_policy eos_id warmup streaming! modality"),

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.flags.foreign import take_foreign
-from quire.flags.table import ForeignFlag, entries
+from quire.flags.table import ForeignFlag
 
 log = logging.getLogger("quire")
-
-
-def foreign_table(
-    accepted: Sequence[tuple[str, str]], refused: Sequence[tuple[str, str, str]]
-) -> dict[str, ForeignFlag]:
-    """A table from groups: (why, names) of options that change nothing, (why, nearest, names) of those that would.
-
-    A name may end in "!" (a switch) or "*" (takes a list), or give the values that change nothing: name=a,b.
-    """
-
-    def flags() -> Iterator[ForeignFlag]:
-        for why, names in accepted:
-            for name, takes, _ in entries(names):
-                yield ForeignFlag(name, takes, why, dashes=False)
-        for why, nearest, names in refused:
-            for name, takes, neutral in entries(names):
-                yield ForeignFlag(name, takes, why, neutral, nearest, dashes=False)
-
-    return {flag.name: flag for flag in flags()}
 
 
 @dataclass(frozen=True, slots=True)

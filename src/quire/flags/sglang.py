@@ -11,8 +11,8 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.flags.arguments import FlexibleArgumentParser
-from quire.flags.foreign import notice, refusal
-from quire.flags.table import ForeignFlag, entries
+from quire.flags.foreign import take_foreign
+from quire.flags.table import foreign_table
 
 # Options of the same meaning, by SGLang's name.
 SAME = {
@@ -148,18 +148,7 @@ _REFUSED: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _foreign() -> dict[str, ForeignFlag]:
-    found = {}
-    for why, names in _ACCEPTED:
-        for name, takes, _ in entries(names):
-            found[name] = ForeignFlag(name, takes, why)
-    for why, nearest, names in _REFUSED:
-        for name, takes, neutral in entries(names):
-            found[name] = ForeignFlag(name, takes, why, neutral, nearest)
-    return found
-
-
-FOREIGN = _foreign()
+FOREIGN = foreign_table(_ACCEPTED, _REFUSED)
 
 
 def _cut(value: Any) -> dict[str, Any]:
@@ -203,17 +192,10 @@ def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Raises ConfigError for one that is unknown or would change a result.
     """
     found: dict[str, Any] = {}
-    notices = []
-    for name, value in given.items():
-        if value is None:
-            continue
-        if name in FOREIGN:
-            flag = FOREIGN[name]
-            if not flag.accepts(value):
-                raise ConfigError(refusal(flag, value))
-            if value is not False:
-                notices.append(notice(flag))
-        elif name in _MADE:
+    options = {name: value for name, value in given.items() if value is not None}
+    notices = take_foreign(options, table=FOREIGN)
+    for name, value in options.items():
+        if name in _MADE:
             found |= _MADE[name](value)
         elif name in SAME or name in SWITCHES:
             found[SAME.get(name) or SWITCHES[name]] = value

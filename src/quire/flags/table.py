@@ -6,7 +6,7 @@ The parser, `LLM(...)`, YAML files and docs/flags.md read this table; flags that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -271,15 +271,24 @@ def entries(names: str) -> Iterator[tuple[str, Takes, tuple[str, ...]]]:
         yield name.rstrip("!*"), takes, tuple(value for value in values.split(",") if value)
 
 
-def _flags() -> Iterator[ForeignFlag]:
-    for groups, older in ((ACCEPTED, False), (OLDER_ACCEPTED, True)):
-        for why, names in groups:
-            for name, takes, _ in entries(names):
-                yield ForeignFlag(name, takes, why, older=older)
-    for refused, older in ((REFUSED, False), (OLDER_REFUSED, True)):
-        for why, nearest, names in refused:
-            for name, takes, neutral in entries(names):
-                yield ForeignFlag(name, takes, why, neutral, nearest, older)
+def foreign_table(
+    accepted: Sequence[tuple[str, str]],
+    refused: Sequence[tuple[str, str, str]],
+    older: bool = False,
+    dashes: bool = True,
+) -> dict[str, ForeignFlag]:
+    """A table from groups: (why, names) of options that change nothing, (why, nearest, names) of those that would."""
+    found = [
+        ForeignFlag(name, takes, why, older=older, dashes=dashes)
+        for why, names in accepted
+        for name, takes, _ in entries(names)
+    ]
+    found += [
+        ForeignFlag(name, takes, why, neutral, nearest, older, dashes)
+        for why, nearest, names in refused
+        for name, takes, neutral in entries(names)
+    ]
+    return {flag.name: flag for flag in found}
 
 
-FOREIGN: dict[str, ForeignFlag] = {flag.name: flag for flag in _flags()}
+FOREIGN = foreign_table(ACCEPTED, REFUSED) | foreign_table(OLDER_ACCEPTED, OLDER_REFUSED, older=True)
