@@ -92,7 +92,9 @@ def test_types_are_those_of_the_conversion(options: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["awq-gemm-g32", "gptq-4bit-g32-desc-act", "fp8-block-moe", "hqq-4bit-g64", "modelopt-nvfp4"]
+    "name",
+    ["awq-gemm-g32", "gptq-4bit-g32-desc-act", "fp8-block-moe", "hqq-4bit-g64", "modelopt-nvfp4"]
+    + ["squeezellm-4bit-sparse", "modelopt-fp8-kv", "ct-int8-w8a8-static"],
 )
 def test_codes_are_kept(name: str, tmp_path: Path) -> None:
     folder = QUANTIZED / name
@@ -100,6 +102,7 @@ def test_codes_are_kept(name: str, tmp_path: Path) -> None:
         pytest.skip(f"no quantized checkpoints in {QUANTIZED}")
     found = assert_same(folder, 1, tmp_path)
     assert_same(folder, 2, tmp_path)
+    assert inspect_model(found).kv_scales == inspect_model(folder).kv_scales
     assert any(tensor.endswith(".codes") for tensor in load_file(found / "rank0.safetensors"))
 
 
@@ -216,7 +219,16 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda m: m["spec"].update(intermediate_size=64), "the model says"),
         (lambda m: m["spec"].update(num_layers=1 << 30), "num_layers"),
         (lambda m: m.update(eos_token_ids=[1 << 20]), "eos_token_ids"),
+        (lambda m: m.update(kv_scales=[None]), "kv_scales has 1 entries for 3 layers"),
+        (
+            lambda m: m.update(kv_scales=[None, None, {"keys": [1], "values": [1, -1]}]),
+            "kv_scales of layer 2",
+        ),
         (lambda m: m["layouts"].update(x={"type": "blocks", "kind": "no"}), "no layout"),
+        (
+            lambda m: m["layouts"].update(x={"type": "blocks", "kind": "lut4", "entries": 1 << 60}),
+            "no layout",
+        ),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused(
@@ -236,12 +248,16 @@ def test_a_manifest_that_cannot_be_is_refused(
         (".scales", lambda a: a[:, :1], "its layout says"),
         (".order", lambda a: np.zeros_like(a), "is not an order"),
         (".order", None, "is missing"),
+        (".starts", lambda a: a[::-1], "does not ascend"),
+        (".columns", lambda a: a + 10_000, "holds a column outside"),
+        (".values", lambda a: a[:-1], "its layout says"),
     ],
 )
 def test_quantized_parts_that_cannot_be_are_refused(
     suffix: str, change: Callable[[Any], Any] | None, said: str, tmp_path: Path
 ) -> None:
-    folder = QUANTIZED / "gptq-4bit-g32-desc-act"
+    sparse = suffix in (".starts", ".columns", ".values")
+    folder = QUANTIZED / ("squeezellm-4bit-sparse" if sparse else "gptq-4bit-g32-desc-act")
     if not folder.exists():
         pytest.skip(f"no quantized checkpoints in {QUANTIZED}")
     found = convert(folder, tmp_path / "converted")

@@ -19,9 +19,12 @@ from quire.model.assemble_parts import Use
 from quire.model.companions import copy_companions
 from quire.model.converted import (
     CODES,
+    COLUMNS,
     FACTORS,
     ORDER,
     SCALES,
+    STARTS,
+    VALUES,
     ZEROS,
     ConvertedManifest,
     PartNames,
@@ -33,7 +36,7 @@ from quire.model.shard import Shard
 from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
-from quire.weights.layouts import AnyLayout, Blocks
+from quire.weights.layouts import AnyLayout
 from quire.weights.parts import Part
 from quire.weights.tensor import Array, QuantTensor, nothing
 
@@ -142,9 +145,7 @@ class _Share(Mapping[str, Array]):
         if not part.tensors:  # computed from the spec alone
             return
         name, layout = self._names.of(part), part.layout(self._checkpoint)
-        if layout is None or (
-            isinstance(layout, Blocks) and layout.entries
-        ):  # sparse parts are not written apart
+        if layout is None:
             self._tensors[name] = partial(part.read, self._checkpoint)
             return
         self.layouts[name] = layout
@@ -163,13 +164,16 @@ def _same(values: FloatArray) -> Array:
 def _array_of(read: Callable[[], QuantTensor], suffix: str) -> Array:
     """One of the arrays of a quantized part."""
     tensor = read()
-    inputs = tensor.inputs
+    inputs, sparse = tensor.inputs, tensor.sparse
     found: dict[str, Array | None] = {
         CODES: tensor.codes,
         SCALES: tensor.scales,
         ZEROS: tensor.zeros,
         ORDER: None if inputs is None else inputs.order,
         FACTORS: None if inputs is None else inputs.factors,
+        STARTS: None if sparse is None else sparse.starts,
+        COLUMNS: None if sparse is None else sparse.columns,
+        VALUES: None if sparse is None else sparse.values,
     }
     array = found[suffix]
     assert array is not None

@@ -23,6 +23,7 @@ from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use, WeightSource
 from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
+from quire.model.kv_scales import check_kv_scales
 from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
 from quire.model.shard import MOST_RANKS, Shard
 from quire.model.spec import ArchSpec
@@ -33,13 +34,15 @@ from quire.weights.layouts import AnyLayout, Blocks, Int4
 from quire.weights.layouts.blocks import KINDS
 from quire.weights.parts import Part, part
 from quire.weights.schemes import Quantization, Scheme
-from quire.weights.tensor import Array, FloatDtype, Inputs, QuantTensor, Rows, nothing
+from quire.weights.tensor import Array, FloatDtype, Inputs, QuantTensor, Rows, Sparse, nothing
 
 MANIFEST = "checkpoint.json"
 FORMAT = 1
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_SUBLAYERS = 64
+MAX_ENTRIES = 1 << 20  # of a row's sparse part
 CODES, SCALES, ZEROS, ORDER, FACTORS = ".codes", ".scales", ".zeros", ".order", ".factors"
+STARTS, COLUMNS, VALUES = ".starts", ".columns", ".values"  # of a sparse part
 _AGAIN = "run `quire convert` again"
 _PLACES = re.compile(r"\{[ijen]\}")
 
@@ -95,11 +98,13 @@ def read_converted(directory: Path) -> ConvertedManifest:
             raise ModelError(
                 f"{path}: eos_token_ids holds {token}, the vocabulary {found.spec.vocab_size} tokens"
             )
+    check_kv_scales(found.kv_scales, found.spec, str(path))
     _check_names(found.names, path)
     for name, layout in found.layouts.items():
-        if (isinstance(layout, Blocks) and layout.kind not in KINDS) or (
-            isinstance(layout, Int4) and layout.group_size not in (32, 64, 128)
-        ):
+        if (
+            isinstance(layout, Blocks)
+            and (layout.kind not in KINDS or not 0 <= layout.entries <= MAX_ENTRIES)
+        ) or (isinstance(layout, Int4) and layout.group_size not in (32, 64, 128)):
             raise ModelError(f"{path}: {name:.200}: there is no layout {layout}")
     return found
 
@@ -130,7 +135,9 @@ def quantized_arrays(name: str, layout: AnyLayout) -> list[str]:
     """The tensors that hold a quantized part."""
     outline = layout.outline(1, 256)
     kept = [CODES] + [SCALES] * bool(outline.scales.shape[1]) + [ZEROS] * (outline.zeros is not None)
-    return [name + suffix for suffix in (*kept, *((ORDER, FACTORS) if layout.inputs else ()))]
+    kept += [ORDER, FACTORS] if layout.inputs else []
+    kept += [STARTS, COLUMNS, VALUES] if outline.sparse is not None else []
+    return [name + suffix for suffix in kept]
 
 
 class RankCheckpoint:
@@ -185,7 +192,21 @@ class RankCheckpoint:
         if outline.scales.shape[1]:
             scales = self._array(name + SCALES, outline.scales)[rows]
         zeros = None if outline.zeros is None else self._array(name + ZEROS, outline.zeros)[rows]
-        return QuantTensor(layout, codes, scales, zeros, self._inputs(name, width) if layout.inputs else None)
+        inputs = self._inputs(name, width) if layout.inputs else None
+        sparse = None if outline.sparse is None else self._sparse(name, count, width).rows(rows)
+        return QuantTensor(layout, codes, scales, zeros, inputs, sparse)
+
+    def _sparse(self, name: str, count: int, width: int) -> Sparse:
+        starts = self._array(name + STARTS, nothing(np.int32, count + 1))
+        total = int(starts[-1])
+        if starts[0] != 0 or total < 0 or (np.diff(starts) < 0).any():
+            raise ModelError(f"{self._path}: tensor {name}{STARTS} does not ascend from 0; {_AGAIN}")
+        columns = self._array(name + COLUMNS, nothing(np.int32, total))
+        if total and not 0 <= columns.min() <= columns.max() < width:
+            raise ModelError(
+                f"{self._path}: tensor {name}{COLUMNS} holds a column outside of {width}; {_AGAIN}"
+            )
+        return Sparse(starts, columns, self._array(name + VALUES, nothing(np.float32, total)))
 
     def _inputs(self, name: str, width: int) -> Inputs:
         order = self._array(name + ORDER, nothing(np.int32, width))

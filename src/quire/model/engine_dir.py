@@ -22,6 +22,7 @@ from quire.errors import ModelError
 from quire.files import map_file, read_bytes
 from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
+from quire.model.kv_scales import check_kv_scales
 from quire.model.spec import ArchSpec
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import Array, FloatDtype
@@ -152,6 +153,7 @@ def read_manifest(directory: Path) -> Manifest:
 def _check(path: Path, manifest: Manifest) -> None:
     """Raise ModelError for sizes and tokens that no engine has: whoever writes a manifest can write its checksum."""
     manifest.spec.check(str(path))
+    check_kv_scales(manifest.kv_scales, manifest.spec, str(path))
     for token in manifest.eos_token_ids:
         if not 0 <= token < manifest.spec.vocab_size:
             raise ModelError(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from quire.devices.protocol import FP8_MOST, KVScales, KVSpec
+from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
@@ -30,3 +33,14 @@ def scaled_spec(kv: KVSpec, spec: ArchSpec, scales: tuple[KVScales | None, ...],
         for i, of_layer in enumerate(scales)
     )
     return msgspec.structs.replace(kv, scales=own)
+
+
+def check_kv_scales(scales: tuple[KVScales | None, ...], spec: ArchSpec, where: str) -> None:
+    """Raise ModelError unless there are none, or positive scales for each head of the layers that have any."""
+    if scales and len(scales) != spec.num_layers:
+        raise ModelError(f"{where}: kv_scales has {len(scales)} entries for {spec.num_layers} layers")
+    for i, layer in enumerate(scales):
+        for values in () if layer is None else (layer.keys, layer.values):
+            sound = all(0 < value < math.inf for value in values)
+            if len(values) != spec.shape(i).num_kv_heads or not sound:
+                raise ModelError(f"{where}: kv_scales of layer {i} cannot be {values!r:.200}")
