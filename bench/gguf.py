@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import DeviceConfig
-from quire.engine.start import make_backend
+from quire.engine.plan import make_backend
 
 HERE = Path(__file__).parent
 UNITS = {"memory": "GB", "start": "s"}

@@ -15,9 +15,9 @@ from quire import LLM, SamplingParams
 from quire.build import build_engine
 from quire.cli import main
 from quire.config import EngineConfig
+from quire.engine.plan import plan_engine
 from quire.engine.source import ASSETS, SHIPPED_MODEL
-from quire.engine.start import plan_engine
-from quire.errors import ConfigError, ModelError, RequestError
+from quire.errors import ConfigError, ModelError, QuireError, RequestError
 from quire.model.engine_dir import EngineLimits, read_manifest
 from quire.text.tokenizer import Tokenizer
 from tests.tiny import CONFIG, write_checkpoint
@@ -70,6 +70,33 @@ def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
         model = write_checkpoint(tmp_path / f"model-{tied}", tie_word_embeddings=tied)
         sizes.append(read_manifest(build(model, tmp_path / f"engine-{tied}")).size)
     assert sizes[1] - sizes[0] >= CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4
+
+
+def test_an_engine_for_two_ranks_has_a_file_for_each(tmp_path: Path) -> None:
+    model, engine = write_checkpoint(tmp_path / "model", "qwen2_moe", "bfloat16"), tmp_path / "engine"
+    build(model, engine, tensor_parallel_size=2, quantization="int8")
+    assert {path.name for path in engine.glob("*weights*")} == {"weights.bin", "weights.1.bin"}
+    assert [read_manifest(engine, rank).ranks for rank in (0, 1)] == [2, 2]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=2)
+    found = []
+    for served, options in (
+        (model, {"quantization": "int8", "tensor_parallel_size": 2}),
+        (engine, {"tensor_parallel_size": 2}),
+        (engine, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    ):
+        with LLM(str(served), **options) as llm:
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            found.append([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs])
+    assert found[0] == found[1] == found[2]
+    for options in ({}, {"tensor_parallel_size": 4}):
+        with pytest.raises(ConfigError, match="was built for --tensor-parallel-size 2"):
+            LLM(str(engine), **options)
+    main(["inspect", str(engine)])
+    flip("weights.1.bin", 5000)(engine)
+    with pytest.raises(SystemExit):
+        main(["inspect", str(engine)])
+    with pytest.raises(QuireError, match=r"weights.1.bin: bytes after .* were altered"):
+        LLM(str(engine), tensor_parallel_size=2)
 
 
 def test_the_tokenizer_is_the_same(engine: Path) -> None:

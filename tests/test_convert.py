@@ -19,6 +19,7 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.convert import convert_checkpoint
 from quire.devices.cpu.backend import NativeBackend
+from quire.engine.shares import share_of
 from quire.engine.start import load_tokenizer
 from quire.errors import ConfigError, ModelError
 from quire.model.converted import MANIFEST, read_converted
@@ -50,8 +51,9 @@ def assert_same(model: Path, ranks: int, tmp_path: Path, **options: Any) -> Path
     """Convert, and compare each rank's share, packed."""
     found, backend = convert(model, tmp_path / f"for-{ranks}", ranks, **options), NativeBackend(threads=1)
     quantized = scheme(options["quantization"], rounds=True) if "quantization" in options else None
+    parallel = EngineConfig.from_options(tensor_parallel_size=ranks).parallel
     for rank in range(ranks):
-        shard = Shard(rank, ranks)
+        shard = share_of(parallel, rank, inspect_model(model, options.get("dtype", "auto"), quantized))
         wanted = load_model(model, backend, options.get("dtype", "auto"), quantized, shard=shard)
         mine = load_model(found, backend, shard=shard)
         assert packed(mine, backend) == packed(wanted, backend)

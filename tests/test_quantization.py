@@ -12,8 +12,8 @@ from quire import LLM, SamplingParams, _native
 from quire.build import build_engine
 from quire.cli import main
 from quire.config import EngineConfig
+from quire.engine.plan import plan_engine
 from quire.engine.source import ASSETS, SHIPPED_MODEL
-from quire.engine.start import plan_engine
 from quire.errors import ConfigError, ModelError
 from quire.model.engine_dir import EngineLimits, read_manifest
 from quire.weights.schemes import scheme, weights_name

@@ -23,6 +23,7 @@ LEVELS = [
     {"weights.types"},
     {"devices"},
     {"options"},
+    {"parallel"},
     {"config"},
     {"flags"},
     {"sched", "text", "grammar"},

@@ -7,6 +7,7 @@ namespace quire {
 
 void bind_attention(nanobind::module_& m);
 void bind_draft(nanobind::module_& m);
+void bind_peers(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 void bind_strings(nanobind::module_& m);

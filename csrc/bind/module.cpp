@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
         "Operations per second (a multiply-add is two) of kind 'fp32', 'bf16' or 'int8' on an instruction set; 0 where "
         "it has no instruction for the kind; takes less than 0.3 s.");
   bind_attention(m);
+  bind_peers(m);
   bind_plan(m);
   nb::class_<Turn>(m, "Turn").def_ro("seconds", &Turn::seconds).def_ro("limit", &Turn::limit);
   m.def("compare_linear", &compare_linear, "isa"_a, "pool"_a, "weights"_a, "rows"_a, "kind"_a, "rounds"_a,

@@ -519,19 +519,6 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 
-  nb::class_<Peers>(m, "Peers", "A rank's end of the shared memory through which ranks add and gather activations.")
-      .def(nb::init<int, int, int, double>(), "fd"_a, "rank"_a, "size"_a, "patience"_a)
-      .def_prop_ro("rank", &Peers::rank)
-      .def_prop_ro("size", &Peers::size)
-      .def_static("bytes", &Peers::bytes, "size"_a, "Bytes of the shared file.")
-      .def("abort", &Peers::abort, "rank"_a, "End all waiting, because this rank has gone.")
-      .def(
-          "all_reduce",
-          [](Peers& peers, const nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& x) {
-            const nb::gil_scoped_release release;
-            peers.all_reduce(x.data(), x.size());
-          },
-          "x"_a.noconvert(), "Sum x over all ranks, in place.");
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
   plan.def("__init__",
            [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, const LayerTuples& layers,

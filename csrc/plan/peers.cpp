@@ -1,4 +1,4 @@
-// Messages between ranks through a shared mapping.
+// Messages between ranks: what all kinds share, and those through a shared mapping.
 #include "plan/peers.h"
 
 #include <sched.h>
@@ -32,20 +32,18 @@ inline void relax() {
 
 }  // namespace
 
-struct Peers::Header {
+struct SharedPeers::Header {
   std::atomic<int32_t> gone;  // 1 + a rank that has ended; 0: none
   Posted posted[kMostRanks];  // by rank: the last message of which its part can be read
 };
 
-size_t Peers::bytes(int size) {
+size_t SharedPeers::bytes(int size) {
   const size_t header = (sizeof(Header) + kPage - 1) / kPage * kPage;
   return header + size_t(size) * 2 * kSlotFloats * sizeof(float);
 }
 
-Peers::Peers(int fd, int rank, int size, double patience) : rank_(rank), size_(size), patience_(patience) {
+SharedPeers::SharedPeers(int fd, int rank, int size, double patience) : Peers(rank, size), patience_(patience) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "ranks share atomics, which must not be locks");
-  if (size < 1 || size > kMostRanks || rank < 0 || rank >= size)
-    throw std::invalid_argument("there is no rank " + std::to_string(rank) + " of " + std::to_string(size));
   mapped_ = bytes(size);
   struct stat about{};
   if (fstat(fd, &about) != 0 || size_t(about.st_size) < mapped_)
@@ -55,17 +53,19 @@ Peers::Peers(int fd, int rank, int size, double patience) : rank_(rank), size_(s
     throw std::runtime_error(std::string("the shared memory of the ranks cannot be mapped: ") + std::strerror(errno));
 }
 
-Peers::~Peers() { munmap(memory_, mapped_); }
+SharedPeers::~SharedPeers() { munmap(memory_, mapped_); }
 
-float* Peers::slot(int rank) const {
-  char* slots = static_cast<char*>(memory_) + (mapped_ - size_t(size_) * 2 * kSlotFloats * sizeof(float));
+void SharedPeers::begin(size_t) { ++message_; }
+
+float* SharedPeers::slot(int rank) {
+  char* slots = static_cast<char*>(memory_) + (mapped_ - size_t(size()) * 2 * kSlotFloats * sizeof(float));
   return reinterpret_cast<float*>(slots) + (size_t(rank) * 2 + size_t(message_ % 2)) * kSlotFloats;
 }
 
-void Peers::post_and_wait() {
+void SharedPeers::exchange() {
   Header& header = *static_cast<Header*>(memory_);
-  header.posted[rank_].message.store(message_, std::memory_order_release);
-  for (int rank = 0; rank < size_; ++rank) {
+  header.posted[rank()].message.store(message_, std::memory_order_release);
+  for (int rank = 0; rank < size(); ++rank) {
     const std::atomic<uint64_t>& posted = header.posted[rank].message;
     std::chrono::steady_clock::time_point began{};
     for (int spins = 0; posted.load(std::memory_order_acquire) < message_; ++spins) {
@@ -85,15 +85,20 @@ void Peers::post_and_wait() {
   }
 }
 
-void Peers::abort(int rank) { static_cast<Header*>(memory_)->gone.store(rank + 1, std::memory_order_relaxed); }
+void SharedPeers::abort(int rank) { static_cast<Header*>(memory_)->gone.store(rank + 1, std::memory_order_relaxed); }
+
+Peers::Peers(int rank, int size) : rank_(rank), size_(size) {
+  if (size < 1 || size > kMostRanks || rank < 0 || rank >= size)
+    throw std::invalid_argument("there is no rank " + std::to_string(rank) + " of " + std::to_string(size));
+}
 
 void Peers::all_reduce(float* x, size_t n) {
-  for (size_t begin = 0; begin < n; begin += kSlotFloats) {
-    const size_t count = std::min(kSlotFloats, n - begin);
-    ++message_;
-    std::memcpy(slot(rank_), x + begin, count * sizeof(float));
-    post_and_wait();
-    float* y = x + begin;
+  for (size_t first = 0; first < n; first += kSlotFloats) {
+    const size_t count = std::min(kSlotFloats, n - first);
+    begin(count);
+    std::memcpy(slot(rank_), x + first, count * sizeof(float));
+    exchange();
+    float* y = x + first;
     const float* part = slot(0);
     std::copy(part, part + count, y);
     for (int rank = 1; rank < size_; ++rank) {
@@ -115,10 +120,10 @@ void Peers::all_gather(const float* x, float* out, size_t rows, const std::vecto
     const size_t count = std::min(most, rows - row);
     for (size_t from = 0; from < widest; from += columns) {
       auto length = [&](size_t all) { return from < all ? std::min(columns, all - from) : 0; };
-      ++message_;
+      begin(count * columns);
       float* to = slot(rank_);
       for (size_t r = 0; r < count; ++r) std::copy_n(x + (row + r) * own + from, length(own), to + r * columns);
-      post_and_wait();
+      exchange();
       size_t first = 0;
       for (int rank = 0; rank < size_; ++rank) {
         const size_t part = size_t(widths[size_t(rank)]);

@@ -189,14 +189,16 @@ int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activat
   require(in.rows == chosen.rows && in.rows == RowKind::tokens, "experts: as many routes as rows, one per token");
   const auto route = std::find_if(ops_.begin(), ops_.end(), [&](const Op& op) { return op.out == routes; });
   require(route != ops_.end() && route->kind == OpKind::route, "experts: the routes are not those of a router");
+  const auto real = std::find_if(experts.begin(), experts.end(), [](const ExpertWeights& e) { return bool(e.up); });
+  const int width = real == experts.end() ? in.width : real->down->view().rows;
   const size_t named = size_t(route->routing.num_experts) + (route->routing.shared ? 1 : 0);
   require(experts.size() == named, "experts: there are " + std::to_string(experts.size()) + ", the router names " +
                                        std::to_string(named));
   for (ExpertWeights& e : experts) {
+    require(e.up || width == in.width, "experts: one returns its input, and the others have another width");
     if (!e.up) continue;
     const MatrixView up = e.up->view(), down = e.down->view();
-    require(up.cols == in.width && down.rows == in.width && !down.gated,
-            "experts: a weight is not of the input's width");
+    require(up.cols == in.width && down.rows == width && !down.gated, "experts: a weight is not of the input's width");
     require(down.cols == (up.gated ? up.rows / 2 : up.rows), "experts: the projections do not fit each other");
     e.up_bias = packed_bias(up, e.up_bias);
     e.down_bias = packed_bias(down, e.down_bias);
@@ -205,7 +207,7 @@ int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activat
   op.experts = std::move(experts);
   op.activation = activation;
   op.weigh_inputs = weigh_inputs;
-  return add_op(std::move(op), in.width, RowKind::tokens);
+  return add_op(std::move(op), width, RowKind::tokens);
 }
 
 int Plan::select_rows(int x) {

@@ -162,13 +162,13 @@ void Plan::execute_head_linear(const Op& op) {
 size_t Plan::expert_floats(const Op& op) const {
   int inner = 0;
   for (const ExpertWeights& e : op.experts) inner = std::max(inner, inner_width(e));
-  const size_t width = size_t(buffers_[size_t(op.in)].width);
-  return (size_t(limits_.max_tokens) * (2 * width + size_t(inner)) + 15) / 16 * 16;
+  const size_t width = size_t(buffers_[size_t(op.in)].width) + size_t(buffers_[size_t(op.out)].width);
+  return (size_t(limits_.max_tokens) * (width + size_t(inner)) + 15) / 16 * 16;
 }
 
 void Plan::execute_experts(const Op& op) {
   const int rows = rows_of(op.out), chosen = buffers_[size_t(op.other)].width / 2;
-  const size_t width = size_t(buffers_[size_t(op.in)].width);
+  const size_t width = size_t(buffers_[size_t(op.in)].width), out_width = size_t(buffers_[size_t(op.out)].width);
   const float* routes = data(op.other);
   // Counting sort of (token, place among its choices) by expert.
   expert_begin_.assign(op.experts.size() + 1, 0);
@@ -182,8 +182,8 @@ void Plan::execute_experts(const Op& op) {
     for (int i = 0; i < chosen; ++i) expert_rows_[size_t(next[expert_of(r, i)]++)] = r * chosen + i;
 
   float* in = static_cast<float*>(workspace_.data());
-  float *out = in + size_t(limits_.max_tokens) * width, *inner = out + size_t(limits_.max_tokens) * width;
-  std::memset(data(op.out), 0, size_t(rows) * width * sizeof(float));
+  float *out = in + size_t(limits_.max_tokens) * width, *inner = out + size_t(limits_.max_tokens) * out_width;
+  std::memset(data(op.out), 0, size_t(rows) * out_width * sizeof(float));
   for (size_t e = 0; e < op.experts.size(); ++e) {
     const int first = expert_begin_[e], count = expert_begin_[e + 1] - first;
     if (count > 0) run_expert(op, int(e), first, count, in, inner, out);
@@ -192,7 +192,8 @@ void Plan::execute_experts(const Op& op) {
 
 void Plan::run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out) {
   const ExpertWeights& e = op.experts[size_t(expert)];
-  const size_t width = size_t(buffers_[size_t(op.in)].width), inner_stride = size_t(inner_width(e));
+  const size_t width = size_t(buffers_[size_t(op.in)].width), out_width = size_t(buffers_[size_t(op.out)].width);
+  const size_t inner_stride = size_t(inner_width(e));
   const int chosen = buffers_[size_t(op.other)].width / 2, per_task = std::max(1, 16384 / int(width));
   const float *x = data(op.in), *routes = data(op.other);
   float* y = data(op.out);
@@ -216,15 +217,15 @@ void Plan::run_expert(const Op& op, int expert, int first, int rows, float* in, 
     };
     run_product(product_args(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace),
                 changed(0));
-    run_product(product_args(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, width, workspace),
+    run_product(product_args(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, out_width, workspace),
                 changed(1));
   } else {
     std::memcpy(out, in, size_t(rows) * width * sizeof(float));
   }
   for_rows([&](size_t r, size_t token, int place) {
     const float weight = op.weigh_inputs ? 1.0f : weight_of(token, place);
-    float* to = y + token * width;
-    for (size_t i = 0; i < width; ++i) to[i] += weight * out[r * width + i];
+    float* to = y + token * out_width;
+    for (size_t i = 0; i < out_width; ++i) to[i] += weight * out[r * out_width + i];
   });
 }
 

@@ -19,13 +19,14 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend
+from quire.engine.plan import make_backend
+from quire.engine.shares import share_of
 from quire.engine.source import asked_quantization, model_directory, quantized_weights, reading_of
-from quire.engine.start import make_backend
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.companions import copy_companions
 from quire.model.converted import is_converted, read_converted
-from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer
+from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer, of_rank
 from quire.model.load import UNLIMITED, LoadedModel, ModelInfo, inspect_model, load_model, pack_model
 from quire.model.shard import Shard
 from quire.network.lowering import open_network
@@ -39,7 +40,8 @@ def build_engine(
     """Write the configured model, or a network, to `output`, completely or not at all. Replaces an engine in its place.
 
     A model that is an engine already gets other limits; those that are not given stay. A network's tokenizer is that
-    of --tokenizer, if it is given.
+    of --tokenizer, if it is given. Returns the manifest of the first rank, the only one without
+    --tensor-parallel-size.
     Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
     if output.exists() and not engine_dir.is_engine(output) and any(output.iterdir()):
@@ -51,6 +53,11 @@ def build_engine(
         network = None
     if network is None and engine_dir.is_engine(model_directory(config.model)):
         return _with_limits(config, output, limits)
+    if config.parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "--pipeline-parallel-size: each stage of a built engine reads its layers from the same file; give it to "
+            "`quire serve`"
+        )
     config = _of_converted(config) if network is None else config
     backend = make_backend(config.device)
     source = _source(config) if network is None else _network_source(config, network)
@@ -60,7 +67,11 @@ def build_engine(
         )
     _check(limits, source.info.spec.max_position)
     with _placed(output) as part:
-        manifest = _write(part, source.load(backend, Shard()), backend, limits)
+        for rank in reversed(
+            range(config.parallel.tensor_parallel_size)
+        ):  # so that one share is in memory at a time
+            shard = share_of(config.parallel, rank, source.info)
+            manifest = _write(part, source.load(backend, shard), backend, limits)
         if source.beside is not None:
             copy_companions(source.beside, part)
     return manifest
@@ -145,26 +156,29 @@ def _merged(config: EngineConfig, model: EngineConfig) -> EngineConfig:
 
 def _of_converted(config: EngineConfig) -> EngineConfig:
     """The configuration for as many ranks as a converted checkpoint has, unless others are asked for."""
-    source, device = model_directory(config.model), config.device
-    if is_converted(source) and device.tensor_parallel_size == 1:
-        device = replace(device, tensor_parallel_size=read_converted(source).ranks)
-    return replace(config, device=device)
+    source, parallel = model_directory(config.model), config.parallel
+    if is_converted(source) and parallel.tensor_parallel_size == 1:
+        parallel = replace(parallel, tensor_parallel_size=read_converted(source).ranks)
+    return replace(config, parallel=parallel)
 
 
 def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:
     """Write an engine again, or in its place, with other limits. Its weights are linked if the file system allows."""
     source = model_directory(config.model)
-    manifest = engine_dir.read_manifest(source)
+    first = engine_dir.read_manifest(source)
+    manifests = [first, *(engine_dir.read_manifest(source, rank) for rank in range(1, first.ranks))]
     reading = reading_of(config.model)
     inspect_model(source, config.model.dtype, quantized_weights(config.model, source), reading=reading)
     given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
-    manifest = msgspec.structs.replace(manifest, limits=msgspec.structs.replace(manifest.limits, **given))
-    _check(manifest.limits, manifest.spec.max_position)
+    limits = msgspec.structs.replace(first.limits, **given)
+    _check(limits, first.spec.max_position)
+    weights = {manifest.weights_file for manifest in manifests}
     with _placed(output) as part:
         for path in sorted(path for path in source.iterdir() if path.is_file()):
-            _link(path, part / path.name) if path.name == WEIGHTS else shutil.copyfile(path, part / path.name)
-        engine_dir.write_manifest(part, manifest)
-    return manifest
+            _link(path, part / path.name) if path.name in weights else shutil.copyfile(path, part / path.name)
+        for manifest in manifests:
+            engine_dir.write_manifest(part, msgspec.structs.replace(manifest, limits=limits))
+    return msgspec.structs.replace(first, limits=limits)
 
 
 def _link(path: Path, target: Path) -> None:
@@ -209,11 +223,12 @@ def _check(limits: EngineLimits, max_position: int) -> None:
 
 
 def _write(directory: Path, model: LoadedModel, backend: Backend, limits: EngineLimits) -> Manifest:
-    info = model.info
-    with (directory / WEIGHTS).open("wb") as file:
+    info, shard = model.info, model.shard
+    path = directory / of_rank(WEIGHTS, shard.rank)
+    with path.open("wb") as file:
         writer = Writer(file, backend)
         tree = writer.weights(model.weights)
-    written = engine_dir.map_weights(directory, writer.size)
+    written = engine_dir.map_weights(path, writer.size)
     manifest = Manifest(
         fingerprint=backend.fingerprint,
         spec=model.spec,
@@ -230,6 +245,10 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Engine
         checksums=Checksums(written, min(backend.threads, MAX_PARTS)).result(),
         names=model.names,
         kv_scales=info.kv_scales,
+        rank=shard.rank,
+        ranks=shard.size,
+        exact=shard.exact,
+        whole_experts=shard.whole_experts,
     )
     engine_dir.write_manifest(directory, manifest)
     return manifest

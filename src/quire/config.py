@@ -18,6 +18,7 @@ from quire.errors import ConfigError, RequestError
 from quire.options import QUANTIZATIONS
 from quire.options import check_options as check_options
 from quire.options import option as option
+from quire.parallel import ParallelConfig
 from quire.params import SamplingParams
 from quire.types import PoolerOptions, Pooling
 
@@ -248,9 +249,6 @@ class DeviceConfig:
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
     isa: Isa = option("auto", "Instruction set of the kernels; auto takes the fastest that the CPU has.")
-    tensor_parallel_size: int = option(
-        1, "Processes that divide each layer among them, and the threads.", low=1, high=64, short="-tp"
-    )
     numa_bind: bool = option(False, "Run on the cores of one NUMA node.")
     numa_bind_nodes: tuple[str, ...] = option((), "The NUMA nodes to run on, or the node of each rank.")
     numa_bind_cpus: tuple[str, ...] = option((), "The cores to run on, such as 0-3,8.")
@@ -262,14 +260,16 @@ class DeviceConfig:
         check_options(self)
         _ = self.trace_directory
 
-    def of_rank(self, rank: int, usable_threads: int) -> DeviceConfig:
-        """The options of one rank: its share of the threads, and its own node if several are named."""
-        if self.tensor_parallel_size == 1:
+    def of_rank(self, rank: int, ranks: int, usable_threads: int) -> DeviceConfig:
+        """The options of rank `rank` of `ranks` on this machine: its share of the threads, and its own node of those
+        that are named.
+        """
+        if ranks == 1:
             return self
         threads, nodes = self.threads or usable_threads, self.numa_bind_nodes
         return replace(
             self,
-            threads=max(1, threads // self.tensor_parallel_size),
+            threads=max(1, threads // ranks),
             numa_bind_nodes=(nodes[rank % len(nodes)],) if nodes else (),
         )
 
@@ -464,6 +464,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -489,6 +490,7 @@ SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,
+    "parallel": ParallelConfig,
     "grammar": GrammarConfig,
     "speculation": SpeculationConfig,
     "lora": LoraConfig,

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.config import EngineConfig
 from quire.devices.protocol import FloatArray
+from quire.engine.shares import share_of
 from quire.engine.source import model_directory, quantized_weights, reading_of
 from quire.errors import ConfigError
 from quire.model import converted
@@ -50,13 +51,13 @@ def convert_checkpoint(
     now; others are written by further calls.
     Raises ConfigError if `output` holds something else or the model cannot be divided, ModelError if it cannot be read.
     """
-    source, size = model_directory(config.model), config.device.tensor_parallel_size
+    source, size = model_directory(config.model), config.parallel.tensor_parallel_size
     opened = open_model(
         source, config.model.dtype, quantized_weights(config.model, source), reading_of(config.model)
     )
     if opened.info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not converted")
-    Shard(0, size).check(opened.spec)
+    share_of(config.parallel, 0, opened.info).check(opened.spec)
     chosen = range(size) if ranks is None else ranks
     if bad := [rank for rank in chosen if not 0 <= rank < size]:
         raise ConfigError(f"there is no rank {bad[0]} of {size}")
@@ -65,12 +66,12 @@ def convert_checkpoint(
     layouts: dict[str, AnyLayout] = {}
     roundings: dict[str, Rounding] = {}
     for rank in chosen:
-        share = _Share(opened.checkpoint)
-        Assembly(opened.spec, opened.names, share, Shard(rank, size)).weights()
+        share, shard = _Share(opened.checkpoint), share_of(config.parallel, rank, opened.info)
+        Assembly(opened.spec, opened.names, share, shard).weights()
         write_safetensors(output / rank_file(rank), share)
         layouts |= share.layouts
         roundings |= share.roundings
-    manifest = _manifest(opened, size, layouts, roundings)
+    manifest = _manifest(opened, share_of(config.parallel, 0, opened.info), layouts, roundings)
     converted.write_converted(output, manifest)
     for old in set(output.glob("rank*.safetensors")) - {output / rank_file(rank) for rank in range(size)}:
         old.unlink()
@@ -89,7 +90,7 @@ def _check_output(output: Path) -> None:
 
 
 def _manifest(
-    opened: OpenModel, size: int, layouts: dict[str, AnyLayout], roundings: dict[str, Rounding]
+    opened: OpenModel, shard: Shard, layouts: dict[str, AnyLayout], roundings: dict[str, Rounding]
 ) -> ConvertedManifest:
     info = opened.info
     return ConvertedManifest(
@@ -101,11 +102,13 @@ def _manifest(
         weight_bytes=info.weight_bytes,
         eos_token_ids=info.eos_token_ids,
         generation=info.generation,
-        ranks=size,
+        ranks=shard.size,
         activations=opened.checkpoint.activations,
         layouts=layouts,
         roundings=roundings,
         kv_scales=info.kv_scales,
+        exact=shard.exact,
+        whole_experts=shard.whole_experts,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.engine.ranks import packed_step, unpacked_step
+from quire.engine.commands import packed_step, unpacked_step
 from quire.errors import ConfigError, EngineError, QuireError
 from tests.model.test_stages import steps
 from tests.serve.running import start
@@ -87,6 +88,15 @@ def test_samples_grammars_and_drafts_work(ranked: LLM, model: Path) -> None:
         assert answers(drafting, PROMPTS, GREEDY) == answers(ranked, PROMPTS, GREEDY)
 
 
+@pytest.mark.parametrize("tree", [{}, {"tree_top_k": 2}])
+def test_models_draft_beside_ranks(model: Path, ranked: LLM, tree: dict[str, int]) -> None:
+    options = {"model": str(model), "num_speculative_tokens": 3, **tree}
+    with LLM(str(model), tensor_parallel_size=2, block_size=4, speculative_config=options) as drafting:
+        for params in (GREEDY, DRAWN):
+            assert answers(drafting, PROMPTS, params) == answers(ranked, PROMPTS, params)
+        assert drafting._core.stats().spec_accepted_tokens > 0
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_are_rounded_by_each_rank(model: Path, quantization: str) -> None:
     with LLM(str(model), tensor_parallel_size=2, quantization=quantization) as llm:
@@ -130,8 +140,6 @@ def test_what_cannot_be_divided_is_refused(model: Path, tmp_path: Path) -> None:
         LLM(str(model), tensor_parallel_size=64)
     with pytest.raises(ConfigError, match="must be at least 1"):
         LLM(str(model), tensor_parallel_size=0)
-    with pytest.raises(ConfigError, match="draft"):
-        LLM(str(model), tensor_parallel_size=2, speculative_model=str(model), num_speculative_tokens=2)
 
 
 def test_a_killed_rank_ends_requests_with_its_name(model: Path) -> None:
@@ -151,34 +159,53 @@ def test_a_killed_rank_ends_requests_with_its_name(model: Path) -> None:
 
 def test_a_rank_that_cannot_start_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rank_processes()
-    monkeypatch.setattr("quire.engine.ranks.RANK_MODULE", "quire.no_such_module")
+    monkeypatch.setattr("quire.engine.members.RANK_MODULE", "quire.no_such_module")
     with pytest.raises(QuireError, match=r"rank 1 ended with status 1(.|\n)*no_such_module"):
         LLM(str(model), tensor_parallel_size=2)
     assert rank_processes() == before
 
 
+LONG = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
+MIXED: list[tuple[str, dict[str, Any]]] = [
+    ("completions", LONG),
+    ("completions", {**LONG, "stream": True}),
+    ("completions", {**LONG, "n": 2, "temperature": 0.9, "seed": 1}),
+    ("completions", {**LONG, "logprobs": 2, "prompt": "a b c " * 20}),
+    ("completions", {**LONG, "structured_outputs": {"regex": "[a-f]{250,280}"}}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300, "stream": True}),
+]
+
+
+def has_ended_well(answer: httpx.Response) -> bool:
+    """Whether a client can tell how its request ended: with a result, or an error that has a type."""
+    assert answer.status_code in (200, 500, 503), answer.text
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        last = answer.text.rstrip().rpartition("data: ")[2]
+        return last == "[DONE]" or bool(json.loads(last)["error"]["type"])
+    found = answer.json()
+    return "choices" in found if answer.status_code == 200 else bool(found["error"]["type"])
+
+
 def test_a_server_outlives_a_killed_rank(model: Path) -> None:
-    before = rank_processes()
+    before, files = rank_processes(), set(Path("/dev/shm").iterdir())
     server = start(model=str(model), maker="quire.client.start", tensor_parallel_size=2)
     try:
         (rank,) = rank_processes() - before
         ended: list[httpx.Response] = []
 
-        def ask() -> None:
-            ended.append(
-                server.post("/v1/completions", {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
-            )
+        def ask(path: str, body: dict[str, Any]) -> None:
+            ended.append(server.post(f"/v1/{path}", body))
 
-        clients = [threading.Thread(target=ask) for _ in range(8)]
+        clients = [threading.Thread(target=ask, args=MIXED[i % len(MIXED)]) for i in range(64)]
         for client in clients:
             client.start()
-        time.sleep(0.2)
+        time.sleep(0.4)
         rank.kill()
         for client in clients:
             client.join(20)
         assert len(ended) == len(clients)
-        assert {answer.status_code for answer in ended} <= {200, 500, 503}
-        assert all("rank 1 was killed" in answer.text for answer in ended if answer.status_code == 500)
+        assert all(map(has_ended_well, ended))
+        assert any("rank 1 was killed" in answer.text for answer in ended)
         deadline = time.monotonic() + 20
         while server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code != 200:
             assert time.monotonic() < deadline
@@ -187,6 +214,27 @@ def test_a_server_outlives_a_killed_rank(model: Path) -> None:
     finally:
         server.stop()
     assert rank_processes() == before
+    assert set(Path("/dev/shm").iterdir()) <= files
+
+
+def test_a_stopped_rank_counts_as_dead(model: Path) -> None:
+    before = rank_processes()
+    with LLM(str(model), tensor_parallel_size=2) as llm:
+        (rank,) = rank_processes() - before
+        os.kill(rank.pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match="rank 1 gave no sign of life for 2 s and was stopped"):
+            answers(llm, PROMPTS, GREEDY)
+    assert rank_processes() == before
+
+
+@pytest.mark.parametrize("layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+@pytest.mark.parametrize("level", [1, 2])
+def test_ranks_sleep_with_their_engine(model: Path, layout: dict[str, int], level: int) -> None:
+    with LLM(str(model), **layout) as llm:
+        wanted = answers(llm, PROMPTS, DRAWN)
+        llm.sleep(level)
+        llm.wake_up()
+        assert answers(llm, PROMPTS, DRAWN) == wanted
 
 
 def test_ranks_go_with_a_killed_engine(model: Path) -> None:

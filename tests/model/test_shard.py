@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
@@ -21,6 +22,7 @@ from quire.errors import ConfigError
 from quire.model.load import load_model, outline_model
 from quire.model.shard import Shard, even
 from tests.model.test_stages import BLOCK_SIZE, LIMITS, NUM_BLOCKS, steps
+from tests.model.tiny_models import make_model
 from tests.tiny import write_checkpoint
 
 # Grouped heads, biases, fused tensors, ALiBi, parallel layers, sandwich norms, experts, sinks, latent attention.
@@ -101,7 +103,7 @@ def run(model: Any, backend: Backend, inputs: list[ModelInput]) -> list[tuple[by
 def run_ranks(directory: Path, make: Callable[[], Backend], peers: list[Any], **options: Any) -> list[Any]:
     def one(rank: int) -> Any:
         backend = make()
-        model = load_model(directory, backend, shard=Shard(rank, len(peers), peers[rank]), **options)
+        model = load_model(directory, backend, shard=Shard(rank, len(peers), peers[rank], **options))
         return run(model, backend, steps())
 
     with ThreadPoolExecutor(len(peers)) as threads:
@@ -137,6 +139,70 @@ def test_reference_ranks_equal_the_whole(directory: Path) -> None:
     check(run_ranks(directory, ReferenceBackend, [group.of(0), group.of(1)]), whole, 1e-5)
 
 
+def run_stages(directory: Path, make: Callable[[], Backend], peers: list[Any], stages: int) -> list[Any]:
+    """The last stage's results by rank; each stage and rank has loaded only its share."""
+
+    def one(rank: int) -> Any:
+        backend, hidden = make(), []
+        for stage in range(stages):
+            shard = Shard(rank, len(peers), peers[rank], stage, stages)
+            model = load_model(directory, backend, shard=shard)
+            if stage == stages - 1:
+                return run(
+                    model, backend, [replace(s, hidden_TD=h) for s, h in zip(steps(), hidden, strict=True)]
+                )
+            hidden = run_hidden(model, backend, hidden)
+        return None
+
+    if len(peers) == 1:
+        return [one(0)]
+    with ThreadPoolExecutor(len(peers)) as threads:
+        return list(threads.map(one, range(len(peers))))
+
+
+def run_hidden(model: Any, backend: Backend, before: list[FloatArray]) -> list[FloatArray]:
+    """What a stage that does not end the model passes on."""
+    kv = backend.kv_cache(model.shard.kv_spec(model.spec, "float32"), NUM_BLOCKS, BLOCK_SIZE)
+    executable, found = backend.compile(model.graph, kv, LIMITS), []
+    for i, step in enumerate(steps()):
+        hidden = before[i] if before else None
+        executable.run(replace(step, hidden_TD=hidden, logit_rows_L=np.zeros(0, np.int32)))
+        found.append(executable.hidden().copy())
+    return found
+
+
+def test_stages_are_bit_for_bit_the_whole(directory: Path) -> None:
+    backend = NativeBackend(1)
+    whole = run(load_model(directory, backend), backend, steps())
+    for stages in (2, 3):
+        (found,) = run_stages(directory, lambda: NativeBackend(1), [None], stages)
+        for mine, theirs in zip(found, whole, strict=True):
+            assert mine[0] == theirs[0]
+            assert mine[2].tobytes() == theirs[2].tobytes()
+
+
+def test_ranks_of_stages_equal_ranks_alone(directory: Path) -> None:
+    with native_peers(2) as peers:
+        alone = run_ranks(directory, lambda: NativeBackend(1), peers)
+    with native_peers(2) as peers:
+        staged = run_stages(directory, lambda: NativeBackend(1), peers, 2)
+    for mine, theirs in zip(staged, alone, strict=True):
+        assert [bits for bits, _, _ in mine] == [bits for bits, _, _ in theirs]
+
+
+def test_stages_hold_their_layers_alone(tmp_path: Path) -> None:
+    directory, backend = write_checkpoint(tmp_path / "model"), NativeBackend(1)
+    spec = load_model(directory, backend).spec
+    stages = [load_model(directory, backend, shard=Shard(stage=stage, stages=2)) for stage in (0, 1)]
+    assert [model.shard.layers(spec) for model in stages] == [range(2), range(2, 3)]
+    assert [model.weights.embedding is None for model in stages] == [False, True]
+    assert [model.weights.head is None for model in stages] == [True, False]
+    assert stages[0].weights.layers[2].attention is None
+    assert sum(model.weight_bytes for model in stages) == load_model(directory, backend).weight_bytes
+    with pytest.raises(ConfigError, match="at most 3 stages"):
+        load_model(directory, backend, shard=Shard(stages=4))
+
+
 @pytest.mark.parametrize("total", [1, 2, 7, 28, 71])
 def test_even_runs_cover_everything_once(total: int) -> None:
     for parts in range(1, 12):
@@ -160,14 +226,75 @@ def test_heads_are_whole_groups_or_parts_of_one(tmp_path: Path) -> None:
                 ]
 
 
+def make_checkpoint(directory: Path, family: str, **config: Any) -> Path:
+    """A tiny checkpoint of any family."""
+    if family != "longcat_flash":
+        return write_checkpoint(directory, family, **config)
+    model = make_model(family, vocab_size=256)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(params=(*FAMILIES, "bitnet", "qwen2_moe", "longcat_flash", "olmo2"), scope="module")
+def any_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("any") / "model", request.param)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_exact_ranks_have_the_bits_of_one(any_directory: Path, size: int) -> None:
+    backend = NativeBackend(1)
+    model = load_model(any_directory, backend)
+    if size > 2 and size not in fitting(model.spec, exact=True):
+        pytest.skip("the model cannot be divided so")
+    whole = run(model, backend, steps())
+    with native_peers(size) as peers:
+        ranks = run_ranks(any_directory, lambda: NativeBackend(1), peers, exact=True)
+    for found in ranks:
+        assert [bits for bits, _, _ in found] == [bits for bits, _, _ in whole]
+
+
+def fitting(spec: Any, **options: Any) -> list[int]:
+    sizes = []
+    for size in range(1, 9):
+        try:
+            Shard(size=size, **options).check(spec)
+            sizes.append(size)
+        except ConfigError:
+            continue
+    return sizes
+
+
+@pytest.mark.parametrize("family", ["olmo2", "bitnet", "longcat_flash"])
+def test_what_looks_at_all_heads_or_returns_inputs_is_divided_too(family: str, tmp_path: Path) -> None:
+    directory, backend = make_checkpoint(tmp_path / "model", family), NativeBackend(1)
+    whole = run(load_model(directory, backend), backend, steps())
+    with native_peers(2) as peers:
+        check(run_ranks(directory, lambda: NativeBackend(1), peers), whole, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "longcat_flash"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_whole_experts_are_spread(family: str, size: int, tmp_path: Path) -> None:
+    config = (
+        {"num_attention_heads": 6, "num_key_value_heads": 3} if size == 3 and family != "deepseek_v3" else {}
+    )
+    directory, backend = make_checkpoint(tmp_path / "model", family, **config), NativeBackend(1)
+    model = load_model(directory, backend)
+    whole = run(model, backend, steps())
+    with native_peers(size) as peers:
+        check(run_ranks(directory, lambda: NativeBackend(1), peers, whole_experts=True), whole, 1e-5)
+    shares = [Shard(rank, size, whole_experts=True).experts(model.spec) for rank in range(size)]
+    assert [e for own in shares for e in own] == list(range(model.spec.moe.routing.num_experts))
+
+
 def test_a_model_that_cannot_be_divided_is_refused_with_what_fits(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     outline = NativeBackend(1).outline()
     with pytest.raises(ConfigError, match="can be divided among 1, 2"):
         outline_model(directory, outline, shard=Shard(0, 61))
-    olmo = write_checkpoint(tmp_path / "olmo2", "olmo2")
-    with pytest.raises(ConfigError, match="a norm of the queries and keys of all heads together"):
-        outline_model(olmo, outline, shard=Shard(0, 2))
+    with pytest.raises(ConfigError, match="fewer than 2 experts"):
+        outline_model(directory, outline, shard=Shard(0, 2, whole_experts=True))
 
 
 def test_sums_have_the_bits_of_the_plain_order() -> None:

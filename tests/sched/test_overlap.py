@@ -30,6 +30,7 @@ def world(depth: int, **options: Any) -> tuple[Loop, Journal]:
         options["block_size"],
         options["max_len"],
         options["caching"],
+        stages=options.get("stages", 1),
     )
     executor = FakeExecutor(
         options["num_blocks"], options["block_size"], random.Random(0), options["draft_rate"]
@@ -192,6 +193,38 @@ def test_results_are_those_of_the_plain_loop(seed: int) -> None:
     plain = run(requests, 1, **options)
     for depth in (2, 3):
         assert run(requests, depth, **options) == plain
+
+
+def test_stages_have_other_sequences_in_each_batch() -> None:
+    loop, journal = world(3, stages=3, max_num_batched_tokens=64)
+    made = [request(f"r{i}", [i + 1, 2, 3], 9) for i in range(7)]
+    for one in made:
+        loop.scheduler.add(one)
+    while loop.scheduler.has_work:
+        while loop.plan():
+            pass
+        in_flight = [item.slot for batch, _ in loop.flight for item in batch.seqs]
+        assert len(set(in_flight)) == len(in_flight), "a sequence is in two batches"
+        if len(loop.scheduler.running_ids) == len(made) and len(journal.tokens) == len(made):
+            assert [len(batch.seqs) <= 3 for batch, _ in loop.flight] == [True] * 3
+        journal.take(loop.take())
+    for one in made:
+        assert journal.tokens[one.id, 0] == alone(one, 0, 64)[0]
+
+
+@pytest.mark.parametrize("draft_rate", [0.0, 0.7])
+@pytest.mark.parametrize("seed", range(6))
+def test_results_of_stages_are_those_of_the_plain_loop(seed: int, draft_rate: float) -> None:
+    requests = traffic(random.Random(seed))
+    limits = {"num_blocks": 20, "max_num_seqs": 5, "max_num_batched_tokens": 20}
+    found = [run(requests, 1, draft_rate=draft_rate, **limits)]
+    found += [
+        run(requests, n, draft_rate=draft_rate, stages=stages, **limits) for n, stages in ((2, 2), (4, 3))
+    ]
+    for deltas in found:
+        for delta in deltas.values():
+            delta.usage.num_cached = delta.usage.num_accepted = delta.usage.num_rejected = 0
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("draft_rate", [0.0, 0.7])

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from quire.config import EngineConfig
-from quire.engine.start import plan_engine
+from quire.engine.plan import plan_engine
 from quire.errors import ConfigError, ModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors

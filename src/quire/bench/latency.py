@@ -13,7 +13,7 @@ from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
-from quire.engine.start import make_backend
+from quire.engine.plan import make_backend
 from quire.llm import LLM
 from quire.params import SamplingParams
 

@@ -15,7 +15,7 @@ from quire.bench.progress import progress
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
-from quire.engine.start import make_backend
+from quire.engine.plan import make_backend
 from quire.errors import ConfigError
 from quire.llm import LLM
 from quire.model.cost import Cost

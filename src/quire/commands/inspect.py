@@ -61,9 +61,10 @@ def run(options: InspectOptions) -> None:
         ranks = {"ranks": read_converted(directory).ranks} if is_converted(directory) else {}
         return _show_model({**ranks, **found}, options)
     manifest = engine_dir.read_manifest(directory)
-    if options.verify:
-        data = engine_dir.map_weights(directory, manifest.size)
-        engine_dir.Checksums(data, len(manifest.checksums)).check(directory, manifest)
+    shares = [manifest, *(engine_dir.read_manifest(directory, rank) for rank in range(1, manifest.ranks))]
+    for share in shares if options.verify else ():
+        data = engine_dir.map_weights(directory / share.weights_file, share.size)
+        engine_dir.Checksums(data, len(share.checksums)).check(directory, share)
     if options.json:
         print(json.dumps(figures(manifest), indent=1))
     else:
@@ -105,7 +106,7 @@ def _text(value: Any) -> str:
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
-    """The manifest without its tables of tensors and checksums."""
+    """The manifest without its tables of tensors and checksums. Bytes are those of the first rank."""
     layouts: Counter[str] = Counter()
     for tensor in manifest.tensors:
         layout = tensor.about.get("layout", "vectors")
@@ -116,6 +117,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
         "parameters": manifest.num_parameters,
         "dtype": manifest.dtype,
         "quantization": weights_name(manifest.quantized, "none"),
+        "ranks": manifest.ranks,
         "bytes": manifest.size,
         "bytes_by_layout": dict(layouts),
         "limits": msgspec.to_builtins(manifest.limits),
@@ -132,6 +134,8 @@ def show(name: str, manifest: Manifest) -> None:
     table.add_row("parameters", f"{found['parameters']:,}")
     for layout, count in found["bytes_by_layout"].items():
         table.add_row(layout, f"{count / GIB:.3f} GiB")
+    if manifest.ranks > 1:
+        table.add_row("ranks", f"{manifest.ranks}; bytes are those of the first")
     table.add_row("file", f"{manifest.size / GIB:.3f} GiB")
     for limit, value in found["limits"].items():
         if value is not None:

@@ -19,9 +19,9 @@ from quire.bench.price import cost_per_million, cost_per_month
 from quire.cli import Command
 from quire.config import DeviceConfig, EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
+from quire.engine.plan import EnginePlan, make_backend, plan_engine
 from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
-from quire.engine.start import EnginePlan, make_backend, plan_engine
 from quire.errors import ConfigError
 from quire.model.outline import outline_config
 from quire.model.spec import ArchSpec
@@ -39,6 +39,12 @@ class PlanOptions:
     output_len: int = option(256, "Output length to plan for, in tokens.", low=1)
     batch_size: int = option(8, "Sequences decoded together, for the second decode bound.", low=1)
     price_per_hour: float | None = option(None, "Price of this machine: adds bounds of the cost.", low=0)
+    link_gbit: float = option(
+        100.0, "Speed of the link between ranks in Gbit/s: that of memory, or of a network.", low=0.001
+    )
+    link_us: float = option(
+        2.0, "Microseconds that a message between ranks takes at least; 30 to 100 for TCP.", low=0.0
+    )
     config: str = option("", "Plan for a config.json without weights, instead of a model.")
     json: bool = option(False, "Print JSON instead of tables.")
 
@@ -110,7 +116,7 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
     memory, model = plan.memory, plan.model
     kv_bytes = plan.kv_spec.bytes_per_token
     length = options.input_len + options.output_len
-    first_token = _prompt_seconds(plan, limits, options.input_len)
+    first_token = _prompt_seconds(plan, limits, options)
     batch_rate = _decode_rate(plan, limits, options, options.batch_size)
     target = plan.config.scheduler.target_step_time
     target = TARGET_STEP_TIME if target is None else target
@@ -120,10 +126,7 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "dtype": model.dtype,
         "weights": weights_name(model.quantized, model.dtype),
         "kv_dtype": plan.kv_spec.dtype,
-        "tensor_parallel_size": plan.shard.size,
-        "summed_bytes_per_token": plan.shard.summed_bytes(model.spec)
-        if isinstance(model.spec, ArchSpec)
-        else 0,
+        **_parallel(plan, options),
         "weight_bytes": memory.weights,
         "workspace_bytes": memory.workspace,
         "kv_bytes_per_token": kv_bytes,
@@ -159,6 +162,55 @@ def _costs(price: float | None, rate: float) -> dict[str, float]:
     }
 
 
+def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
+    """The figures of each rank, stage by stage, and what the ranks send each other."""
+    spec, parallel = plan.model.spec, plan.config.parallel
+    stages: list[dict[str, Any]] = []
+    if isinstance(spec, ArchSpec):
+        stages = [
+            {
+                "layers": [stage.shard.layers(spec).start, stage.shard.layers(spec).stop],
+                "weight_bytes": stage.memory.weights,
+                "workspace_bytes": stage.memory.workspace,
+                "kv_bytes_per_token": stage.kv_spec.bytes_per_token,
+                "kv_cache_bytes": stage.memory.kv_cache,
+                "total_bytes": stage.memory.total,
+                "sent_bytes_per_token": stage.shard.sent_bytes(spec),
+                "passed_bytes_per_token": stage.shard.passed_bytes(spec),
+            }
+            for stage in plan.stages
+        ]
+    return {
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "stages": stages,
+        "sent_bytes_per_token": sum(stage["sent_bytes_per_token"] for stage in stages),
+        "passed_bytes_per_token": sum(stage["passed_bytes_per_token"] for stage in stages),
+        "messages_per_step": _messages(plan),
+        "link_gbit": options.link_gbit,
+        "link_us": options.link_us,
+    }
+
+
+def _messages(plan: EnginePlan) -> int:
+    """The messages that a step waits for, one after the other."""
+    spec = plan.model.spec
+    if not isinstance(spec, ArchSpec):
+        return 0
+    gathers = int(not plan.shard.whole and spec.has_head)  # of logits
+    return sum(len(stage.shard.messages(spec)) + int(not stage.shard.ends) for stage in plan.stages) + gathers
+
+
+def _link_seconds(plan: EnginePlan, options: PlanOptions, tokens: int) -> float:
+    """Seconds in which the activations of a step pass over the link, with the logits of one row."""
+    spec, size = plan.model.spec, plan.shard.size
+    if not isinstance(spec, ArchSpec):
+        return 0.0
+    sent = sum((size - 1) * s.shard.sent_bytes(spec) + s.shard.passed_bytes(spec) for s in plan.stages)
+    logits = 4 * spec.vocab_size * (size - 1) / size if spec.has_head else 0.0
+    return _messages(plan) * options.link_us * 1e-6 + (sent * tokens + logits) * 8 / (options.link_gbit * 1e9)
+
+
 def _chunk(plan: EnginePlan, limits: MachineLimits, target: float) -> tuple[int, float]:
     """The most prompt tokens that fit in a step of `target` seconds beside one sequence that generates, and their rate.
 
@@ -175,17 +227,33 @@ def _chunk(plan: EnginePlan, limits: MachineLimits, target: float) -> tuple[int,
 
 
 def _decode_rate(plan: EnginePlan, limits: MachineLimits, options: PlanOptions, sequences: int) -> float:
-    """Tokens per second of `sequences` at the middle of their outputs, by reading or by arithmetic."""
+    """Tokens per second of `sequences` at the middle of their outputs, by reading or by arithmetic, and the link.
+
+    Stages work on as many batches at once, each with its share of the sequences: the slowest sets the pace.
+    """
     context = options.input_len + options.output_len // 2
-    read = plan.cost.step_bytes(sequences) + sequences * plan.cost.kv_bytes(context, plan.kv_spec)
-    computed = sequences * plan.cost.decode_operations(context)
-    return sequences / max(read / (limits.read_gbs * 1e9), computed / (limits.peak_gflops * 1e9))
+    batch = -(-sequences // len(plan.stages))
+    seconds = []
+    for stage in plan.stages:
+        read = stage.cost.step_bytes(batch) + batch * stage.cost.kv_bytes(context, stage.kv_spec)
+        computed = batch * stage.cost.decode_operations(context)
+        seconds.append(max(read / (limits.read_gbs * 1e9), computed / (limits.peak_gflops * 1e9)))
+    link = _link_seconds(plan, options, batch)
+    step = sum(seconds) + link
+    return sequences / max(step, -(-sequences // batch) * (max(seconds) + link / len(seconds)))
 
 
-def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, length: int) -> float:
-    """Seconds from a prompt of `length` tokens to its first output, by arithmetic or by reading the weights once."""
-    computed = plan.cost.prompt_operations(length) / (limits.peak_gflops * 1e9)
-    return max(computed, plan.cost.step_bytes(length) / (limits.read_gbs * 1e9))
+def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> float:
+    """Seconds from a prompt to its first output, by arithmetic or by reading the weights once, and the link."""
+    length = options.input_len
+    seconds = [
+        max(
+            stage.cost.prompt_operations(length) / (limits.peak_gflops * 1e9),
+            stage.cost.step_bytes(length) / (limits.read_gbs * 1e9),
+        )
+        for stage in plan.stages
+    ]
+    return sum(seconds) + _link_seconds(plan, options, length)
 
 
 def _lengths(wanted: int, longest: int) -> list[int]:
@@ -205,11 +273,29 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
     def gib(name: str) -> str:
         return f"{figures[name] / GIB:.3f} GiB"
 
-    ranks = figures["tensor_parallel_size"]
+    size, stages = figures["tensor_parallel_size"], figures["stages"]
+    ranks = size * figures["pipeline_parallel_size"]
     whose = f", each of {ranks} ranks" if ranks > 1 else ""
+    if len(stages) > 1:
+        whose = f", each of {size} rank{'s' if size > 1 else ''} of the last of {len(stages)} stages"
     bits = f", {_bits(figures)}" if ranks == 1 else ""
-    summed = [("summed over ranks, per token", f"{figures['summed_bytes_per_token']:,} bytes")]
+    by_stage = [
+        (
+            f"layers {stage['layers'][0]} to {stage['layers'][1] - 1}",
+            f"{stage['weight_bytes'] / GIB:.3f} GiB of weights, {stage['kv_cache_bytes'] / GIB:.3f} GiB of KV cache, "
+            f"{stage['total_bytes'] / GIB:.3f} GiB in all",
+        )
+        for stage in stages
+    ]
+    link = [
+        ("sent to each other rank of a stage, per token", f"{figures['sent_bytes_per_token']:,} bytes"),
+        ("passed from stage to stage, per token", f"{figures['passed_bytes_per_token']:,} bytes"),
+        ("messages, per step", f"{figures['messages_per_step']:,}"),
+        ("link", f"{figures['link_gbit']:g} Gbit/s, {figures['link_us']:g} µs (--link-gbit, --link-us)"),
+    ]
     return {
+        **({"each rank, stage by stage": by_stage} if len(stages) > 1 else {}),
+        **({"what the ranks send each other": link} if ranks > 1 else {}),
         f"{plan.name} on {plan.backend.name}{whose}": [
             ("parameters", f"{figures['parameters']:,}{' in all ranks' if ranks > 1 else ''}"),
             ("weights", f"{gib('weight_bytes')} ({figures['weights']}{bits})"),
@@ -217,7 +303,6 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
             ("KV cache", f"{gib('kv_cache_bytes')} ({figures['kv_dtype']}), {figures['kv_tokens']:,} tokens"),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes"),
             ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
-            *(summed if ranks > 1 else ()),
         ],
         "sequences that fit at once": [
             (f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()

@@ -144,6 +144,11 @@ class Expert(msgspec.Struct, frozen=True):
     down_bias: FloatArray | None
 
 
+def experts_width(width: int, experts: Sequence[Expert | None]) -> int:
+    """The width of what experts return for inputs of a width."""
+    return next((expert.down.shape[0] for expert in experts if expert is not None), width)
+
+
 class KVCache(Protocol):
     """Paged storage. A block holds `block_size` tokens of every layer."""
 
@@ -298,7 +303,8 @@ class Ops(Protocol[T]):
     ) -> T:
         """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D].
 
-        An expert that is None returns x. `weigh_inputs`: as in Routing.
+        An expert that is None returns x. `weigh_inputs`: as in Routing. If all `down` have fewer rows, because other
+        ranks have the others, the result is [T, rows].
         """
 
     def attention(self, q: T, layer: int, num_heads: int, attention: Attention) -> T:

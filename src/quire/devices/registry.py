@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     import quire.devices.cpu.backend as cpu
     import quire.devices.cpu.machine as machine
     import quire.devices.reference.backend as reference
+    import quire.devices.sockets as sockets
     import quire.devices.torch.backend as torch
+    import quire.devices.torch.exchange as gloo
     import quire.devices.torch.foreign as transformers
+    from quire.devices.peers import Exchange
     from quire.devices.protocol import Backend, ForeignModel, Peers
 else:
     from quire.lazy import Lazy
@@ -26,10 +29,13 @@ else:
     cpu = Lazy("quire.devices.cpu.backend")
     machine = Lazy("quire.devices.cpu.machine")
     reference = Lazy("quire.devices.reference.backend")
+    sockets = Lazy("quire.devices.sockets")
     torch = Lazy("quire.devices.torch.backend")
+    gloo = Lazy("quire.devices.torch.exchange")
     transformers = Lazy("quire.devices.torch.foreign")
 
 BackendName = Literal["auto", "native", "reference", "torch"]
+ExchangeName = Literal["tcp", "gloo"]
 Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"]
 
 
@@ -66,6 +72,21 @@ def make_peers(file: int, rank: int, size: int, patience: float) -> Peers:
     `file` is a descriptor of `peers_bytes` zero bytes. A rank that does not answer for `patience` seconds is an error.
     """
     peers: Peers = native.Peers(file, rank, size, patience)
+    return peers
+
+
+def make_exchange(kind: ExchangeName, rank: int, size: int, patience: float) -> Exchange:
+    """A way for ranks without common memory to exchange activations. ConfigError: its library is not installed."""
+    if kind == "tcp":
+        return sockets.SocketExchange(rank, size, patience)
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("--disable-custom-all-reduce needs PyTorch: pip install torch, or leave it out")
+    return gloo.GlooExchange(rank, size, patience)
+
+
+def peers_over(exchange: Exchange, rank: int, size: int) -> Peers:
+    """A rank's connection to the others that exchanges activations in another way than through memory."""
+    peers: Peers = native.Peers.over(exchange, rank, size)
     return peers
 
 

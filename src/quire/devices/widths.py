@@ -18,6 +18,7 @@ from quire.devices.protocol import (
     Peers,
     Rope,
     Routing,
+    experts_width,
 )
 
 
@@ -110,7 +111,7 @@ class Widths:
         weigh_inputs: bool = False,
     ) -> int:
         self._see(max(expert.up.shape[0] for expert in experts if expert is not None))
-        return self._see(x)
+        return self._see(experts_width(x, experts))
 
     def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
         return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.layer(layer).head_dim))

@@ -1,4 +1,4 @@
-"""Frames over pipes between a process and the one that started it: a length, then bytes. Knows no message."""
+"""Frames over pipes and sockets between processes: a length, then bytes. Knows no message."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ def framed(data: bytes) -> bytes:
 
 
 def write_frame(fd: int, data: bytes) -> None:
-    """Raises BrokenPipeError if the reader has gone."""
+    """Raises BrokenPipeError or ConnectionError if the reader has gone."""
     left = memoryview(framed(data))
     while left:
         left = left[os.write(fd, left) :]
 
 
-def read_frame(fd: int) -> bytes | None:
-    """The content of the next frame; None if the stream ends before or within it."""
+def read_frame(fd: int, most: int | None = None) -> bytes | None:
+    """The content of the next frame; None if the stream ends before its end, or it has over `most` bytes."""
     header = _read(fd, LENGTH.size)
-    return None if header is None else _read(fd, LENGTH.unpack(header)[0])
+    if header is None:
+        return None
+    (size,) = LENGTH.unpack(header)
+    return None if most is not None and size > most else _read(fd, size)
 
 
 def leave_with_parent(fd: int) -> None:
@@ -35,7 +38,7 @@ def leave_with_parent(fd: int) -> None:
 def _read(fd: int, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
-        part = os.read(fd, size - len(data))
+        part = os.read(fd, min(size - len(data), 1 << 20))
         if not part:
             return None
         data += part

@@ -1,81 +1,225 @@
-"""A rank of tensor parallelism other than the first: `python -m quire.engine.rank`, started by quire.engine.ranks.
+"""A rank other than the engine's own: `python -m quire.engine.rank`, started by the engine, a node or a Ray actor.
 
-It reads a RankLaunch from standard input, which then stays open: when it closes, the engine has gone, and this process
-exits too, even in the middle of a step. It writes one byte to standard output when it is ready.
+It reads a Join from standard input, which then stays open: when it closes, whoever started this process has gone, and
+it exits too, even in the middle of a step. It finds the engine by the Join, and ends when that connection does.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import threading
+from contextlib import suppress
 
-from quire.devices import registry
-from quire.engine.numa import bind
-from quire.engine.pipes import leave_with_parent, read_frame
-from quire.engine.ranks import (
-    PATIENCE,
+import msgspec
+
+from quire.devices.protocol import Backend, Executable, KVCache, ModelInput
+from quire.engine.commands import (
+    MOST_COMMAND,
+    Answer,
+    Beat,
     CopyBlocks,
+    Failed,
     RankLaunch,
+    Ready,
+    Release,
+    Report,
+    Restore,
     RunHead,
+    RunStep,
     decode_command,
     decode_launch,
+    encode,
     unpacked_step,
 )
-from quire.engine.source import find_source
-from quire.engine.start import kv_dtype, make_backend
+from quire.engine.groups import Group, Reach
+from quire.engine.links import Hello, Links, NoEngineError, connect, own_host
+from quire.engine.members import BEAT, NO_ENGINE, Join
+from quire.engine.numa import bind
+from quire.engine.pipes import leave_with_parent, read_frame, write_frame
+from quire.engine.plan import device_of, kv_dtype, make_backend
+from quire.engine.residence import Residence
+from quire.engine.shares import share_of
+from quire.engine.source import Loader, agreement, find_source
+from quire.engine.streams import StageInput, send_hidden
 from quire.errors import EngineError, QuireError
-from quire.model.shard import Shard
+from quire.model.load import ModelInfo, ServedModel
 from quire.model.spec import ArchSpec
 
 log = logging.getLogger("quire.engine")
 
+_join = msgspec.msgpack.Decoder(Join)
 
-def serve(launch: RankLaunch) -> None:
-    """Load the rank's share and obey commands until their pipe closes."""
-    config = launch.config
-    device = config.device.of_rank(launch.rank, registry.usable_threads())
+
+class Control:
+    """The connection to the engine."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+
+    def read(self) -> bytes | None:
+        """The next frame; None if the engine has gone."""
+        try:
+            return read_frame(self._connection.fileno(), MOST_COMMAND)
+        except OSError:
+            return None
+
+    def report(self, report: Report) -> None:
+        with self._lock:
+            write_frame(self._connection.fileno(), encode(report))
+
+    def beat(self) -> None:
+        """Tell the engine that this process lives, until the engine has gone: then exit. Runs on its own thread."""
+        poller = select.poll()
+        poller.register(self._connection, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+        try:
+            while not poller.poll(BEAT * 1000):
+                self.report(Beat())
+        except OSError:
+            pass
+        os._exit(0)
+
+
+class Worker:
+    """Computes steps of one stage. `Holder` of its share's memory."""
+
+    def __init__(self, source: StageInput | None, sink: socket.socket | None) -> None:
+        self._source, self._sink = source, sink
+        self._held: tuple[Executable, KVCache] | None = None
+
+    @property
+    def loaded(self) -> bool:
+        return self._held is not None
+
+    def unload(self) -> None:
+        self._held = None
+
+    def load(self, executable: Executable, cache: KVCache) -> None:
+        self._held = executable, cache
+
+    def obey(self, command: RunStep | RunHead | CopyBlocks) -> None:
+        """RuntimeError, OSError: another rank has gone. EngineError: the step breaks a promise."""
+        if self._held is None:
+            raise EngineError("the rank sleeps")
+        executable, cache = self._held
+        if isinstance(command, CopyBlocks):
+            cache.copy_blocks(command.copies)
+        elif isinstance(command, RunHead):
+            executable.logits(command.start, command.stop)
+        else:
+            self._run(executable, command)
+
+    def _run(self, executable: Executable, command: RunStep) -> None:
+        inputs: ModelInput = unpacked_step(command)
+        if self._source is not None:
+            hidden_TD = self._source.receive(len(inputs.tokens_T))
+            inputs = msgspec.structs.replace(inputs, hidden_TD=hidden_TD)
+        executable.run(inputs)
+        if self._sink is not None:
+            send_hidden(self._sink, executable.hidden())
+
+
+def serve(join: Join) -> None:
+    """Find the engine, load the rank's share, and obey commands until the engine ends."""
+    config, parallel = join.config, join.config.parallel
+    device = device_of(config, join.rank)
     bind(device)
-    peers = registry.make_peers(launch.memory, launch.rank, launch.size, PATIENCE)
-    shard = Shard(launch.rank, launch.size, peers)
     info, load = find_source(config.model)
     backend = make_backend(device, info)
-    model = load(backend, True, shard)
+    links = Links(own_host(join.address[0]), 0, join.secret)
+    hello = Hello("control", join.rank, links.address, agreement(config, info, backend.fingerprint))
+    control = Control(connect(join.address, join.secret, hello, parallel.distributed_timeout_seconds))
+    frame = control.read()
+    if frame is None:
+        raise EngineError("the engine ended before it said what to compute")
+    launch = decode_launch(frame)
+    threading.Thread(target=control.beat, daemon=True).start()
+    try:
+        worker, residence = _load(join, launch, links, backend, info, load)
+        control.report(Ready())
+        while (frame := control.read()) is not None:
+            command = decode_command(frame)
+            try:
+                if isinstance(command, Release | Restore):
+                    control.report(_changed(residence, command))
+                else:
+                    worker.obey(command)
+            except EngineError as error:
+                if parallel.stage_of(join.rank) < parallel.pipeline_parallel_size - 1:
+                    raise
+                log.warning("rank %d: %s", join.rank, error)  # the engine's own rank refuses the same step
+    except (QuireError, RuntimeError, OSError, MemoryError, msgspec.MsgspecError) as error:
+        with suppress(OSError):
+            control.report(Failed(f"{type(error).__name__}: {error}"))
+        raise
+
+
+def _changed(residence: Residence[ServedModel], command: Release | Restore) -> Answer:
+    """Give memory back, or take it again."""
+    try:
+        if isinstance(command, Release):
+            residence.release(command.parts)
+        else:
+            residence.restore(command.parts)
+    except (QuireError, RuntimeError, MemoryError) as error:
+        return Answer(str(error) or type(error).__name__)
+    return Answer()
+
+
+def _load(
+    join: Join, launch: RankLaunch, links: Links, backend: Backend, info: ModelInfo, load: Loader
+) -> tuple[Worker, Residence[ServedModel]]:
+    """Load the rank's share, and get in touch with the ranks that it exchanges activations with."""
+    parallel, rank, size = join.config.parallel, join.rank, join.config.parallel.tensor_parallel_size
+    group = Group(parallel, rank, join.memory)
+    shard = msgspec.structs.replace(share_of(parallel, rank, info), peers=group.peers)
     assert isinstance(info.spec, ArchSpec)
-    spec = info.kv_spec(kv_dtype(config, info.dtype), shard)
-    cache = backend.kv_cache(spec, launch.num_blocks, launch.block_size)
-    executable = backend.compile(model.graph, cache, launch.limits)
-    model.wait()
-    os.write(sys.stdout.fileno(), b"1")
-    while (frame := read_frame(launch.commands)) is not None:
-        command = decode_command(frame)
-        try:
-            if isinstance(command, CopyBlocks):
-                cache.copy_blocks(command.copies)
-            elif isinstance(command, RunHead):
-                executable.logits(command.start, command.stop)
-            else:
-                executable.run(unpacked_step(command))
-        except EngineError as error:  # the engine's own rank refuses the same step
-            log.warning("rank %d: %s", launch.rank, error)
+    kv_spec = info.kv_spec(kv_dtype(join.config, info.dtype), shard)
+
+    def load_share() -> ServedModel:
+        model = load(backend, True, shard)
+        model.wait()
+        return model
+
+    def make_cache() -> KVCache:
+        return backend.kv_cache(kv_spec, launch.num_blocks, launch.block_size)
+
+    def compile(model: ServedModel, cache: KVCache) -> Executable:
+        return backend.compile(model.graph, cache, launch.limits)
+
+    model, cache = load_share(), make_cache()
+    executable = compile(model, cache)
+    seconds = parallel.distributed_timeout_seconds
+    reach = Reach(rank, links, [join.address, *launch.addresses[1:]], join.secret, seconds)
+    group.connect(reach, seconds)
+    sink = None if shard.ends else reach("stage", rank - size)
+    source = None
+    if shard.stage:
+        source = StageInput(info.spec.hidden_size, launch.limits.max_tokens)
+        source.connect(reach("stage", rank + size))
+    worker = Worker(source, sink)
+    worker.load(executable, cache)
+    return worker, Residence(worker, model, load_share, make_cache, compile)
 
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the engine decides when this process ends
+        signal.signal(number, signal.SIG_IGN)  # whoever started this process decides when it ends
     stdin = sys.stdin.fileno()
     frame = read_frame(stdin)
     if frame is None:
-        sys.stderr.write("standard input ended before the launch frame: the engine must start this process\n")
+        sys.stderr.write("standard input ended before the frame: the engine must start this process\n")
         return 1
     threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
     try:
-        serve(decode_launch(frame))
-    except (QuireError, RuntimeError, MemoryError) as error:
+        serve(_join.decode(frame))
+    except (QuireError, RuntimeError, OSError, MemoryError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 1
+        return NO_ENGINE if isinstance(error, NoEngineError) else 1
     return 0
 
 

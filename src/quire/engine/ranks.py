@@ -1,283 +1,213 @@
-"""Tensor parallelism on one machine: starts the other ranks, passes them each step, and watches them.
+"""The other ranks of an engine: starts them, waits until they have found it, and passes them each step.
 
-The engine process is rank 0 and does everything but forward passes alone. Each call of its executable goes to the other
-ranks too: processes that hold their share of the weights and of the KV cache, and add their parts of each sum through
-shared memory (csrc/plan/peers.h).
+The engine process is rank 0: it computes its share of the last stage, and does everything but forward passes alone. The
+others hold their share of the weights and of the KV cache. All connect to the engine, wherever they run.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import subprocess
-import sys
-import tempfile
+import secrets
+import socket
 import threading
+import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import IO, TypeVar
-
-import msgspec
-import numpy as np
+from functools import partial
 
 from quire.config import EngineConfig
-from quire.devices import registry
-from quire.devices.adapters import Adapter
-from quire.devices.protocol import Executable, FloatArray, KVCache, KVSpec, Limits, ModelInput
-from quire.devices.sampling import Logits
-from quire.engine.pipes import write_frame
-from quire.errors import EngineError, QuireError
-from quire.model.shard import Shard
+from quire.devices.protocol import Limits, Peers
+from quire.engine.cluster import Cluster
+from quire.engine.commands import Command, RankLaunch, encode
+from quire.engine.groups import Group, shared_files
+from quire.engine.links import Hello, Kind, Links
+from quire.engine.members import FAREWELL, Host, Join, Member, RankProcess, watch
+from quire.engine.streams import StageInput
+from quire.errors import EngineError
 
-T = TypeVar("T")
+log = logging.getLogger("quire.engine")
 
-PATIENCE = 10.0
-"""Seconds after which a rank that does not answer counts as hung."""
-LAST_LINES = 12
-"""Lines of a rank's log that the error about its end shows."""
-RANK_MODULE = "quire.engine.rank"
-
-
-class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank computes: read from its standard input. `memory` and `commands` are file descriptors."""
-
-    config: EngineConfig
-    rank: int
-    size: int
-    memory: int
-    commands: int
-    limits: Limits
-    num_blocks: int
-    block_size: int
-
-
-class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`Executable.run`: the arrays of a ModelInput, with the block tables of the step's sequences alone."""
-
-    arrays: tuple[
-        bytes, bytes, bytes, bytes, bytes, bytes
-    ]  # tokens, positions, cu_q, kv_len, block table, logit rows
-
-
-class RunHead(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`Executable.logits`."""
-
-    start: int
-    stop: int
-
-
-class CopyBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`KVCache.copy_blocks`."""
-
-    copies: list[tuple[int, int]]
-
-
-Command = RunStep | RunHead | CopyBlocks
-
-_encoder = msgspec.msgpack.Encoder()
-_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_launch = msgspec.msgpack.Decoder(RankLaunch)
-
-
-def decode_command(frame: bytes) -> Command:
-    return _commands.decode(frame)
-
-
-def decode_launch(frame: bytes) -> RankLaunch:
-    return _launch.decode(frame)
-
-
-def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
-    used = -(-int(inputs.kv_len_B.max()) // block_size) if len(inputs.kv_len_B) else 0
-    table = inputs.block_table_SM[inputs.slots_B, :used]
-    arrays = inputs.tokens_T, inputs.positions_T, inputs.cu_q_B1, inputs.kv_len_B, table, inputs.logit_rows_L
-    tokens, positions, cu_q, kv_len, blocks, rows = (array.tobytes() for array in arrays)
-    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows))
-
-
-def unpacked_step(step: RunStep) -> ModelInput:
-    tokens, positions, cu_q, kv_len, table, rows = (np.frombuffer(data, np.int32) for data in step.arrays)
-    count = len(kv_len)
-    slots = np.arange(count, dtype=np.int32)
-    return ModelInput(tokens, positions, cu_q, kv_len, slots, table.reshape(count, -1), rows)
+LOOPBACK = "127.0.0.1"
+LOOK = 0.2
+"""Seconds between looks at whether a rank that has not joined yet has ended."""
 
 
 class Ranks:
-    """The other ranks of an engine. `peers` is the engine's own connection to them."""
+    """The other ranks of the engine. `peers` are those of its own stage, `earlier` those of the stages before."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._memory = _shared_file(registry.peers_bytes(size))
-        self.peers = registry.make_peers(self._memory, 0, size, PATIENCE)
-        self._processes: list[_RankProcess] = []
-        self._close = weakref.finalize(self, _stop, self._processes, self._memory)
+    def __init__(self, config: EngineConfig, width: int, limits: Limits, agreement: str) -> None:
+        """`width` is that of the residual stream, `agreement` what all ranks must be about to compute."""
+        self._config, self._parallel = config, config.parallel
+        self._agreement = agreement
+        self._aborts: list[Callable[[int], None]] = []
+        self._members = [
+            Member(rank, partial(_abort, self._aborts)) for rank in range(1, self._parallel.world)
+        ]
+        size = self._parallel.tensor_parallel_size
+        self.peers, self.earlier = self._members[: size - 1], self._members[size - 1 :]
+        self._cluster = None
+        if self._parallel.distributed_executor_backend == "ray":
+            self._cluster = Cluster(config)
+        self._links, self._secret = self._listen()
+        self._files = shared_files(self._parallel)
+        self._group = Group(self._parallel, 0, self._files.get(0))
+        self._aborts.append(self._group.abort)
+        self.input: StageInput | None = None
+        if self.earlier:
+            self.input = StageInput(width, limits.max_tokens)
+            self._aborts.append(self.input.abort)
+        self._gathered, self._problem = threading.Event(), ""
+        stopped = threading.Event()
+        self._close = weakref.finalize(
+            self, _stop, self._members, self._files, self._links, self._group, stopped
+        )
+        threading.Thread(target=watch, args=(self._members, stopped), daemon=True).start()
 
     @property
-    def shard(self) -> Shard:
-        """The engine's own share."""
-        return Shard(0, self.size, self.peers)
+    def connection(self) -> Peers | None:
+        """The engine's connection to the ranks of its own stage; None if there are none."""
+        return self._group.peers
 
-    def start(self, config: EngineConfig, limits: Limits, num_blocks: int, block_size: int) -> None:
-        """Start the processes. They load while the engine does; `wait_ready` waits for them."""
-        for rank in range(1, self.size):
-            self._processes.append(_RankProcess(rank, self._memory, self.peers.abort))
-            self._processes[-1].launch(config, self.size, self._memory, limits, num_blocks, block_size)
+    def start(self, limits: Limits, num_blocks: int, block_size: int) -> None:
+        """Start the ranks of this machine, or of a Ray cluster. All load while the engine does: see `wait_ready`."""
+        own = [member for member in self._members if member.rank in self._parallel.own_ranks]
+        joins = [
+            Join(self._config, member.rank, self._links.address, self._secret, self._files.get(member.rank))
+            for member in own
+        ]
+        if self._cluster is not None:
+            hosts: Sequence[Host] = self._cluster.start(joins, [member.end for member in own])
+        else:
+            hosts = [RankProcess(join, member.end) for join, member in zip(joins, own, strict=True)]
+        for member, host in zip(own, hosts, strict=True):
+            member.process = host
+        threading.Thread(target=self._gather, args=(limits, num_blocks, block_size), daemon=True).start()
 
     def wait_ready(self) -> None:
         """Wait until all have loaded. EngineError names the rank that could not, with its last log lines."""
-        for process in self._processes:
-            if not process.wait_ready():
-                raise self.failure()
+        self._gathered.wait()
+        if self._problem:
+            raise EngineError(self._problem)
+        self._group.connect(self._reach, self._parallel.distributed_timeout_seconds)
+        if self.input is not None:
+            self.input.connect(self._reach("stage", self._parallel.tensor_parallel_size))
+        for member in self._members:
+            if not member.wait_ready():
+                raise EngineError(member.obituary())
 
     def send(self, command: Command) -> None:
-        """Let the other ranks compute what this one is about to."""
-        frame = _encoder.encode(command)
-        try:
-            for process in self._processes:
-                write_frame(process.commands, frame)
-        except BrokenPipeError:
-            raise self.failure() from None
+        """Let the other ranks of the engine's own stage compute what it is about to. EngineError: one has ended."""
+        _send(self.peers, command)
+
+    def send_ahead(self, command: Command) -> None:
+        """Let the earlier stages compute what the engine is going to. EngineError: a rank has ended."""
+        _send(self.earlier, command)
+
+    def ask(self, command: Command) -> None:
+        """Let all other ranks do something that they answer: see `wait_answers`. EngineError: one has ended."""
+        frame = encode(command)
+        for member in self._members:
+            member.ask(frame)
+
+    def wait_answers(self) -> None:
+        """Wait until all have done what they were asked to. EngineError: one could not."""
+        for rank, error in [(member.rank, member.answer()) for member in self._members]:
+            if error:
+                raise EngineError(f"rank {rank}: {error}")
 
     def failure(self, error: BaseException | None = None) -> EngineError:
         """The error for a rank that has ended, or `error` if all still run."""
-        for process in self._processes:
-            if process.ended.wait(0.5):
-                return EngineError(process.obituary())
-        return EngineError(f"tensor parallelism: {error or 'a rank does not answer'}")
+        deadline = time.monotonic() + FAREWELL
+        while time.monotonic() < deadline:
+            for member in self._members:
+                if member.ended.is_set():
+                    return EngineError(member.obituary())
+            time.sleep(LOOK / 10)
+        return EngineError(f"parallel ranks: {error or 'one does not answer'}")
 
     def close(self) -> None:
-        """End the processes and give the shared memory back."""
+        """End the ranks and give the shared memory back."""
         self._close()
 
+    def _listen(self) -> tuple[Links, bytes]:
+        """Where the ranks find the engine, and the secret that they prove to know."""
+        parallel = self._parallel
+        if parallel.nnodes == 1:
+            secret = secrets.token_bytes(32)
+            host = LOOPBACK if self._cluster is None else self._cluster.own_host
+            return Links(host, 0, secret), secret
+        if not parallel.secret:
+            log.warning(
+                "without --distributed-secret-file, whoever reaches %s:%d can pose as a rank of this engine",
+                parallel.master_addr,
+                parallel.master_port,
+            )
+        return Links(parallel.master_addr, parallel.master_port, parallel.secret), parallel.secret
 
-class _RankProcess:
-    """One rank, its pipes, and the threads that watch it."""
-
-    def __init__(self, rank: int, memory: int, abort: Callable[[int], None]) -> None:
-        self.rank = rank
-        self.ended = threading.Event()
-        self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        theirs, self.commands = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", RANK_MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(memory, theirs),
-        )
-        self._their_commands = theirs
-        for target in (self._read_log, lambda: self._watch(abort)):
-            threading.Thread(target=target, name=f"quire-rank-{rank}", daemon=True).start()
-
-    def launch(
-        self, config: EngineConfig, size: int, memory: int, limits: Limits, num_blocks: int, block_size: int
-    ) -> None:
-        assert self._process.stdin is not None
-        commands = self._their_commands
-        launch = RankLaunch(config, self.rank, size, memory, commands, limits, num_blocks, block_size)
-        with suppress(BrokenPipeError):  # `wait_ready` says why
-            write_frame(self._process.stdin.fileno(), _encoder.encode(launch))
-        os.close(commands)
-
-    def wait_ready(self) -> bool:
-        assert self._process.stdout is not None
-        return bool(self._process.stdout.read(1))
-
-    def obituary(self) -> str:
-        code = self._process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        lines = "".join(f"\n  {line}" for line in self._lines)
-        return f"rank {self.rank} {how}{'; its last lines:' if lines else ''}{lines}"
-
-    def stop(self) -> None:
-        os.close(self.commands)
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _read_log(self) -> None:
-        stderr: IO[bytes] | None = self._process.stderr
-        assert stderr is not None
-        with stderr:
-            for line in stderr:
-                self._lines.append(line.decode(errors="replace").rstrip())
-                sys.stderr.write(f"rank {self.rank}: {self._lines[-1]}\n")
-
-    def _watch(self, abort: Callable[[int], None]) -> None:
-        self._process.wait()
-        abort(self.rank)
-        self.ended.set()
-
-
-def _shared_file(size: int) -> int:
-    """A file without a name: nothing is left of it when its processes have ended, however they end."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("quire-ranks")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.truncate(fd, size)
-    return fd
-
-
-def _stop(processes: list[_RankProcess], memory: int) -> None:
-    for process in processes:
-        process.stop()
-    os.close(memory)
-
-
-class RankedExecutable:
-    """The engine's executable, which has the other ranks compute the same."""
-
-    def __init__(self, own: Executable, ranks: Ranks, block_size: int) -> None:
-        self._own, self._ranks, self._block_size = own, ranks, block_size
-
-    def run(self, inputs: ModelInput) -> Logits:
-        return self._together(packed_step(inputs, self._block_size), lambda: self._own.run(inputs))
-
-    def logits(self, start: int, stop: int) -> Logits:
-        return self._together(RunHead(start, stop), lambda: self._own.logits(start, stop))
-
-    def hidden(self) -> FloatArray:
-        return self._own.hidden()
-
-    def adapt(self, slot: int, adapter: Adapter | None) -> int:
-        raise EngineError("adapters are not sharded")
-
-    def taps(self) -> tuple[FloatArray, ...]:
-        return self._own.taps()
-
-    def _together(self, command: Command, own: Callable[[], T]) -> T:
-        self._ranks.send(command)
+    def _gather(self, limits: Limits, num_blocks: int, block_size: int) -> None:
+        """Wait until all ranks have found the engine, and tell each what to compute."""
         try:
-            return own()
-        except QuireError:
-            raise
-        except RuntimeError as error:
-            raise self._ranks.failure(error) from error
+            for member in self._members:
+                connection, hello = self._await("control", member)
+                member.join(connection, hello)
+                self._check(hello)
+            addresses = [self._links.address, *(member.address for member in self._members)]
+            frame = encode(RankLaunch(limits, num_blocks, block_size, addresses))
+            for member in self._members:
+                member.send(frame)
+        except EngineError as error:
+            self._problem = str(error)
+        finally:
+            self._gathered.set()
+
+    def _reach(self, kind: Kind, rank: int) -> socket.socket:
+        return self._await(kind, self._members[rank - 1])[0]
+
+    def _await(self, kind: Kind, member: Member) -> tuple[socket.socket, Hello]:
+        """The connection that a rank makes to the engine. EngineError: it makes none in time, or has ended."""
+        deadline = time.monotonic() + self._parallel.distributed_timeout_seconds
+        while (found := self._links.take(kind, member.rank, LOOK)) is None:
+            if member.ended.is_set():
+                raise EngineError(member.obituary())
+            if self._links.closed or time.monotonic() > deadline:
+                host, port = self._links.address
+                raise EngineError(f"rank {member.rank} has not found the engine at {host}:{port}")
+        return found
+
+    def _check(self, hello: Hello) -> None:
+        """EngineError: a rank does not fit the engine."""
+        if hello.agreement != self._agreement:
+            raise EngineError(
+                f"rank {hello.rank} at {hello.address[0]} would compute something else: start all machines with the "
+                "same model, options and version of Quire, and with the same --isa if their CPUs differ"
+            )
 
 
-class RankedKVCache:
-    """The engine's KV cache, whose blocks the other ranks copy too."""
+def _send(members: Sequence[Member], command: Command) -> None:
+    frame = encode(command)
+    for member in members:
+        member.send(frame)
 
-    def __init__(self, own: KVCache, ranks: Ranks) -> None:
-        self._own, self._ranks = own, ranks
 
-    @property
-    def spec(self) -> KVSpec:
-        return self._own.spec
+def _abort(aborts: Sequence[Callable[[int], None]], rank: int) -> None:
+    for abort in aborts:
+        abort(rank)
 
-    @property
-    def num_blocks(self) -> int:
-        return self._own.num_blocks
 
-    @property
-    def block_size(self) -> int:
-        return self._own.block_size
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send(CopyBlocks(list(copies)))
-        self._own.copy_blocks(copies)
+def _stop(
+    members: Sequence[Member],
+    files: dict[int, int],
+    links: Links,
+    group: Group,
+    stopped: threading.Event,
+) -> None:
+    stopped.set()
+    links.close()
+    for member in members:
+        member.stop()
+    for member in members:
+        member.close()
+    group.close()
+    for file in set(files.values()):
+        os.close(file)

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from quire.devices.protocol import Executable, KVCache
 from quire.errors import EngineError
-from quire.runtime.runner import Runner
 
 M = TypeVar("M")
 PARTS = ("weights", "kv_cache")
 
 
+class Holder(Protocol):
+    """Computes with an executable and a KV cache that can be taken from it."""
+
+    @property
+    def loaded(self) -> bool: ...
+
+    def unload(self) -> None: ...
+
+    def load(self, executable: Executable, cache: KVCache) -> None: ...
+
+
+def check_parts(parts: Sequence[str]) -> None:
+    """Raise EngineError for a name that is no part."""
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        raise EngineError(f"wake_up: there is no {sorted(unknown)[0]!r}; tags are {', '.join(PARTS)}")
+
+
 class Residence(Generic[M]):
-    """Takes memory from a runner and gives it new memory.
+    """Takes memory from what computes, and gives it new memory.
 
     `load` reads the weights, `make_cache` makes the KV cache, `compile` makes the executable from both.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Holder,
         model: M,
         load: Callable[[], M],
         make_cache: Callable[[], KVCache],
@@ -59,9 +76,7 @@ class Residence(Generic[M]):
 
     def restore(self, parts: Sequence[str]) -> None:
         """Take the parts that are missing. Raises EngineError for a name that is no part."""
-        unknown = set(parts) - set(PARTS)
-        if unknown:
-            raise EngineError(f"wake_up: there is no {sorted(unknown)[0]!r}; tags are {', '.join(PARTS)}")
+        check_parts(parts)
         for part in parts:
             if part == "weights" and self._model is None:
                 self._model = self._load()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Protocol
 
-from quire.config import ModelConfig
+import msgspec
+
+from quire import __version__
+from quire.config import EngineConfig, ModelConfig
 from quire.devices import registry
 from quire.devices.protocol import Backend
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model import load
 from quire.model.foreign import inspect_foreign, load_foreign
 from quire.model.shard import WHOLE, Shard
+from quire.model.spec import ArchSpec
 from quire.spec_decode.make import verifier_of
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
@@ -70,6 +75,24 @@ def reading_of(config: ModelConfig) -> load.Reading:
     return load.Reading(config.architecture, config.config_changes, config.load_format == "dummy")
 
 
+def agreement(config: EngineConfig, model: load.ModelInfo, fingerprint: str) -> str:
+    """A digest of all that must be the same on each rank, so that they compute one model together."""
+    parallel, lora = config.parallel, config.lora
+    facts = (
+        __version__,
+        fingerprint,
+        model.spec if isinstance(model.spec, ArchSpec) else model.spec.architecture,
+        model.dtype,
+        model.quantized,
+        model.num_parameters,
+        config.cache.kv_cache_dtype,
+        (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.nnodes),
+        (parallel.exact_across_ranks, parallel.enable_expert_parallel, parallel.disable_custom_all_reduce),
+        (lora.enable_lora, lora.max_lora_rank, lora.lora_dtype),
+    )
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+
+
 class Loader(Protocol):
     """Reads a model's weights for a backend, or only outlines them; with `shard` a rank's share."""
 
@@ -111,9 +134,10 @@ def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
         raise ModelError(f"{unknown}{error}") from error
 
     def load_whole(backend: Backend, real: bool, shard: Shard = WHOLE) -> load.ServedModel:
-        if not shard.whole:
+        if not shard.alone:
             raise ConfigError(
-                "--tensor-parallel-size is for Quire's own families; this model runs through transformers"
+                "--tensor-parallel-size and --pipeline-parallel-size are for Quire's own families; this model runs "
+                "through transformers"
             )
         return load_foreign(foreign, outline=not real)
 

@@ -68,9 +68,8 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "enable_batch_sharded_sampling! long_prefill_token_threshold_adaptive",
     ),
     (
-        "It concerns several machines or engines, and all ranks of this engine are processes of one machine",
-        "distributed_executor_backend distributed_timeout_seconds cpu_distributed_timeout_seconds master_addr "
-        "master_port all2all_backend disable_custom_all_reduce! disable_nccl_for_dp_synchronization! "
+        "It concerns several engines, or what their ranks do not do here",
+        "cpu_distributed_timeout_seconds all2all_backend disable_nccl_for_dp_synchronization! headless! "
         "data_parallel_address data_parallel_backend data_parallel_rpc_port data_parallel_external_lb! "
         "data_parallel_hybrid_lb! data_parallel_multi_port_external_lb! data_parallel_supervisor_port "
         "dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
@@ -78,7 +77,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "cp_kv_cache_interleave_size enable_eplb! eplb_config expert_placement_strategy enable_ep_weight_filter! "
         "enable_elastic_ep! elastic_ep_max_dp_size enable_fault_tolerance! fault_tolerance_config enable_hc_sp! "
         "enable_nccl_comm_suspend! aggregate_engine_logging! ray_workers_use_nsight! "
-        "enable_expert_parallel! enable_dbo! dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size "
+        "enable_dbo! dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size "
         "enable_scale_out! fail_on_environ_validation!",
     ),
     (
@@ -156,11 +155,10 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
 # Groups: (why, nearest, names). A name may give the values that change nothing: name=a,b.
 REFUSED: tuple[tuple[str, str, str], ...] = (
     (
-        "all ranks of this engine are processes of one machine that divide each layer",
-        "--tensor-parallel-size",
-        "pipeline_parallel_size=1 data_parallel_size=1 data_parallel_size_local=1 "
-        "decode_context_parallel_size=1 prefill_context_parallel_size=1 nnodes=1 node_rank=0 data_parallel_rank=0 "
-        "data_parallel_start_rank=0 headless!",
+        "a server has one engine, whose ranks divide layers and runs of layers",
+        "--tensor-parallel-size, --pipeline-parallel-size",
+        "data_parallel_size=1 data_parallel_size_local=1 decode_context_parallel_size=1 "
+        "prefill_context_parallel_size=1 data_parallel_rank=0 data_parallel_start_rank=0",
     ),
     (
         "an adapter changes all that its tensors name, and inputs are text",
@@ -213,22 +211,24 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
 _SHARED = (
     "allow_credentials allowed_headers allowed_methods allowed_origins api_key async_scheduling block_size "
     "chat_template chat_template_content_format config default_chat_template_kwargs "
-    "disable_access_log_for_endpoints disable_fastapi_docs disable_sliding_window disable_uvicorn_access_log "
-    "download_dir dtype enable_auto_tool_choice enable_force_include_usage enable_log_deltas enable_log_outputs "
-    "enable_log_requests enable_per_request_metrics enable_prefix_caching enable_prompt_tokens_details "
-    "enable_request_id_headers enable_sleep_mode enable_ssl_refresh enable_tokenizer_info_endpoint "
-    "exclude_tools_when_tool_choice_none generation_config gpu_memory_utilization h11_max_header_count "
-    "h11_max_incomplete_event_size hf_overrides hf_token host kv_cache_dtype kv_cache_memory_bytes load_format "
-    "log_config_file log_level logits_processors logprobs_mode long_prefill_token_threshold max_log_len "
-    "max_logprobs max_model_len max_num_batched_tokens max_num_queued_reqs max_num_queued_tokens max_num_seqs "
-    "max_loras max_cpu_loras max_lora_rank enable_lora fully_sharded_loras lora_dtype lora_modules "
-    "middleware model model_impl num_gpu_blocks_override numa_bind numa_bind_cpus numa_bind_nodes "
-    "override_generation_config pooler_config port profiler_config quantization reasoning_parser "
-    "reasoning_parser_plugin response_role return_tokens_as_token_ids revision root_path scheduling_policy seed "
-    "served_model_name shutdown_timeout skip_tokenizer_init spec_method spec_model spec_tokens speculative_config "
-    "sse_keep_alive_interval ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile stream_interval "
-    "structured_outputs_config tensor_parallel_size tokenizer tokenizer_mode tokenizer_revision tool_call_parser "
-    "tool_parser_plugin trust_request_chat_template uds uvicorn_log_level"
+    "disable_access_log_for_endpoints disable_custom_all_reduce disable_fastapi_docs disable_sliding_window "
+    "disable_uvicorn_access_log distributed_executor_backend distributed_timeout_seconds download_dir dtype "
+    "enable_auto_tool_choice enable_expert_parallel enable_force_include_usage enable_log_deltas "
+    "enable_log_outputs enable_log_requests enable_lora enable_per_request_metrics enable_prefix_caching "
+    "enable_prompt_tokens_details enable_request_id_headers enable_sleep_mode enable_ssl_refresh "
+    "enable_tokenizer_info_endpoint exclude_tools_when_tool_choice_none fully_sharded_loras generation_config "
+    "gpu_memory_utilization h11_max_header_count h11_max_incomplete_event_size hf_overrides hf_token host "
+    "kv_cache_dtype kv_cache_memory_bytes load_format log_config_file log_level logits_processors logprobs_mode "
+    "long_prefill_token_threshold lora_dtype lora_modules master_addr master_port max_cpu_loras max_log_len "
+    "max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_queued_reqs "
+    "max_num_queued_tokens max_num_seqs middleware model model_impl nnodes node_rank num_gpu_blocks_override "
+    "numa_bind numa_bind_cpus numa_bind_nodes override_generation_config pipeline_parallel_size pooler_config "
+    "port profiler_config quantization reasoning_parser reasoning_parser_plugin response_role "
+    "return_tokens_as_token_ids revision root_path scheduling_policy seed served_model_name shutdown_timeout "
+    "skip_tokenizer_init spec_method spec_model spec_tokens speculative_config sse_keep_alive_interval "
+    "ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile stream_interval structured_outputs_config "
+    "tensor_parallel_size tokenizer tokenizer_mode tokenizer_revision tool_call_parser tool_parser_plugin "
+    "trust_request_chat_template uds uvicorn_log_level"
 )
 SHARED = tuple(_SHARED.split())
 

@@ -20,9 +20,9 @@ from quire.errors import ModelError
 from quire.model.adapter_names import AdapterNames, Pair
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use
-from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
+from quire.model.weights import DecoderWeights
 from quire.weights.adapter import AdapterFiles
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.parts import Part
@@ -113,10 +113,10 @@ class AdapterSource:
         draft = Draft(outputs, table)
         pair = self.names.pair(table, embedding=True)
         if pair is not None:
-            self._check_shape(pair, table, (outputs, self._base.weights.embedding.shape[0]))
+            self._check_shape(pair, table, (outputs, self._base.weights.table.shape[0]))
             draft.add(pair, lambda values: values, 0)
-        draft.whole = self.names.whole(f"{table}.weight", self._base.weights.embedding.shape)
-        draft.tokens = self.names.token_rows(table, self._base.weights.embedding.shape)
+        draft.whole = self.names.whole(f"{table}.weight", self._base.weights.table.shape)
+        draft.tokens = self.names.token_rows(table, self._base.weights.table.shape)
         return None if draft.empty else draft
 
     def _draft(self, parts: Sequence[Part], use: Use) -> Draft | None:
@@ -193,7 +193,7 @@ def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "au
     builder.tree(msgspec.structs.replace(base.weights, embedding=None, head=None), made)
     table = base.names.embedding
     if not base.spec.segments:
-        builder.embedding(base.weights.embedding, source.embedding(table, base.weights.embedding.shape[1]))
+        builder.embedding(base.weights.table, source.embedding(table, base.weights.table.shape[1]))
     if base.weights.head is not None:
         head: Any = made.head
         if base.spec.tie_embeddings:

@@ -10,15 +10,15 @@ from functools import partial
 
 import numpy as np
 
-from quire.devices.protocol import Array, Matrix
+from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.model.assemble_attention import AttentionAssembly
 from quire.model.assemble_mlp import MLPAssembly
 from quire.model.assemble_parts import PartAssembly, WeightSource
-from quire.model.decoder import DecoderWeights, LayerWeights, PerLayerWeights
 from quire.model.families.names import TensorNames
 from quire.model.rope import sinusoids
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, PerLayerSpec
+from quire.model.weights import ELSEWHERE, DecoderWeights, LayerWeights, PerLayerWeights
 from quire.weights.parts import Part, part, row_range
 
 
@@ -36,28 +36,33 @@ class Assembly(PartAssembly):
 
     def weights(self) -> DecoderWeights:
         spec, names = self.spec, self.names
-        d, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-        tied = spec.has_head and spec.tie_embeddings and self.shard.whole
-        embedding = self.source.matrix([self._embedding_part(width)], "head" if tied else "table")
+        d, width = spec.hidden_size, self._width
+        shard, own = self.shard, self.shard.layers(spec)
+        embeds, ends = shard.embeds(spec), shard.ends
+        tied = spec.has_head and spec.tie_embeddings and shard.alone
+        embedding = None
+        if embeds:
+            embedding = self.source.matrix([self._embedding_part(width)], "head" if tied else "table")
         positions = None
-        if spec.position_offset is not None:
+        if spec.position_offset is not None and embeds:
             shape = (spec.max_position + spec.position_offset, d)
             positions = self.source.matrix([self._positions_part(shape)], "positions")
         project_in = project_out = None
-        if spec.embedding_size is not None:
+        if spec.embedding_size is not None and embeds:
             project_in = self.source.matrix([part(f"{names.project_in}.weight", (d, width))])
+        if spec.embedding_size is not None and ends:
             project_out = self.source.matrix([part(f"{names.project_out}.weight", (width, d))])
         return DecoderWeights(
             embedding=embedding,
             positions=positions,
             project_in=project_in,
-            embedding_norm=self._norm(names.embedding_norm) if spec.embedding_norm else None,
-            layers=tuple(self.layer(i) for i in range(spec.num_layers)),
-            norm=self._norm(names.norm) if spec.final_norm else None,
+            embedding_norm=self._norm(names.embedding_norm) if spec.embedding_norm and embeds else None,
+            layers=tuple(self.layer(i) if i in own else ELSEWHERE for i in range(spec.num_layers)),
+            norm=self._norm(names.norm) if spec.final_norm and ends else None,
             project_out=project_out,
-            head=self._head(embedding),
+            head=self._head(embedding if tied else None) if spec.has_head and ends else None,
             head_bias=self._vector(f"{names.head}.bias", spec.vocab_size, self._vocabulary)
-            if spec.head_bias
+            if spec.head_bias and ends
             else None,
         )
 
@@ -81,16 +86,25 @@ class Assembly(PartAssembly):
         steps = shape[1] // 2 - (self.spec.sinusoid == "half_less_one")
         return Part((), partial(sinusoids, *shape, steps), shape)
 
-    def _head(self, embedding: Matrix) -> Matrix | None:
+    def _head(self, embedding: Matrix | None) -> Matrix:
+        """The head: the `embedding` if the same rank needs both whole, or this rank's rows of it."""
+        if embedding is not None:
+            return embedding
+        whole = self._embedding_part(self._width) if self.spec.tie_embeddings else self.head_part
+        if self.shard.whole:
+            return self.source.matrix([whole], "head")
+        return self.source.matrix([whole.cut(self._vocabulary)], "table")
+
+    def whole_head(self) -> tuple[Matrix, FloatArray | None]:
+        """The head and its bias alone."""
         spec = self.spec
-        if not spec.has_head:
-            return None
-        if (
-            not self.shard.whole
-        ):  # each rank looks tokens up in the whole table, and has its own rows of the head
-            whole = self._embedding_part(embedding.shape[1]) if spec.tie_embeddings else self.head_part
-            return self.source.matrix([whole.cut(self._vocabulary)], "table")
-        return embedding if spec.tie_embeddings else self.source.matrix([self.head_part], "head")
+        part = self._embedding_part(self._width) if spec.tie_embeddings else self.head_part
+        bias = self._vector(f"{self.names.head}.bias", spec.vocab_size) if spec.head_bias else None
+        return self.source.matrix([part], "head"), bias
+
+    @property
+    def _width(self) -> int:
+        return self.spec.embedding_size or self.spec.hidden_size
 
     @property
     def _vocabulary(self) -> range:
@@ -100,7 +114,7 @@ class Assembly(PartAssembly):
     @property
     def head_part(self) -> Part:
         spec = self.spec
-        return part(f"{self.names.head}.weight", (spec.vocab_size, spec.embedding_size or spec.hidden_size))
+        return part(f"{self.names.head}.weight", (spec.vocab_size, self._width))
 
     def layer(self, i: int) -> LayerWeights:
         spec, (names, attention, mlp) = self.spec, self._parts[i % self.names.sublayers]

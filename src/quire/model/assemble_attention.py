@@ -10,9 +10,9 @@ import numpy as np
 
 from quire.devices.protocol import FloatArray, Matrix, Norm
 from quire.model.assemble_parts import PartAssembly
-from quire.model.decoder import AttentionWeights, LatentWeights
 from quire.model.rope import position_buckets
 from quire.model.spec import LatentSpec, LayerShape
+from quire.model.weights import AttentionWeights, LatentWeights
 from quire.weights.parts import (
     Part,
     Take,
@@ -60,8 +60,10 @@ class AttentionAssembly(PartAssembly):
             latent=latent,
             gate=self._attention_gate(shape, layer, q_heads),
             out_norm=self._norm(layer + names.out_norm, heads) if spec.inner_norms else None,
-            out=self.source.matrix([self._own_columns(self._out(shape, layer, heads), shape, q_heads)]),
-            out_bias=self._bias(spec.o_bias and self.shard.first, (layer + names.out, d, None)),
+            out=self.source.matrix([self._own_output(self._out(shape, layer, heads), shape, q_heads)]),
+            out_bias=self._output_bias(spec.o_bias, layer + names.out)
+            if self.shard.divides_attention(spec)
+            else self._bias(spec.o_bias, (layer + names.out, d, None)),
         )
 
     def _own_places(
@@ -76,12 +78,12 @@ class AttentionAssembly(PartAssembly):
             (module, size, chain(take, own)) for (module, size, take), own in zip(places, rows, strict=True)
         ]
 
-    def _own_columns(self, out: Part, shape: LayerShape, q_heads: range) -> Part:
-        """The columns of the final projection that belong to the shard."""
-        if self.shard.whole:
+    def _own_output(self, out: Part, shape: LayerShape, q_heads: range) -> Part:
+        """The part of the final projection that belongs to the shard."""
+        if not self.shard.divides_attention(self.spec):
             return out
         width = self.spec.latent.value_dim if self.spec.latent is not None else shape.head_dim
-        return out.cut(columns=range(q_heads.start * width, q_heads.stop * width))
+        return self._output(out, range(q_heads.start * width, q_heads.stop * width))
 
     def _qkv_parts(self, shape: LayerShape, places: Sequence[Place], kv_heads: range) -> list[Part]:
         d = self.spec.hidden_size

@@ -6,8 +6,9 @@ import numpy as np
 
 from quire.devices.protocol import XIELU, Array, Expert, FloatArray, Norm
 from quire.model.assemble_parts import PartAssembly
-from quire.model.decoder import BesideWeights, MLPWeights, MoEWeights
+from quire.model.shard import PANEL
 from quire.model.spec import MoESpec
+from quire.model.weights import BesideWeights, MLPWeights, MoEWeights
 from quire.weights.parts import Part, Take, part, row_range
 
 
@@ -40,8 +41,8 @@ class MLPAssembly(PartAssembly):
             up_bias=up_bias,
             xielu=self._xielu(layer + names.xielu) if spec.xielu else None,
             down_norm=self._norm(layer + names.down_norm, inner) if spec.inner_norms else None,
-            down=self.source.matrix([self._linear(layer + names.down, d, inner).cut(columns=own)]),
-            down_bias=self._bias(bias and self.shard.first, (layer + names.down, d, None)),
+            down=self.source.matrix([self._output(self._linear(layer + names.down, d, inner), own)]),
+            down_bias=self._output_bias(bias, layer + names.down),
         )
 
     def _xielu(self, name: str) -> XIELU:
@@ -61,13 +62,18 @@ class MLPAssembly(PartAssembly):
         router = [part(f"{layer}{names.router}.weight", (scored, d))]
         if moe.routing.shared_gate:
             router.append(part(f"{layer}{names.shared_gate}.weight", (1, d)))
-        if names.expert_stack:
-            experts: list[Expert | None] = [self._stacked_expert(layer, moe, e) for e in range(count)]
-        else:
-            modules = names.expert_gate, names.expert_up, names.expert_down
-            prefixes = [layer + names.experts.format(e=e) for e in range(count)]
-            experts = [self._expert(prefix, inner, modules, moe.bias) for prefix in prefixes]
-        experts += [None] * moe.zero_experts
+        modules, own = (names.expert_gate, names.expert_up, names.expert_down), self.shard.experts(self.spec)
+        silent = None if len(own) == scored else self._silent_expert()
+        experts: list[Expert | None] = []
+        for e in range(scored):
+            if e not in own:
+                experts.append(silent)
+            elif e >= count:
+                experts.append(None)
+            elif names.expert_stack:
+                experts.append(self._stacked_expert(layer, moe, e))
+            else:
+                experts.append(self._expert(layer + names.experts.format(e=e), inner, modules, moe.bias))
         if moe.routing.shared:
             experts.append(self._shared_expert(layer + names.shared, moe.shared_intermediate_size))
         return MoEWeights(
@@ -98,30 +104,59 @@ class MLPAssembly(PartAssembly):
         names, d = self.names, self.spec.hidden_size
         if names.shared_gate_up is None:
             modules = names.expert_gate, names.expert_up, names.expert_down
-            return self._expert(
-                prefix, inner, ("gate_proj", "up_proj", "down_proj") if names.expert_stack else modules
-            )
+            if names.expert_stack:
+                modules = ("gate_proj", "up_proj", "down_proj")
+            return self._expert(prefix, inner, modules, shared=True)
         whole, shape = f"{prefix}{names.shared_gate_up}.weight", (2 * inner, d)
-        own = self.shard.columns(inner)
+        own = self.shard.expert_columns(self.spec, inner, shared=True)
         gate, other = part(whole, shape, row_range(0, inner)), part(whole, shape, row_range(inner, 2 * inner))
-        down = part(f"{prefix}{names.shared_down}.weight", (d, inner)).cut(columns=own)
+        down = self._expert_output(part(f"{prefix}{names.shared_down}.weight", (d, inner)), own)
         return Expert(
             self.source.gated(gate.cut(own), other.cut(own)), None, self.source.matrix([down]), None
         )
 
-    def _expert(self, prefix: str, inner: int, modules: tuple[str, str, str], bias: bool = False) -> Expert:
+    def _silent_expert(self) -> Expert:
+        """Stands for an expert that another rank has: its output is zero."""
+
+        def zeros(out: int, width: int) -> Part:
+            return Part((), lambda: np.zeros((out, width), np.float32), (out, width))
+
+        d = self.spec.hidden_size
+        up = self.source.gated(zeros(PANEL, d), zeros(PANEL, d))
+        return Expert(up, None, self.source.matrix([zeros(d, PANEL)]), None)
+
+    def _expert_output(self, whole: Part, columns: range) -> Part:
+        """The last projection of an expert whose inner `columns` this rank has: [D, columns], or rows of it."""
+        if self.shard.mixture(self.spec) == "rows":
+            return whole.cut(self.shard.columns(self.spec.hidden_size))
+        return whole.cut(columns=columns)
+
+    def _expert_output_bias(self, whole: Part) -> FloatArray | None:
+        kind = self.shard.mixture(self.spec)
+        if kind == "rows":
+            whole = whole.cut(self.shard.columns(self.spec.hidden_size))
+        return self.source.vector([whole]) if kind != "parts" or self.shard.first else None
+
+    def _expert(
+        self,
+        prefix: str,
+        inner: int,
+        modules: tuple[str, str, str],
+        bias: bool = False,
+        shared: bool = False,
+    ) -> Expert:
         d, (gate_name, up_name, down_name) = self.spec.hidden_size, modules
-        own = self.shard.columns(inner)
+        own = self.shard.expert_columns(self.spec, inner, shared)
         mine = row_range(own.start, own.stop)
         gate = part(f"{prefix}{gate_name}.weight", (inner, d)).cut(own)
         up = part(f"{prefix}{up_name}.weight", (inner, d)).cut(own)
-        down = part(f"{prefix}{down_name}.weight", (d, inner)).cut(columns=own)
+        down = self._expert_output(part(f"{prefix}{down_name}.weight", (d, inner)), own)
         both = (prefix + gate_name, inner, mine), (prefix + up_name, inner, mine)
         return Expert(
             self.source.gated(gate, up),
             self._bias(bias, *both),
             self.source.matrix([down]),
-            self._bias(bias and self.shard.first, (prefix + down_name, d, None)),
+            self._expert_output_bias(part(f"{prefix}{down_name}.bias", (d,))) if bias else None,
         )
 
     def _stacked_expert(self, layer: str, moe: MoESpec, e: int) -> Expert:
@@ -147,7 +182,11 @@ class MLPAssembly(PartAssembly):
 
             return take
 
-        gate_up, down, own = names.expert_up, names.expert_down, self.shard.columns(inner)
+        gate_up, down, own = (
+            names.expert_up,
+            names.expert_down,
+            self.shard.expert_columns(self.spec, inner),
+        )
         if names.expert_gate_apart:
             gate, up = (matrix(name, inner, d, 0, 1).cut(own) for name in (names.expert_gate_apart, gate_up))
         else:
@@ -156,8 +195,6 @@ class MLPAssembly(PartAssembly):
         return Expert(
             self.source.gated(gate, up),
             self.source.vector(biases) if moe.bias else None,
-            self.source.matrix([matrix(down, d, inner, 0, 1).cut(columns=own)]),
-            self.source.vector([bias(down, d, lambda array: array[e])])
-            if moe.bias and self.shard.first
-            else None,
+            self.source.matrix([self._expert_output(matrix(down, d, inner, 0, 1), own)]),
+            self._expert_output_bias(bias(down, d, lambda array: array[e])) if moe.bias else None,
         )

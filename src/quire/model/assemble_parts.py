@@ -11,7 +11,7 @@ from quire.devices.protocol import FloatArray, Matrix, Norm
 from quire.model.families.names import TensorNames
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
-from quire.weights.parts import Part, Take, chain, part, transposed
+from quire.weights.parts import Part, Take, chain, part, row_range, transposed
 
 # The use of a matrix decides its type: products; the embedding; the head, or an embedding tied to it; learned
 # positions; matrices that stay float32.
@@ -53,6 +53,20 @@ class PartAssembly:
         """A matrix stored as [out, width], and the rows or columns taken from it."""
         stored, flip = ((width, out), transposed) if self.names.transposed else ((out, width), None)
         return part(f"{module}.weight", stored, chain(flip, *takes))
+
+    def _output(self, whole: Part, columns: range | None) -> Part:
+        """A projection that ends attention or MLP: this rank's columns, or its rows if ranks gather the inputs."""
+        if self.shard.gathers(self.spec):
+            return whole.cut(self.shard.columns(self.spec.hidden_size))
+        return whole.cut(columns=columns)
+
+    def _output_bias(self, wanted: bool, module: str) -> FloatArray | None:
+        """The bias of such a projection. If ranks add their parts, the first one adds the bias."""
+        width = self.spec.hidden_size
+        if self.shard.gathers(self.spec):
+            own = self.shard.columns(width)
+            return self._bias(wanted, (module, width, row_range(own.start, own.stop)))
+        return self._bias(wanted and self.shard.first, (module, width, None))
 
     def _bias(self, wanted: bool, *parts: tuple[str, int, Take | None]) -> FloatArray | None:
         if not wanted:

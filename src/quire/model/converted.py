@@ -21,12 +21,12 @@ from quire.errors import ConfigError, ModelError
 from quire.files import read_bytes, replaced
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use, WeightSource
-from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.kv_scales import check_kv_scales
 from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
 from quire.model.shard import MOST_RANKS, Shard
 from quire.model.spec import ArchSpec
+from quire.model.weights import DecoderWeights
 from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
@@ -51,7 +51,8 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Everything in a converted checkpoint except its tensors, the same for all ranks.
 
     `dtype` and `quantized` are those that a build gives the weights unless it is told others; `layouts` are those of
-    parts that are quantized, `roundings` those of their inputs. `kv_scales` are those of ModelInfo.
+    parts that are quantized, `roundings` those of their inputs. `kv_scales` are those of ModelInfo. `exact` and
+    `whole_experts` say how they are divided: see Shard.
     """
 
     spec: ArchSpec
@@ -67,6 +68,8 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     layouts: dict[str, AnyLayout]
     roundings: dict[str, Rounding] = msgspec.field(default_factory=dict)
     kv_scales: tuple[KVScales | None, ...] = ()
+    exact: bool = False
+    whole_experts: bool = False
     format: int = FORMAT
 
 
@@ -266,7 +269,13 @@ class OpenConverted:
         self, directory: Path, dtype: str, asked: Quantization | None, shard: Shard | None = None
     ) -> None:
         manifest = self.manifest = read_converted(directory)
-        self.shard = Shard(0, manifest.ranks) if shard is None else shard
+        shard = Shard(0, manifest.ranks) if shard is None else shard
+        self.shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
+        if shard.stages > 1:
+            raise ConfigError(
+                f"--pipeline-parallel-size {shard.stages}: {directory} is a converted checkpoint: run `quire build` on "
+                "it first"
+            )
         if self.shard.size != manifest.ranks:
             raise ConfigError(
                 f"--tensor-parallel-size {self.shard.size}: {directory} was converted for {manifest.ranks}: give "

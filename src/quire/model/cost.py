@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from quire.devices.protocol import KVSpec, Matrix
-from quire.model.decoder import DecoderWeights
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
+from quire.model.weights import DecoderWeights
 
 
 class Attended(msgspec.Struct, frozen=True):
@@ -88,8 +89,8 @@ class Cost(msgspec.Struct, frozen=True):
         return float(total)
 
 
-def cost_of(spec: ArchSpec, weights: DecoderWeights) -> Cost:
-    """Add up the packed weights (or an outline of them)."""
+def cost_of(spec: ArchSpec, weights: DecoderWeights, shard: Shard = WHOLE) -> Cost:
+    """Add up the packed weights of a share (or an outline of them)."""
     every = matrices(weights)
     for table in (weights.embedding, weights.positions, weights.head):
         every.pop(id(table), None)
@@ -112,7 +113,7 @@ def cost_of(spec: ArchSpec, weights: DecoderWeights) -> Cost:
         routed_parameters=sum(_size(matrix) for matrix in routed),
         experts=1 if moe is None else moe.routing.num_experts,
         drawn=1 if moe is None else moe.routing.top_k,
-        layers=tuple(_attended(spec, layer) for layer in range(spec.num_layers)),
+        layers=tuple(_attended(spec, layer, shard) for layer in shard.layers(spec)),
     )
 
 
@@ -129,12 +130,12 @@ def _size(matrix: Matrix) -> int:
     return matrix.shape[0] * matrix.shape[1]
 
 
-def _attended(spec: ArchSpec, layer: int) -> Attended:
+def _attended(spec: ArchSpec, layer: int, shard: Shard) -> Attended:
     latent, shape = spec.latent, spec.shape(layer)
     key = shape.head_dim if latent is None else latent.kv_rank + latent.rope_dim
     value = shape.head_dim if latent is None else latent.kv_rank
     return Attended(
-        operations=2 * shape.num_heads * (key + value),
+        operations=2 * len(shard.heads(spec, layer)[0]) * (key + value),
         window=spec.windows[layer],
         chunk=None if spec.chunks is None else spec.chunks[layer],
         whole=spec.bidirectional,

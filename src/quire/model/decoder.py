@@ -6,153 +6,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
-from quire.devices.protocol import XIELU, Attention, Clamp, Expert, FloatArray, Graph, Matrix, Norm, Ops
+from quire.devices.protocol import Attention, Clamp, FloatArray, Graph, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.rope import alibi_slopes, make_rope
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
+from quire.model.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    LatentWeights,
+    LayerWeights,
+    MLPWeights,
+    MoEWeights,
+)
 
 T = TypeVar("T")
-
-
-class LatentWeights(msgspec.Struct, frozen=True):
-    """Latent attention. N heads, C = kv_rank, R = rope_dim; `q_down` and `q_norm` are None without a query rank.
-
-    Biases are those of the down projections.
-
-    kv_down [C + R, D]; q_nope [N nope_dim, .] and q_rope [N R, .] of the query's rank or D. By head: `keys` [C,
-    nope_dim] takes a query to the latent, `values` [value_dim, C] takes the latent to a value.
-    """
-
-    q_down: Matrix | None
-    q_down_bias: FloatArray | None
-    q_norm: Norm | None
-    q_nope: Matrix
-    q_rope: Matrix
-    kv_down: Matrix
-    kv_down_bias: FloatArray | None
-    kv_norm: Norm
-    keys: tuple[Matrix, ...]
-    values: tuple[Matrix, ...]
-
-
-class AttentionWeights(msgspec.Struct, frozen=True):
-    """N and G query and key/value heads, H head_dim. qkv [(N + 2 G) H, D] is q, k and v stacked (None where latent)."""
-
-    qkv: Matrix | None
-    qkv_bias: FloatArray | None
-    q_norm: Norm | None
-    k_norm: Norm | None
-    sinks: FloatArray | None
-    latent: LatentWeights | None
-    gate: Matrix | None
-    out_norm: Norm | None
-    out: Matrix
-    out_bias: FloatArray | None
-    v_norm: Norm | None = None
-    position_bias: FloatArray | None = None
-
-
-class MLPWeights(msgspec.Struct, frozen=True):
-    """I intermediate size. `up` is [I, D], or a gated matrix [2 I, D] of gate and up; down is [D, I]."""
-
-    up: Matrix
-    up_bias: FloatArray | None
-    xielu: XIELU | None
-    down_norm: Norm | None
-    down: Matrix
-    down_bias: FloatArray | None
-
-
-class BesideWeights(msgspec.Struct, frozen=True):
-    """A mixture beside an MLP (MoESpec.beside): norms before the router, before the experts, and after the MLP."""
-
-    router_norm: Norm
-    norm: Norm
-    mlp_norm: Norm
-    expert_scales: FloatArray
-
-
-class MoEWeights(msgspec.Struct, frozen=True):
-    """router [E, D], or [E + 1, D] with a shared expert that has a gate; the shared expert is the last.
-
-    An expert that is None returns its input.
-    """
-
-    router: Matrix
-    router_bias: FloatArray | None
-    correction: FloatArray | None
-    experts: tuple[Expert | None, ...]
-    norm: Norm | None
-    beside: BesideWeights | None = None
-
-
-class PerLayerWeights(msgspec.Struct, frozen=True):
-    """P elements by layer. table [V, P]; model [P, D] projects the embedding; gate [P, D] and out [D, P]."""
-
-    table: Matrix
-    model: Matrix
-    norm: Norm
-    gate: Matrix
-    out: Matrix
-    post_norm: Norm
-
-
-class LayerWeights(msgspec.Struct, frozen=True):
-    """One layer: the parts that its place in the spec calls for; exactly one of `mlp` and `moe`.
-
-    Norms come before attention and MLP, or after them (on their output, or on the sum if the spec says so).
-    """
-
-    attention_norm: Norm | None
-    attention: AttentionWeights | None
-    attention_post_norm: Norm | None
-    mlp_norm: Norm | None
-    mlp: MLPWeights | None
-    moe: MoEWeights | None
-    mlp_post_norm: Norm | None
-    per_layer: PerLayerWeights | None = None
-    scale: FloatArray | None = None
-
-
-class DecoderWeights(msgspec.Struct, frozen=True):
-    """`head` is `embedding` itself if the spec ties them: both [V, D]; None if the model has no head."""
-
-    embedding: Matrix
-    positions: Matrix | None
-    project_in: Matrix | None
-    embedding_norm: Norm | None
-    layers: tuple[LayerWeights, ...]
-    norm: Norm | None
-    project_out: Matrix | None
-    head: Matrix | None
-    head_bias: FloatArray | None
-
-    def check(self, spec: ArchSpec) -> None:
-        """Raise ModelError if the parts are not those that the spec asks for. Shapes are checked by the device."""
-        if len(self.layers) != spec.num_layers:
-            raise ModelError(
-                f"there are weights of {len(self.layers)} layers, the model has {spec.num_layers}"
-            )
-        if (self.head is not None) != spec.has_head or (self.positions is None) != (
-            spec.position_offset is None
-        ):
-            raise ModelError("the head or the positions are not those of the model")
-        for i, layer in enumerate(self.layers):
-            sparse, latent, attends = spec.is_sparse(i), spec.latent is not None, spec.attends(i)
-            if (layer.mlp is not None, layer.moe is not None) != (spec.is_dense(i), sparse):
-                raise ModelError(f"layer {i} has not the mixture or the MLP that the model has there")
-            if (layer.attention is not None) != attends:
-                raise ModelError(f"layer {i} has not the attention that the model has there")
-            if layer.attention is None:
-                continue
-            if (layer.attention.qkv is None, layer.attention.latent is not None) != (latent, latent):
-                raise ModelError(f"layer {i} has not the attention that the model has there")
-            if layer.attention_norm is None and not spec.bare_first and spec.placement not in ("post", "sum"):
-                raise ModelError(f"layer {i} has no norm before its attention")
+Output = tuple[Matrix, FloatArray | None]
+"""A projection that ends attention or MLP, and its bias."""
 
 
 class Layers:
@@ -160,6 +32,7 @@ class Layers:
 
     def __init__(self, spec: ArchSpec, shard: Shard = WHOLE) -> None:
         self.spec, self.shard = spec, shard
+        self._gathers, self._divides_attention = shard.gathers(spec), shard.divides_attention(spec)
         self._slopes: FloatArray | None = None
         if spec.alibi is not None:
             scale = spec.attention_scale if spec.alibi == "scaled" else 1.0
@@ -187,33 +60,32 @@ class Layers:
             if pending:
                 after = ops.linear(heads, *output, residual=x if self.shard.first else None)
             else:
-                after = self._join(ops, x, heads, output, layer.attention_post_norm)
+                divided = self._divides_attention
+                after = self._join(ops, x, heads, output, layer.attention_post_norm, divided)
         source = x if self.spec.parallel else after
         if layer.mlp_norm is not None:
             normed = ops.norm(source, layer.mlp_norm)
         elif not self.spec.parallel:
             normed = source
-        down: tuple[Matrix, FloatArray | None] | None = None
+        down: Output | None = None
         joins = carried.pop() if carried else None
         if layer.moe is not None and self.spec.moe is not None and self.spec.moe.shortcut:
             assert layer.mlp is not None
             assert carried is not None
             carried.append(self._route(ops, normed, self.spec.moe, layer.moe))
-            inner, matrix, bias = self._mlp(ops, normed, layer.mlp)
-            down = matrix, bias
+            inner, down = self._mlp(ops, normed, layer.mlp)
         elif layer.moe is not None and self.spec.moe is not None:
             beside = layer.moe.beside
             if beside is not None and layer.mlp is not None:
-                dense = self._sum(ops, ops.linear(*self._mlp(ops, normed, layer.mlp)))
+                dense = self._output(ops, *self._mlp(ops, normed, layer.mlp))
                 inner = self._route(ops, source, self.spec.moe, layer.moe)
                 inner = ops.add(ops.norm(dense, beside.mlp_norm), inner)
             else:
                 inner = self._route(ops, normed, self.spec.moe, layer.moe)
         elif layer.mlp is not None:
-            inner, matrix, bias = self._mlp(ops, normed, layer.mlp)
+            inner, down = self._mlp(ops, normed, layer.mlp)
             if pending:
-                return self._sum(ops, ops.linear(inner, matrix, bias, residual=after))
-            down = matrix, bias
+                return self._sum(ops, ops.linear(inner, *down, residual=after))
         else:
             return after
         joined = self._join(ops, after, inner, down, layer.mlp_post_norm)
@@ -231,14 +103,20 @@ class Layers:
         return x if layer.scale is None else ops.scale(x, float(layer.scale[0]))
 
     def _join(
-        self, ops: Ops[T], x: T, inner: T, output: tuple[Matrix, FloatArray | None] | None, norm: Norm | None
+        self,
+        ops: Ops[T],
+        x: T,
+        inner: T,
+        output: Output | None,
+        norm: Norm | None,
+        divided: bool = True,
     ) -> T:
         """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier. Without output: inner."""
         multiplier, of_sum = self.spec.residual_multiplier, self.spec.placement == "sum"
         if output is not None and multiplier == 1.0 and (norm is None or of_sum):
-            y = self._sum(ops, ops.linear(inner, *output, residual=x if self.shard.first else None))
+            y = self._output(ops, inner, output, x, divided)
         else:
-            y = inner if output is None else self._sum(ops, ops.linear(inner, *output))
+            y = inner if output is None else self._output(ops, inner, output, None, divided)
             if norm is not None and not of_sum:
                 y = ops.norm(y, norm)
             y = ops.add(x, y, multiplier)
@@ -249,7 +127,27 @@ class Layers:
         norms = layer.attention_post_norm, layer.mlp_post_norm
         plain = layer.attention is not None and layer.mlp is not None and layer.moe is None
         plain = plain and self.spec.residual_multiplier == 1.0 and norms == (None, None)
-        return plain and self.spec.parallel and not self.shard.whole
+        return plain and self.spec.parallel and self._divides_attention and not self._gathers
+
+    def _output(
+        self,
+        ops: Ops[T],
+        inner: T,
+        output: Output,
+        residual: T | None = None,
+        divided: bool = True,
+    ) -> T:
+        """residual + output(inner), from what the ranks have of it; not `divided`: all of it."""
+        if not divided or self.shard.whole:
+            return ops.linear(inner, *output, residual=residual)
+        if not self._gathers:
+            return self._sum(ops, ops.linear(inner, *output, residual=residual if self.shard.first else None))
+        y = self._gather(ops, ops.linear(inner, *output), self.shard.widths(self.spec.hidden_size))
+        return y if residual is None else ops.add(residual, y)
+
+    def _gather(self, ops: Ops[T], part: T, widths: Sequence[int]) -> T:
+        """The columns of all ranks."""
+        return part if self.shard.whole else ops.all_gather(part, widths, self.shard.peers)
 
     def _sum(self, ops: Ops[T], part: T) -> T:
         """The sum of the parts that the ranks computed."""
@@ -280,7 +178,8 @@ class Layers:
             bias=weights.position_bias,
         )
         if weights.latent is not None and spec.latent is not None and rope is not None:
-            return self._attend_latent(ops, x, angles[rope], cached, num_heads, attention, weights.latent)
+            y = self._attend_latent(ops, x, angles[rope], cached, num_heads, attention, weights.latent)
+            return self._all_heads(ops, y, index, spec.latent.value_dim)
         assert weights.qkv is not None
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
         if spec.clip_qkv is not None:
@@ -299,7 +198,14 @@ class Layers:
             y = ops.scale(y, spec.value_scale)
         if weights.gate is not None:
             y = ops.multiply(y, ops.linear(x, weights.gate, activation=spec.gate_activation))
+        y = self._all_heads(ops, y, index, spec.shape(index).head_dim)
         return y if weights.out_norm is None else ops.norm(y, weights.out_norm)
+
+    def _all_heads(self, ops: Ops[T], y: T, index: int, width: int) -> T:
+        """The heads of all ranks, if they gather them."""
+        if not (self._gathers and self._divides_attention):
+            return y
+        return self._gather(ops, y, [heads * width for heads in self.shard.spread(self.spec, index)])
 
     def _attend_latent(
         self,
@@ -322,7 +228,7 @@ class Layers:
         heads = ops.attention(queries, cached, num_heads, attention)
         return ops.head_linear(heads, weights.values)
 
-    def _mlp(self, ops: Ops[T], x: T, weights: MLPWeights) -> tuple[T, Matrix, FloatArray | None]:
+    def _mlp(self, ops: Ops[T], x: T, weights: MLPWeights) -> tuple[T, Output]:
         """The inner activations, and the final projection of the MLP with its bias."""
         activation = self.spec.activation
         if self.spec.gated:
@@ -331,9 +237,11 @@ class Layers:
             inner = ops.elementwise(ops.linear(x, weights.up, weights.up_bias), weights.xielu)
         else:
             inner = ops.linear(x, weights.up, weights.up_bias, activation)
+        if self._gathers:
+            inner = self._gather(ops, inner, self.shard.widths(weights.down.shape[1]))
         if weights.down_norm is not None:
             inner = ops.norm(inner, weights.down_norm)
-        return inner, weights.down, weights.down_bias
+        return inner, (weights.down, weights.down_bias)
 
     def _route(self, ops: Ops[T], x: T, moe: MoESpec, weights: MoEWeights) -> T:
         beside = weights.beside
@@ -346,7 +254,11 @@ class Layers:
         )
         x = x if beside is None else ops.norm(x, beside.norm)
         y = ops.experts(x, routes, weights.experts, self.spec.activation, moe.routing.weigh_inputs)
-        y = self._sum(ops, y)
+        kind = self.shard.mixture(self.spec)
+        if kind == "rows":
+            y = self._gather(ops, y, self.shard.widths(self.spec.hidden_size))
+        elif kind != "copy":
+            y = self._sum(ops, y)
         if moe.scale != 1.0:
             y = ops.scale(y, moe.scale)
         return y if weights.norm is None else ops.norm(y, weights.norm)
@@ -370,17 +282,17 @@ class Decoder:
         for all tokens. ModelError if `layers` or `taps` are not layers of the model.
         """
         count, spec, head = self.spec.num_layers, self.spec, self.weights.head
-        layers = range(count) if layers is None else layers
+        layers = self.shard.layers(spec) if layers is None else layers
         if not layers or layers.step != 1 or layers.start < 0 or layers.stop > count:
             raise ModelError(f"a stage must be a run of the model's {count} layers, got {layers}")
         if not all(0 <= tap < count for tap in taps):
             raise ModelError(f"only layers 0 to {count - 1} can be tapped, got {list(taps)}")
         own = tuple(sorted({tap for tap in taps if tap in layers}))
-        if any(spec.kv_source(layer) < layers.start for layer in layers):
-            raise ModelError(f"layers {layers.start} to {layers.stop - 1} read keys that another stage keeps")
-        shortcut = spec.moe is not None and spec.moe.shortcut
-        if shortcut and any(i > 0 and spec.is_sparse(i - 1) for i in (layers.start, layers.stop)):
-            raise ModelError(f"layers {layers.start} to {layers.stop - 1} part a mixture from where it joins")
+        for place in (layers.start, layers.stop):
+            if 0 < place < count and not spec.parts_before(place):
+                raise ModelError(
+                    f"the model cannot be parted before layer {place}: later layers read earlier ones"
+                )
         ends = layers.stop == count and not headless
         hidden = partial(self._hidden, layers=layers, taps=own, ends=ends)
         if not ends:
@@ -427,7 +339,7 @@ class Decoder:
 
     def _embed(self, ops: Ops[T]) -> T:
         weights = self.weights
-        x = ops.embed(weights.embedding, self.spec.embedding_scale)
+        x = ops.embed(weights.table, self.spec.embedding_scale)
         if weights.project_in is not None:
             x = ops.linear(x, weights.project_in)
         if weights.positions is not None:

@@ -2,7 +2,8 @@
 
 Knows files, checksums and the weights' tree; knows no kernel and no checkpoint format. `engine.json` holds the
 manifest and its checksum; `weights.bin` holds the tensors, each on a page boundary, so that they can be mapped and
-used in place. Readers refuse another format, another instruction set, and any changed byte.
+used in place. An engine for several ranks holds such a pair for each: that of rank 1 is `engine.1.json` and
+`weights.1.bin`. Readers refuse another format, another instruction set, and any changed byte.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy as np
 import xxhash
 
 from quire.devices.protocol import Backend, KVScales, Matrix
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.files import map_file, read_bytes
-from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.kv_scales import check_kv_scales
+from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
+from quire.model.weights import DecoderWeights
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import Array, FloatDtype
 
@@ -58,7 +60,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Everything in an engine except its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
 
     `checksums` belong to equal parts of weights.bin, in order. `names` are those of the checkpoint's tensors, by which
-    adapters find their place.
+    adapters find their place. The weights are the share of rank `rank` of `ranks`,
+    divided as in Shard.
     """
 
     fingerprint: str
@@ -76,6 +79,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
     names: TensorNames | None = None
     kv_scales: tuple[KVScales | None, ...] = ()
+    rank: Size = 0
+    ranks: Limit = 1
+    exact: bool = False
+    whole_experts: bool = False
+
+    @property
+    def weights_file(self) -> str:
+        return of_rank(WEIGHTS, self.rank)
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +95,12 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     checksum: str
     engine: msgspec.Raw
+
+
+def of_rank(name: str, rank: int) -> str:
+    """The file of a rank: that of rank 0 has the plain name."""
+    stem, dot, kind = name.rpartition(".")
+    return f"{stem}.{rank}{dot}{kind}" if rank else name
 
 
 def is_engine(directory: Path) -> bool:
@@ -129,12 +146,42 @@ class Writer:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     engine = msgspec.json.encode(manifest)
     file = _File(format=FORMAT, checksum=_checksum(engine), engine=msgspec.Raw(engine))
-    (directory / MANIFEST).write_bytes(msgspec.json.encode(file))
+    (directory / of_rank(MANIFEST, manifest.rank)).write_bytes(msgspec.json.encode(file))
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Raises ModelError if the file is not a manifest, has another format, or was altered."""
-    path = directory / MANIFEST
+def read_manifest(directory: Path, rank: int = 0, shard: Shard | None = None) -> Manifest:
+    """The manifest of a rank's share, or of `shard`.
+
+    Raises ModelError if the file is not a manifest, has another format, or was altered, and ConfigError if the engine
+    is divided in another way.
+    """
+    first = _read_manifest(directory / MANIFEST)
+    if shard is not None:
+        _check_division(directory, first, shard)
+        rank = shard.rank
+    if not rank:
+        return first
+    path = directory / of_rank(MANIFEST, rank)
+    found = _read_manifest(path)
+    if (found.rank, found.ranks, found.spec, found.fingerprint) != (
+        rank,
+        first.ranks,
+        first.spec,
+        first.fingerprint,
+    ):
+        raise ModelError(f"{path}: it does not belong to {MANIFEST} beside it; {_REBUILD}")
+    return found
+
+
+def _check_division(directory: Path, manifest: Manifest, shard: Shard) -> None:
+    if manifest.ranks != shard.size:
+        raise ConfigError(
+            f"{directory} was built for --tensor-parallel-size {manifest.ranks}, and {shard.size} is asked for: give "
+            f"{manifest.ranks}, or run `quire build -tp {shard.size}` on the checkpoint"
+        )
+
+
+def _read_manifest(path: Path) -> Manifest:
     try:
         file = msgspec.json.decode(read_bytes(path, MAX_MANIFEST), type=_File)
         if file.format != FORMAT:
@@ -221,13 +268,12 @@ class Checksums:
         """Wait for them. ModelError if they differ from the manifest's."""
         for start, *pair in zip(self._bounds, self.result(), manifest.checksums, strict=False):
             if pair[0] != pair[1]:
-                place = f"{directory / WEIGHTS}: bytes after {start}"
+                place = f"{directory / manifest.weights_file}: bytes after {start}"
                 raise ModelError(f"{place} were altered since it was built; {_REBUILD}")
 
 
-def map_weights(directory: Path, right: int) -> Array:
-    """weights.bin, which must have the size `right`, as read-only bytes that stay mapped while anything views them."""
-    path = directory / WEIGHTS
+def map_weights(path: Path, right: int) -> Array:
+    """A file of weights, which must have the size `right`, as read-only bytes; it stays mapped while in use."""
     try:
         data, size = map_file(path)
     except ModelError as error:

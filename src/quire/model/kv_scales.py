@@ -28,9 +28,12 @@ def scaled_spec(kv: KVSpec, spec: ArchSpec, scales: tuple[KVScales | None, ...],
     """The cache of a rank; in FP8, with the scales of its heads."""
     if not scales or kv.dtype not in FP8_MOST:
         return kv
+    layers = shard.layers(spec)
     own = tuple(
-        of_layer.of(shard.heads(spec, i)[1]) if of_layer is not None and kv.layer(i).num_kv_heads else None
-        for i, of_layer in enumerate(scales)
+        of_layer.of(shard.heads(spec, i)[1])
+        if (of_layer := scales[i]) is not None and kv.layer(i - layers.start).num_kv_heads
+        else None
+        for i in layers
     )
     return msgspec.structs.replace(kv, scales=own)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from quire.devices.protocol import Backend, Graph, KVDtype, KVScales, KVSpec
-from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.errors import ModelError, UnknownArchitectureError
 from quire.model import converted, engine_dir
 from quire.model.apart import taken_apart
 from quire.model.cost import Cost, cost_of, matrices
-from quire.model.decoder import Decoder, DecoderWeights
+from quire.model.decoder import Decoder
 from quire.model.dummy import DummyCheckpoint
 from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
 from quire.model.families.names import TensorNames
@@ -35,6 +35,7 @@ from quire.model.pack import (
 from quire.model.pooling import PoolingHead, max_length, read_pooling
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, ModelShape
+from quire.model.weights import DecoderWeights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
@@ -145,7 +146,7 @@ class LoadedModel:
         return self.decoder.graph()
 
     def stage(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
-        """The run of `layers` that a pipeline rank computes, or all, with the layers `taps` tapped (see Graph)."""
+        """The run of `layers` that a pipeline rank computes, or all of its share, with `taps` tapped (see Graph)."""
         return self.decoder.graph(layers, taps)
 
     @property
@@ -155,7 +156,7 @@ class LoadedModel:
 
     @property
     def cost(self) -> Cost:
-        return cost_of(self.spec, self.weights)
+        return cost_of(self.spec, self.weights, self.shard)
 
     def wait(self) -> None:
         if self.check is not None:
@@ -204,15 +205,15 @@ def load_model(
     """
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
-        _check_whole(directory, shard)
-        manifest = engine_dir.read_manifest(directory)
+        manifest = engine_dir.read_manifest(directory, shard=shard)
         info = _built(directory, manifest, dtype, quantized)
-        data = engine_dir.map_weights(directory, manifest.size)
-        weights = engine_dir.place_weights(directory, manifest, data, backend)
+        shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
+        data = engine_dir.map_weights(directory / manifest.weights_file, manifest.size)
+        weights = engine_dir.place_weights(directory, manifest, data, backend).of_stage(manifest.spec, shard)
         check = None
         if verify:
             check = partial(engine_dir.Checksums(data, len(manifest.checksums)).check, directory, manifest)
-        return LoadedModel(info, manifest.spec, weights, check, names=manifest.names)
+        return LoadedModel(info, manifest.spec, weights, check, shard, names=manifest.names)
     if converted.is_converted(directory):
         info, opened = _converted(directory, dtype, quantized, reading, shard)
         return _of_converted(info, opened, backend, outline=False)
@@ -247,8 +248,7 @@ def outline_model(
     """The model of `load_model` without the values of its weights; `backend` must be an outline."""
     directory = find_model(str(model), revision, download_dir)
     if engine_dir.is_engine(directory):
-        _check_whole(directory, shard)
-        return load_model(directory, backend, dtype, quantized, verify=False)
+        return load_model(directory, backend, dtype, quantized, verify=False, shard=shard)
     if converted.is_converted(directory):
         info, opened = _converted(directory, dtype, quantized, reading, shard)
         return _of_converted(info, opened, backend, outline=True)
@@ -415,14 +415,6 @@ def _dummy(source: Source, spec: ArchSpec, names: TensorNames) -> Checkpoint:
         )
     named = config.get("torch_dtype") or config.get("dtype")
     return DummyCheckpoint(wanted_tensors(spec, names), source.path, named in ("bfloat16", "float16"))
-
-
-def _check_whole(directory: Path, shard: Shard) -> None:
-    if not shard.whole:
-        raise ConfigError(
-            f"--tensor-parallel-size {shard.size}: {directory} is a built engine, whose weights are not divided: serve "
-            "the checkpoint"
-        )
 
 
 def _check_unchanged(directory: Path, reading: Reading) -> None:

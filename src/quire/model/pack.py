@@ -19,10 +19,10 @@ from quire.devices.protocol import Backend, Matrix
 from quire.errors import ConfigError, ModelError
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use
-from quire.model.decoder import DecoderWeights
 from quire.model.families.names import TensorNames
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
+from quire.model.weights import DecoderWeights
 from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks, Int8, stackable

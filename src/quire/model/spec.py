@@ -380,6 +380,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
         """The layer whose keys and values a layer reads."""
         return layer if self.kv_sources is None else self.kv_sources[layer]
 
+    def parts_before(self, layer: int) -> bool:
+        """Whether a pipeline stage may begin with `layer`: nothing but the residual stream reaches across."""
+        if self.moe is not None and self.moe.shortcut and self.is_sparse(layer - 1):
+            return False
+        return all(self.kv_source(i) >= layer for i in range(layer, self.num_layers))
+
     def attends(self, layer: int) -> bool:
         return self.shape(layer).num_heads > 0
 

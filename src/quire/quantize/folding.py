@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.model.decoder import LayerWeights
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
+from quire.model.weights import LayerWeights
 from quire.quantize.methods import Method
 from quire.quantize.stats import InputStats
 from quire.quantize.watch import Input, Noted, norm_of

@@ -13,10 +13,11 @@ import numpy as np
 from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput
 from quire.errors import ModelError
 from quire.model.assemble import Assembly
-from quire.model.decoder import Decoder, LayerWeights
+from quire.model.decoder import Decoder
 from quire.model.families.names import TensorNames
 from quire.model.pack import Packer, WeightTypes
 from quire.model.spec import ArchSpec
+from quire.model.weights import LayerWeights
 from quire.quantize.watch import Input, Noted, WatchOps
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.protocol import Unquantized

@@ -10,8 +10,8 @@ import numpy as np
 
 from quire.devices.protocol import Activation, Expert, FloatArray, Matrix
 from quire.model.assemble_parts import Use
-from quire.model.decoder import LayerWeights
 from quire.model.pack import Packer
+from quire.model.weights import LayerWeights
 from quire.weights.parts import Part
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from quire.devices.protocol import IntArray, ModelInput
@@ -125,6 +126,14 @@ class InputBuilder:
             None if layout.trees is None else layout.trees.echoes_E2,
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
         )
+
+    def snapshot(self, layout: StepLayout) -> ModelInput:
+        """The arrays of a step whose rows are not known yet, with a table of its own that later steps do not change."""
+        inputs = self.build(layout, [], False)
+        used = max(self._num_blocks[slot] for slot in layout.slots)
+        table_BM = np.ascontiguousarray(self._table_SM[layout.slots, :used])
+        slots_B = np.arange(len(layout.slots), dtype=np.int32)
+        return msgspec.structs.replace(inputs, slots_B=slots_B, block_table_SM=table_BM)
 
     def _by_adapter(self, seqs: list[ScheduledSeq]) -> list[ScheduledSeq]:
         """The sequences of one adapter side by side, so that they share its products."""

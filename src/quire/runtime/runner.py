@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+import numpy as np
 
 from quire.devices.adapters import Adapter
-from quire.devices.protocol import Executable, KVCache
+from quire.devices.protocol import Executable, KVCache, ModelInput
 from quire.errors import EngineError
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
@@ -14,11 +18,22 @@ from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.trees import DraftTrees
 from quire.types import ScheduledBatch, StepOutput
 
+Begun = tuple[StepLayout, ModelInput]
+
+
+class Earlier(Protocol):
+    """The pipeline stages before this one. What they are told, they do in order, while this one goes on."""
+
+    def begin(self, inputs: ModelInput) -> None: ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None: ...
+
 
 class Runner:
     """Holds the state between steps: the KV cache, the block tables, and each part's state by slot.
 
     `parts` act in order. The executable holds `max_logit_rows` rows of logits; more are computed and read in pieces.
+    With `earlier` it is the last pipeline stage: a step begins in the earlier stages as soon as it is submitted.
     """
 
     def __init__(
@@ -29,6 +44,7 @@ class Runner:
         parts: Sequence[SlotPart],
         max_logit_rows: int,
         trees: DraftTrees | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         self.parts = list(parts)
         self._active: list[SlotPart] = []  # those that act in a step
@@ -38,6 +54,7 @@ class Runner:
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
         self._trees = trees
+        self._earlier = earlier
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._thread = ThreadPoolExecutor(1, "quire-step")
@@ -66,7 +83,9 @@ class Runner:
 
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
         """Compute `batch` on the runner's own thread, after earlier ones. The future may hold an exception."""
-        return self._thread.submit(self.execute, batch)
+        if self._earlier is None:
+            return self._thread.submit(self.execute, batch)
+        return self._thread.submit(self._execute, batch, self._begin(batch, self._earlier))
 
     def shutdown(self) -> None:
         """End the thread once all submitted batches are computed. May be called more than once."""
@@ -77,9 +96,26 @@ class Runner:
 
         Must not run while submitted batches are unfinished.
         """
+        return self._execute(batch, None if self._earlier is None else self._begin(batch, self._earlier))
+
+    def _begin(self, batch: ScheduledBatch, earlier: Earlier) -> Begun | None:
+        """Start a batch in the earlier stages. None: it computes nothing."""
+        for slot in batch.freed:
+            self._inputs.clear(slot)
+        if batch.copies:
+            earlier.copy_blocks(batch.copies)
+        if not batch.seqs:
+            return None
+        step = self._inputs.lay_out(batch, {}, ())  # no sequence has a token in flight (Planner)
+        inputs = self._inputs.snapshot(step)
+        earlier.begin(inputs)
+        return step, inputs
+
+    def _execute(self, batch: ScheduledBatch, begun: Begun | None) -> StepOutput:
         for slot in batch.freed:
             self._clear(slot)
-            self._inputs.clear(slot)
+            if self._earlier is None:
+                self._inputs.clear(slot)
             self._failed.pop(slot, None)
         for new in batch.new:
             for part in self.parts:
@@ -91,7 +127,9 @@ class Runner:
             for cache in self._caches:
                 cache.copy_blocks(batch.copies)
         output = StepOutput(batch.step, {})
-        if batch.seqs:
+        if begun is not None:
+            self._compute(begun[0], output, begun[1])
+        elif batch.seqs:
             self._compute(self._inputs.lay_out(batch, self._sampled, self._failed), output)
         return output
 
@@ -101,7 +139,7 @@ class Runner:
         for part in self.parts:
             part.clear(slot)
 
-    def _compute(self, step: StepLayout, output: StepOutput) -> None:
+    def _compute(self, step: StepLayout, output: StepOutput, begun: ModelInput | None = None) -> None:
         if self._trees is not None:
             self._trees.grow(step, self._caches[0])
         rows: list[int] = []
@@ -112,7 +150,12 @@ class Runner:
         executable = self._executable
         if executable is None:
             raise EngineError("the engine sleeps: wake it up before it computes")
-        logits = executable.run(self._inputs.build(step, rows, self._greedy))
+        if begun is None:
+            inputs = self._inputs.build(step, rows, self._greedy)
+        else:
+            wanted = np.array(rows, np.int32)
+            inputs = msgspec.structs.replace(begun, logit_rows_L=wanted, greedy=self._greedy)
+        logits = executable.run(inputs)
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self._active, firsts, strict=True):
             part.take(result, first, output)

@@ -10,6 +10,9 @@ Steps overlap: a step may be planned while earlier ones are computed. It names a
 step depends on more than that token: a grammar may force tokens or ask for the last one again, and a draft may be
 accepted in part.
 
+With pipeline stages, as many batches are in flight, and each stage computes another one. A sequence that generates is
+in one of them at a time, because the first stage needs its token; so each step takes a share of those sequences.
+
 Nothing starves or livelocks, for three reasons. Sequences have a fixed total order (`key`: priority if that is
 the policy, then due time, then order of arrival), in which each has finitely many before it. (1) There are never more
 running sequences than tokens in the budget, and each that generates gets at least one, so a long prompt delays no
@@ -87,7 +90,7 @@ class Planner:
     """The running sequences with their slots, and the choice of each step's tokens.
 
     With `whole_prompts` every prompt is computed in one step: the budget must be at least the longest prompt. At most
-    `max_adapters` adapters run at once (None: any number).
+    `max_adapters` adapters run at once (None: any number). The model has `stages` pipeline stages.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class Planner:
         pace: Pace,
         whole_prompts: bool,
         max_adapters: int | None = None,
+        stages: int = 1,
     ) -> None:
+        self._stages = stages
         self._max_adapters = max_adapters
         self._budget = config.max_num_batched_tokens
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -153,12 +158,14 @@ class Planner:
         partial: list[Sequence] = []
         spare: int | None = None  # tokens of drafts that the step has time for
         context = i = 0
+        staged = self._stages > 1
+        share = self._share() if staged else 0
         while i < len(running):  # _grow may preempt sequences from i on
             seq = running[i]
             i += 1
             start, tokens, draft, have = seq.num_computed, seq.tokens, seq.draft, len(seq.blocks)
             unseen = seq.num_unseen
-            if unseen and _must_wait(seq):
+            if unseen and (staged or _must_wait(seq)):
                 continue
             count = pending = len(tokens) + unseen - start + len(draft)
             if count > 1:
@@ -169,6 +176,8 @@ class Planner:
                     spare = self._time_for_drafts() if spare is None else spare
                     count -= max(0, len(draft) - spare)
                     spare = max(0, spare - len(draft))
+            if staged and len(plan.seqs) >= share:
+                continue
             room = plan.budget - len(running) + i  # one token stays for each sequence behind
             if count > room:
                 count = room
@@ -190,6 +199,11 @@ class Planner:
         count = self._budget - plan.budget
         plan.work = StepWork(count, count, 0.0, context)
         return partial
+
+    def _share(self) -> int:
+        """How many of the sequences that generate one of the batches in flight takes."""
+        count = sum(seq.num_computed + 1 >= seq.prefill_end for seq in self.running)
+        return -(-count // self._stages)
 
     def _time_for_drafts(self) -> int:
         """Tokens of drafts that fit in the step beside one token of each running sequence."""

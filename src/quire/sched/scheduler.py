@@ -36,7 +36,8 @@ class Scheduler:
     Any number of steps may be scheduled before the first result, if they are computed in order. `add`, `fork`, `abort`
     and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
     whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
-    `max_model_len`. `rates` are what steps are expected to cost before any is measured; `clock` gives seconds.
+    `max_model_len`. With pipeline `stages`, that many steps are meant to be in flight. `rates` are what steps are
+    expected to cost before any is measured; `clock` gives seconds.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Scheduler:
         whole_prompts: bool = False,
         recompute_last: bool = False,
         max_adapters: int | None = None,
+        stages: int = 1,
         rates: StepRates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,7 +64,7 @@ class Scheduler:
         self._queue = WaitingQueue(self._tables)
         self.pace = Pace(config, rates or StepRates(), max_model_len, clock)
         self._planner = Planner(
-            config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters
+            config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters, stages
         )
         self.prompt_seconds = 0.0  # of the step that was updated last: what its prompts took
         self._results = Results(self._planner, self._tables, self._queue, self._stats)

@@ -27,6 +27,7 @@ from quire.client.metrics import Metrics
 from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.log import set_up_logging
+from quire.engine.node import run_node
 from quire.errors import ConfigError, EngineError
 from quire.serve import banner
 from quire.serve.access import AccessLog
@@ -61,10 +62,13 @@ SAME_SIGNAL_SECONDS = 1.0
 def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> int:
     """Serve until a signal; returns the exit status, 1 if the engine died for good.
 
-    `maker` names the module that makes the engine. SIGTERM, SIGINT or SIGHUP: new requests are refused and running
-    ones have `shutdown_timeout` seconds to finish; a second signal aborts them. Raises ConfigError and ModelError if
-    the server cannot start.
+    `maker` names the module that makes the engine. A machine other than the first only runs its ranks.
+    SIGTERM, SIGINT or SIGHUP: new requests are refused and running ones have `shutdown_timeout` seconds to finish; a
+    second signal aborts them. Raises ConfigError and ModelError if the server cannot start.
     """
+    if engine_config.parallel.node_rank:
+        set_up_logging(config.log_format, config.log_level)
+        return run_node(engine_config)
     check_limits()
     sys.setswitchinterval(SWITCH_SECONDS)
     garbage.collect_rarely()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import DeviceConfig
-from quire.engine.start import make_backend
+from quire.engine.plan import make_backend
 from quire.model.load import LoadedModel
 from quire.model.outline import outline_config
 

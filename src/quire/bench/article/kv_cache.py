@@ -6,7 +6,7 @@ import statistics
 
 from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study, decode_seconds, seconds
 from quire.bench.plot import Curves
-from quire.engine.start import make_backend
+from quire.engine.plan import make_backend
 
 LENGTHS = (64, 256, 1024, 4096)
 STEPS = 24

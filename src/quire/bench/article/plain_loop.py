@@ -10,8 +10,8 @@ from typing import Any
 from quire.bench.article.lengths import conversations
 from quire.bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds
 from quire.bench.price import cost_per_million
+from quire.engine.plan import make_backend
 from quire.engine.source import model_directory
-from quire.engine.start import make_backend
 from quire.errors import ConfigError
 from quire.llm import LLM
 

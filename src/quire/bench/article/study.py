@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.bench.plot import Curves
 from quire.config import EngineConfig
-from quire.engine.start import plan_engine
+from quire.engine.plan import plan_engine
 from quire.llm import LLM
 from quire.params import SamplingParams
 

@@ -35,6 +35,7 @@ from quire.devices.protocol import (
     Rope,
     Routing,
     Temperature,
+    experts_width,
 )
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.rows import (
@@ -263,7 +264,7 @@ class ReferenceOps:
         activation: Activation,
         weigh_inputs: bool = False,
     ) -> FloatArray:
-        out, chosen = np.zeros(x.shape, np.float64), routes.shape[1] // 2
+        out, chosen = np.zeros((len(x), experts_width(x.shape[1], experts)), np.float64), routes.shape[1] // 2
         for t in range(len(x)):
             for place in np.argsort(routes[t, :chosen]):
                 expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]

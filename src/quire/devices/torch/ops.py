@@ -35,6 +35,7 @@ from quire.devices.protocol import (
     Routing,
     Temperature,
     WeightType,
+    experts_width,
 )
 from quire.devices.reference.weights import ReferenceMatrix
 from quire.devices.torch.attention import attend, first_seen
@@ -369,10 +370,10 @@ class TorchOps:
         activation: Activation,
         weigh_inputs: bool = False,
     ) -> Any:
-        chosen = routes.shape[1] // 2
+        chosen, width = routes.shape[1] // 2, experts_width(x.shape[1], experts)
         rows = []
         for t, row in enumerate(x):
-            total = torch.zeros_like(row, dtype=torch.float64)
+            total = torch.zeros(width, dtype=torch.float64, device=x.device)
             for place in torch.argsort(routes[t, :chosen]).tolist():
                 expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
                 y = row[None] * weight if weigh_inputs else row[None]

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from quire.devices.protocol import Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
-from quire.model.decoder import Layers, LayerWeights
+from quire.model.decoder import Layers
 from quire.model.load import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
+from quire.model.weights import LayerWeights
 from quire.spec_decode.head import Head, HeadSource, integer
 from quire.spec_decode.heads.layer import layer_spec, plain_layer
 
@@ -75,7 +76,7 @@ class DFlash:
         norm: Norm,
     ) -> None:
         self.spec, self.head = spec, target.decoder.head
-        self._embedding = target.weights.embedding
+        self._embedding = target.weights.table
         self._fc, self._hidden_norm, self._weights, self._norm = fc, hidden_norm, layers, norm
         self._layers = Layers(spec)
 

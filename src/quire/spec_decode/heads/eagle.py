@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from quire.devices.protocol import FloatArray, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
-from quire.model.decoder import Layers, LayerWeights
+from quire.model.decoder import Layers
 from quire.model.load import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
+from quire.model.weights import LayerWeights
 from quire.spec_decode.head import Head, HeadSource
 from quire.spec_decode.heads.layer import layer_spec, plain_layer
 
@@ -30,7 +31,7 @@ def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
         raise ModelError(
             f"{source.path}: the head is {spec.hidden_size} wide and its target {width}: use a head made for the target"
         )
-    embedding = target.weights.embedding
+    embedding = target.weights.table
     if source.has("embed_tokens.weight"):
         embedding = source.matrix(["embed_tokens.weight"], [vocab], width, use="table")
     token_half = source.matrix(["fc.weight"], [width], 2 * width, lambda array: array[:, :width])

@@ -13,10 +13,11 @@ import msgspec
 
 from quire.devices.protocol import Attention, FloatArray, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
-from quire.model.decoder import Layers, LayerWeights, MLPWeights
+from quire.model.decoder import Layers
 from quire.model.load import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
+from quire.model.weights import LayerWeights, MLPWeights
 from quire.spec_decode.head import Head, HeadSource, target_map
 from quire.spec_decode.heads.layer import layer_spec, mlp, plain_layer, published_tokens
 from quire.weights.parts import Take
@@ -65,7 +66,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     if source.has("embed_tokens.weight"):
         embedding = source.matrix(["embed_tokens.weight"], [vocab], h, use="table")
     elif h == width:
-        embedding = target.weights.embedding
+        embedding = target.weights.table
     else:
         raise ModelError(f"{source.path}: embed_tokens.weight is missing, and the target's has another width")
     chunk_norms = tuple(

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
-from quire.model.decoder import AttentionWeights, LayerWeights, MLPWeights
 from quire.model.families import read_config
 from quire.model.spec import ArchSpec
+from quire.model.weights import AttentionWeights, LayerWeights, MLPWeights
 from quire.spec_decode.head import HeadSource, integer
 
 # What drafters' configs have beside the keys of their layers' family.

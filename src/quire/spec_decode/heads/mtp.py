@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from quire.devices.protocol import Backend, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.assemble import Assembly
-from quire.model.decoder import Layers, LayerWeights
+from quire.model.decoder import Layers
 from quire.model.load import LoadedModel, open_tensors
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
+from quire.model.weights import LayerWeights
 from quire.spec_decode.head import Head, HeadSource
 from quire.spec_decode.heads.layer import layer_spec, plain_layer, published_tokens
 
@@ -148,7 +149,7 @@ class MTP:
         norm: Norm,
     ) -> None:
         self.spec, self.head = spec, target.decoder.head
-        self._target_norm, self._embedding = target.weights.norm, target.weights.embedding
+        self._target_norm, self._embedding = target.weights.norm, target.weights.table
         self._norms, self._projection, self._layer, self._norm = norms, projection, layer, norm
         self._layers = Layers(spec)
 

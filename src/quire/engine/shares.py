@@ -1,0 +1,112 @@
+"""What the ranks of each pipeline stage hold: their share, its memory and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from quire.config import EngineConfig
+from quire.devices.protocol import Backend, KVSpec
+from quire.errors import ConfigError
+from quire.model.assemble import Assembly
+from quire.model.cost import Cost
+from quire.model.load import LoadedModel, ModelInfo, ServedModel
+from quire.model.pack import Packer, WeightTypes
+from quire.model.shard import WHOLE, Shard
+from quire.model.spec import ArchSpec, ModelShape
+from quire.parallel import ParallelConfig
+from quire.runtime.memory import MemoryPlan
+from quire.spec_decode.make import Drafter
+from quire.weights.schemes import Kept
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """The share of the first rank of a stage; the others hold as much or less."""
+
+    shard: Shard
+    kv_spec: KVSpec
+    memory: MemoryPlan
+    cost: Cost
+
+
+def share_of(parallel: ParallelConfig, rank: int, model: ModelInfo) -> Shard:
+    """The share of a rank. Checkpoints that are quantized already are cut by rows alone, which keeps their codes."""
+    return Shard(
+        rank=rank % parallel.tensor_parallel_size,
+        size=parallel.tensor_parallel_size,
+        stage=parallel.stage_of(rank),
+        stages=parallel.pipeline_parallel_size,
+        exact=parallel.exact_across_ranks or isinstance(model.quantized, Kept),
+        whole_experts=parallel.enable_expert_parallel,
+    )
+
+
+def check_parallel(config: EngineConfig, shard: Shard, spec: ModelShape, drafts: bool) -> None:
+    """ConfigError: a part of the engine does not work on several ranks. `drafts`: a model makes drafts."""
+    node = config.parallel.node_rank
+    if node:
+        raise ConfigError(
+            f"--node-rank {node}: the engine runs on machine 0; start the others by `quire serve`"
+        )
+    if shard.stages > 1 and drafts:
+        raise ConfigError(
+            "--pipeline-parallel-size: a model that drafts needs all layers of the target; leave out the draft model, "
+            "or draft with --spec-method ngram or suffix"
+        )
+    for what, given in (
+        ("--pipeline-parallel-size", shard.stages > 1),
+        ("--enable-expert-parallel", shard.whole_experts),
+        ("--exact-across-ranks", config.parallel.exact_across_ranks),
+        ("--tensor-parallel-size of such a model", isinstance(spec, ArchSpec) and shard.gathers(spec)),
+    ):
+        if given and config.lora.enable_lora:
+            raise ConfigError(f"--enable-lora with {what} is not supported: leave out one of them")
+
+
+def drafting_target(
+    drafter: Drafter | None, model: ServedModel, backend: Backend, outline: bool = False
+) -> ServedModel:
+    """The model as its drafter sees it, which runs on the engine's own rank alone."""
+    if drafter is None or not drafter.runs_model or not isinstance(model, LoadedModel):
+        return model
+    return _with_whole_head(model, backend, outline)
+
+
+def _with_whole_head(model: LoadedModel, backend: Backend, outline: bool = False) -> LoadedModel:
+    """The model for a drafter that runs on one rank: its head is whole, so that logits need no other rank.
+
+    ConfigError: the head cannot be read again.
+    """
+    spec, weights = model.spec, model.weights
+    if model.shard.whole or not spec.has_head:
+        return model
+    if spec.tie_embeddings and not spec.head_bias:
+        return replace(model, weights=structs.replace(weights, head=weights.table), shard=WHOLE)
+    if model.names is None or (model.open is None and not outline):
+        raise ConfigError(
+            f"{model.info.directory} is a built engine: serve the checkpoint to draft on several ranks"
+        )
+    types = WeightTypes.of(model.info.dtype, model.info.quantized)
+    source = Packer(None if model.open is None else model.open(), backend, types, outline)
+    head, bias = Assembly(spec, model.names, source).whole_head()
+    return replace(model, weights=structs.replace(weights, head=head, head_bias=bias), shard=WHOLE)
+
+
+def own_head_bytes(target: ServedModel, model: ServedModel) -> int:
+    """Bytes of the head that a drafter's target has beside the rank's share."""
+    if target is model or not isinstance(target, LoadedModel) or target.weights.head is None:
+        return 0
+    return 0 if target.weights.head is target.weights.embedding else target.weights.head.nbytes
+
+
+def with_same_blocks(stages: Sequence[StagePlan]) -> list[StagePlan]:
+    """All stages with the number of blocks that each has room for: a block holds the same tokens in all."""
+    blocks = min(stage.memory.num_blocks for stage in stages)
+    longest = min(stage.memory.max_model_len for stage in stages)
+    return [
+        replace(stage, memory=replace(stage.memory, num_blocks=blocks, max_model_len=longest))
+        for stage in stages
+    ]
