@@ -11,6 +11,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -42,16 +43,15 @@ ENGINES: Mapping[str, dict[str, Any]] = {"004-28-serve-fp8.sh": {"quantization":
 # What the articles leave to their readers.
 AFTERWARDS = {
     "000-05-openai-client.py": 'print("".join(chunk.choices[0].delta.content or "" for chunk in response))',
-    "000-04-model-runner.py": "print(outputs)",
-    "002-03-build-and-session.py": "print(runner)",
-    "004-25-build-api.py": 'print("saved", engine)',
+    "000-04-model-runner.py": 'print("batch, beams, length:", len(outputs), len(outputs[0]), len(outputs[0][0]))',
+    "002-03-build-and-session.py": "print(type(runner).__name__)",
 }
 # What a snippet that has nothing to build is told.
 TOLD = {"001-02-builder.py": "the network is empty"}
 KEYS = {"004-12-serve.sh": "token-abc123"}
 # The test that holds each picture of text to its word.
 PROMISES = {
-    "002-04-serving-stack.txt": "tests/serve/test_operations_page.py: health and queue depth; routing needs a router",
+    "002-04-serving-stack.txt": "tests/serve/test_operations_page.py for health and metrics",
     "004-01-autoregressive-steps.txt": "compat/tests/test_promises.py::test_one_token_at_a_time_is_the_whole_run",
     "004-04-block-table.txt": "tests/sched/test_articles.py::test_six_tokens_lie_in_two_blocks_of_three",
     "004-05-static-batching.txt": "tests/sched/test_articles.py::test_a_static_batch_waits_for_its_longest",
@@ -153,7 +153,7 @@ class Run:
             error = self._shell("python snippet.py\n", fails=True).splitlines()[-1]
             assert TOLD[file] in error, error
             return error
-        out = self._shell(self._shell_preludes() + "python snippet.py\n")
+        out = self._shell(f"{{ {self._shell_preludes()}\n}} >&2\npython snippet.py\n")
         lines = [line for line in out.splitlines() if line.strip()]
         assert lines or "writes" in self.snippet.about, "it printed nothing"
         for place in self.snippet.about.get("writes", ()):
@@ -413,8 +413,7 @@ def run_one(file: str, zoo: Path, variables: Mapping[str, str] | None = None) ->
 def row(snippet: Snippet, result: Mapping[str, Any] | None) -> str:
     """A line of the table."""
     if result is None:
-        promise = PROMISES.get(snippet.file, "")
-        return f"| {snippet.file} | {snippet.about['reason']} | {promise} |"
+        return f"| {snippet.file} | | {snippet.about['reason']}; see {PROMISES[snippet.file]} |"
     output = str(result["output"]).replace("|", "\\|").replace("`", "'")
     shown = output if len(output) <= 120 else output[:117] + "..."
     return f"| {snippet.file} | {'yes' if result['ran'] else 'NO'} | {shown} |"
@@ -427,6 +426,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", help="run this snippet alone")
     parser.add_argument("--zoo", type=Path, help="directory to keep the local models in")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
     parser.add_argument("--loopback", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loopback:
@@ -440,7 +440,11 @@ def main() -> int:
             print(json.dumps(result))
             return 0 if result["ran"] else 1
         results = [(one, run_one(one.file, zoo) if one.runs else None) for one in all_snippets()]
-    print("\n".join([HEAD, *(row(snippet, result) for snippet, result in results)]))
+    table = "\n".join([HEAD, *(row(snippet, result) for snippet, result in results)])
+    print(table)
+    if options.page:
+        before, mark, rest = re.split(r"(<!-- snippets: .* -->\n)", options.page.read_text())
+        options.page.write_text(f"{before}{mark}\n{table}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
     return 0 if all(result is None or result["ran"] for _, result in results) else 1
 
 

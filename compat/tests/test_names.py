@@ -234,3 +234,14 @@ def test_an_engine_of_sglang_generates(expected: str) -> None:
     sgl = importlib.import_module("sglang")
     with sgl.Engine(model_path="", tp_size=1, trust_remote_code=True) as engine:
         assert engine.generate(PROMPT, {"temperature": 0, "max_new_tokens": 6})["text"] == expected
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
+
+
+@pytest.mark.parametrize(
+    "code", re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+)
+def test_examples_of_the_page_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(code, {"__name__": "example"})
+    assert capsys.readouterr().out.strip()
