@@ -243,7 +243,9 @@ class DeviceConfig:
     """The hardware and how to use it."""
 
     backend: BackendName = option(
-        "auto", "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower)."
+        "auto",
+        "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower).",
+        aliases={"vllm": "auto"},  # as vLLM's benchmarks name the engine
     )
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True

@@ -170,3 +170,24 @@ def test_engine_args_go_both_ways(tiny_model: Callable[..., str]) -> None:
     with LLM.from_engine_args(EngineArgs(tiny_model(), max_model_len=64, enforce_eager=True)) as llm:
         assert llm.max_model_len == 64
     assert json.dumps(EngineArgs(max_num_seqs=3).create_engine_config().scheduler.max_num_seqs) == "3"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "bench serve --use-beam-search",
+            "--use-beam-search is not supported: beam search is asked for in the body",
+        ),
+        ("bench serve --lora-modules a b", "nearest is --model"),
+        ("bench latency --n 2", "--n 2 is not supported: a prompt has one output"),
+        ("bench throughput --dataset-name sonnet", "nearest is --dataset-path"),
+    ],
+)
+def test_flags_of_vllms_benchmarks_are_known(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 1
+    assert message in capsys.readouterr().err

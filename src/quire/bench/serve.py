@@ -34,6 +34,7 @@ from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
+from quire.flags.bench import SERVE
 from quire.serve.descriptors import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
 
@@ -468,4 +469,4 @@ def _json_object(text: str | None) -> dict[str, Any]:
     return value
 
 
-COMMAND = Command(run, ServeOptions, engine=False)
+COMMAND = Command(run, ServeOptions, engine=False, foreign=SERVE)
