@@ -73,9 +73,11 @@ def test_running_requests_are_ended_finished_or_resumed(
     tiny_model: Callable[..., str], overlap: bool
 ) -> None:
     llm = LLM(tiny_model(), max_model_len=256, async_scheduling=overlap)
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0, max_tokens=240, ignore_eos=True
+    )  # so that it sleeps in their midst
     wanted = llm.generate("abc", params)[0].outputs[0].token_ids
-    for mode, count in (("wait", 60), ("keep", 60), ("abort", None)):
+    for mode, count in (("wait", 240), ("keep", 240), ("abort", None)):
         stream = llm.stream("abc", params)
         next(stream)
         llm.sleep(1, mode)

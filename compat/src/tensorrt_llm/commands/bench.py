@@ -118,3 +118,7 @@ def main(argv: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     place = next((i for i, word in enumerate(words) if word in PROGRAM.commands), None)
     quire.cli.main(words if place is None else [words[place], *words[:place], *words[place + 1 :]], PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

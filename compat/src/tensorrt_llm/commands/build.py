@@ -52,3 +52,7 @@ PROGRAM = quire.cli.Program.single("trtllm-build", __name__, "Build an engine fr
 
 def main(argv: list[str] | None = None) -> None:
     quire.cli.main(argv, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

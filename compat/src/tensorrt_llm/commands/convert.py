@@ -55,3 +55,7 @@ PROGRAM = quire.cli.Program.single("convert_checkpoint.py", __name__, "Divide a 
 
 def main(argv: list[str] | None = None) -> None:
     quire.cli.main(argv, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -78,3 +78,7 @@ PROGRAM = quire.cli.Program.single("quantize.py", __name__, "Quantize a checkpoi
 
 def main(argv: list[str] | None = None) -> None:
     quire.cli.main(argv, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

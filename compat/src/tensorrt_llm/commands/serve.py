@@ -83,3 +83,7 @@ PROGRAM = quire.cli.Program.single("trtllm-serve", __name__, "Serve a model over
 def main(argv: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     quire.cli.main(words[1:] if words[:1] == ["serve"] else words, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -47,11 +47,14 @@ class SamplingConfig:
     no_repeat_ngram_size: int | None = None
 
     def with_changes(self, changes: dict[str, Any]) -> "SamplingConfig":
-        """A copy with other values. ConfigError for a name that is none of the fields."""
+        """A copy with other values. ConfigError for a name that is none of the fields, unless it asks for nothing."""
         known = {field.name for field in fields(self)}
-        if unknown := sorted(changes.keys() - known):
+        asked = {
+            name: value for name, value in changes.items() if name in known or value not in (None, False)
+        }
+        if unknown := sorted(asked.keys() - known):
             raise ConfigError(f"SamplingConfig has no {unknown[0]}; it has {', '.join(sorted(known))}")
-        return replace(self, **changes)
+        return replace(self, **asked)
 
     def params(self) -> SamplingParams:
         """The same as Quire's parameters. RequestError names a field that would change the output and is not done."""
