@@ -287,7 +287,7 @@ class LLM(PoolingMethods, ProgramRunner):
         (stream,) = self._streams(
             [prompt], self._params_for(sampling_params, 1), None, lora_request=lora_request
         )
-        return PendingOutput(lambda: self._updates(stream))
+        return PendingOutput(lambda: (stream.snapshot() for _ in self._updates(stream)))
 
     def generate_ids(
         self,

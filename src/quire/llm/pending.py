@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 from quire.client.outputs import RequestOutput
@@ -17,7 +16,7 @@ Updates = Callable[[], Iterator[RequestOutput]]
 
 
 class PendingOutput:
-    """The output of a request that runs in a thread of its own.
+    """The output of a request whose `updates` are read in a thread of its own.
 
     `result()` waits for the whole output, `await` does so on an event loop. Iterating, with `for` or `async for`,
     gives the output each time it grows. `abort` ends the request; its output is then what there is.
@@ -33,7 +32,7 @@ class PendingOutput:
         last: RequestOutput | None = None
         try:
             for output in updates():
-                last = _copy(output)
+                last = output
                 self._queue.put(last)
                 if self._aborted.is_set():
                     break
@@ -72,8 +71,3 @@ class PendingOutput:
     @property
     def finished(self) -> bool:
         return self._future.done()
-
-
-def _copy(output: RequestOutput) -> RequestOutput:
-    """The output so far, which later tokens do not change."""
-    return replace(output, outputs=[replace(one, token_ids=list(one.token_ids)) for one in output.outputs])
