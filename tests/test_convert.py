@@ -23,7 +23,7 @@ from quire.engine.shares import share_of
 from quire.engine.start import load_tokenizer
 from quire.errors import ConfigError, ModelError
 from quire.model.converted import MANIFEST, read_converted
-from quire.model.engine_dir import Writer
+from quire.model.engine_dir import EngineLimits, Writer, read_manifest
 from quire.model.load import LoadedModel, inspect_model, load_model, open_for_reading, outline_model
 from quire.model.shard import Shard
 from quire.weights.schemes import scheme
@@ -140,21 +140,24 @@ def test_a_build_from_it_writes_what_the_checkpoint_writes(model: Path, tmp_path
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_two_ranks_serve_it(model: Path, converted: Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=8)
-    with (
-        LLM(str(model), tensor_parallel_size=2) as wanted,
-        LLM(str(converted), tensor_parallel_size=2) as llm,
-    ):
-        texts = [
-            one.generate(["One day"], params, use_tqdm=False)[0].outputs[0].text for one in (wanted, llm)
-        ]
-    assert texts[0] == texts[1]
+def test_two_ranks_serve_it_and_an_engine_of_it(model: Path, converted: Path, tmp_path: Path) -> None:
+    """As many ranks as the files are for run without an option."""
+    engine, less = tmp_path / "engine", tmp_path / "less"
+    build_engine(EngineConfig.from_options(model=str(converted)), engine, EngineLimits(max_seq_len=64))
+    build_engine(EngineConfig.from_options(model=str(engine)), less, EngineLimits(max_batch_size=4))
+    params, texts = SamplingParams(temperature=0, max_tokens=8), []
+    for path, ranks in ((model, 2), (converted, 1), (less, 1)):
+        with LLM(str(path), tensor_parallel_size=ranks) as llm:
+            texts.append(llm.generate(["One day"], params, use_tqdm=False)[0].outputs[0].text)
+    assert texts[0] == texts[1] == texts[2]
+    assert llm.max_model_len == 64
+    manifest = read_manifest(less)
+    assert (manifest.ranks, manifest.limits) == (2, EngineLimits(max_batch_size=4, max_seq_len=64))
 
 
 def test_another_number_of_ranks_is_refused(converted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tensor-parallel-size 1: .* was converted for 2: give 2"):
-        LLM(str(converted))
+    with pytest.raises(ConfigError, match=r"tensor-parallel-size 3: .* was converted for 2: give 2"):
+        LLM(str(converted), tensor_parallel_size=3)
 
 
 def test_ranks_may_be_written_one_by_one(model: Path, converted: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from quire.model.converted import read_converted
 from quire.model.engine_dir import EngineLimits, read_manifest
 
 MODEL = str(ASSETS / SHIPPED_MODEL)
+PROMPT = [0, 40, 71, 95]
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
@@ -34,8 +35,8 @@ def run(installed: Installed, directory: Path, line: str, status: int = 0) -> st
     return done.stdout + done.stderr
 
 
-def text_of(model: Path | str, **options: int) -> str:
-    with LLM(str(model), **options) as llm:
+def text_of(model: Path | str) -> str:
+    with LLM(str(model)) as llm:
         return llm.generate(["Once upon a time"], GREEDY, use_tqdm=False)[0].outputs[0].text
 
 
@@ -63,7 +64,22 @@ def test_a_copied_script_converts_for_four_ranks(installed: Installed, tmp_path:
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, env=installed.variables)
     assert read_converted(tmp_path / "four").ranks == 4
     assert len(list((tmp_path / "four").glob("rank*.safetensors"))) == 4
-    assert text_of(tmp_path / "four", tensor_parallel_size=4) == text_of(MODEL, tensor_parallel_size=4)
+    run(installed, tmp_path, "trtllm-build --checkpoint_dir four --output_dir engine --max_seq_len 256")
+    assert read_manifest(tmp_path / "engine").ranks == 4
+    code = f"""
+from tensorrt_llm.runtime import ModelRunner
+print(ModelRunner.from_dir("engine").generate([{PROMPT}], max_new_tokens=8).tolist())
+"""
+    done = subprocess.run(
+        [str(installed.python), "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=installed.variables,
+    )
+    with LLM(MODEL) as llm:
+        (wanted,) = llm.generate([{"prompt_token_ids": PROMPT}], GREEDY, use_tqdm=False)
+    assert json.loads(done.stdout) == [[[*PROMPT, *wanted.outputs[0].token_ids]]], done.stderr
 
 
 @pytest.mark.parametrize("qformat", ["int8_wo", "fp8"])

@@ -21,11 +21,16 @@ from quire.config import EngineConfig
 from quire.devices.protocol import Backend
 from quire.engine.plan import make_backend
 from quire.engine.shares import share_of
-from quire.engine.source import asked_quantization, model_directory, quantized_weights, reading_of
+from quire.engine.source import (
+    asked_quantization,
+    for_divided,
+    model_directory,
+    quantized_weights,
+    reading_of,
+)
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.companions import copy_companions
-from quire.model.converted import is_converted, read_converted
 from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer, of_rank
 from quire.model.load import UNLIMITED, LoadedModel, ModelInfo, inspect_model, load_model, pack_model
 from quire.model.shard import Shard
@@ -58,7 +63,7 @@ def build_engine(
             "--pipeline-parallel-size: each stage of a built engine reads its layers from the same file; give it to "
             "`quire serve`"
         )
-    config = _of_converted(config) if network is None else config
+    config = for_divided(config, model_directory(config.model)) if network is None else config
     backend = make_backend(config.device)
     source = _source(config) if network is None else _network_source(config, network)
     if source.info.pooling is not None:
@@ -152,14 +157,6 @@ def _merged(config: EngineConfig, model: EngineConfig) -> EngineConfig:
         name: value for name in ("dtype", "quantization") if (value := getattr(config.model, name)) != "auto"
     }
     return replace(model, model=replace(model.model, **changes))
-
-
-def _of_converted(config: EngineConfig) -> EngineConfig:
-    """The configuration for as many ranks as a converted checkpoint has, unless others are asked for."""
-    source, parallel = model_directory(config.model), config.parallel
-    if is_converted(source) and parallel.tensor_parallel_size == 1:
-        parallel = replace(parallel, tensor_parallel_size=read_converted(source).ranks)
-    return replace(config, parallel=parallel)
 
 
 def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:

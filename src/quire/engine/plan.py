@@ -30,7 +30,7 @@ from quire.engine.shares import (
     share_of,
     with_same_blocks,
 )
-from quire.engine.source import Loader, find_source
+from quire.engine.source import Loader, find_source, for_divided
 from quire.errors import ConfigError
 from quire.model.cost import Cost
 from quire.model.load import LoadedModel, ModelInfo, ServedModel
@@ -130,6 +130,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     model, loader = find_source(config.model)
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
+    config = for_divided(config, model.directory)
     parallel = config.parallel
     stages, shard = parallel.pipeline_parallel_size, share_of(parallel, 0, model)
     backend = make_backend(device_of(config, 0), model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,8 @@ from quire.config import EngineConfig, ModelConfig
 from quire.devices import registry
 from quire.devices.protocol import Backend
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
-from quire.model import load
+from quire.model import engine_dir, load
+from quire.model.converted import is_converted, read_converted
 from quire.model.foreign import inspect_foreign, load_foreign
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
@@ -67,6 +69,22 @@ def asked_quantization(config: ModelConfig, found: str | None) -> Quantization |
         config.quantization_pure,
         config.quantization_activations,
         rounds=found is None,
+    )
+
+
+def for_divided(config: EngineConfig, path: Path) -> EngineConfig:
+    """The configuration for as many ranks as a model's files are divided among, unless several are asked for."""
+    if config.parallel.tensor_parallel_size > 1:
+        return config
+    ranks = 1
+    if engine_dir.is_engine(path):
+        ranks = engine_dir.count_ranks(path)
+    elif is_converted(path):
+        ranks = read_converted(path).ranks
+    return (
+        config
+        if ranks == 1
+        else replace(config, parallel=replace(config.parallel, tensor_parallel_size=ranks))
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -105,6 +105,11 @@ def of_rank(name: str, rank: int) -> str:
 
 def is_engine(directory: Path) -> bool:
     return (directory / MANIFEST).exists()
+
+
+def count_ranks(directory: Path) -> int:
+    """The number of ranks that an engine's files are for."""
+    return next(rank for rank in count(1) if not (directory / of_rank(MANIFEST, rank)).exists())
 
 
 class Writer:

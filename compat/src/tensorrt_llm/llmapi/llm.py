@@ -80,7 +80,8 @@ class LLM(quire.LLM):
     def save(self, engine_dir: str | Path) -> None:
         """Build an engine of the model into a directory."""
         config = self.config
-        build_engine(EngineConfig(model=config.model, device=config.device), Path(engine_dir))
+        own = EngineConfig(model=config.model, device=config.device, parallel=config.parallel)
+        build_engine(own, Path(engine_dir))
 
     @property
     def tokenizer(self) -> Any:
