@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from quire.weights.readers import READERS
 bitsandbytes = pytest.importorskip("bitsandbytes.functional")
 compressors = pytest.importorskip("compressed_tensors.compressors")
 quantization = pytest.importorskip("compressed_tensors.quantization")
-torchao = pytest.importorskip("torchao.quantization")
-flattening = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
 
 ROWS, COLUMNS = 64, 256
 
@@ -141,57 +138,6 @@ def test_bitsandbytes(
     assert (layout is not None) == (shape[1] % 64 == 0)
 
 
-def flattened(path: Path, config: Any) -> Any:
-    """A linear layer that torchao quantized, written to a file; returns its weight."""
-    module = torch.nn.ModuleDict({"a": torch.nn.Linear(COLUMNS, ROWS, bias=False)})
-    module["a"].weight = torch.nn.Parameter(weight())
-    torchao.quantize_(module, config)
-    tensors, metadata = flattening.flatten_tensor_state_dict(module.state_dict())
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors", texts
-    )
-    return module["a"].weight
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("size", [32, 128, None])
-def test_torchao_integers(bits: int, size: int | None, tmp_path: Path) -> None:
-    grain = torchao.PerAxis(0) if size is None else torchao.PerGroup(size)
-    config = torchao.IntxWeightOnlyConfig(weight_dtype=getattr(torch, f"int{bits}"), granularity=grain)
-    check(tmp_path, "torchao", {}, flattened(tmp_path, config).dequantize(), 1e-6)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        torchao.Int8WeightOnlyConfig(version=2),
-        torchao.Int8DynamicActivationInt8WeightConfig(version=2),
-        torchao.Float8WeightOnlyConfig(version=2),
-    ],
-    ids=lambda config: type(config).__name__,
-)
-def test_torchao_bytes(config: Any, tmp_path: Path) -> None:
-    check(tmp_path, "torchao", {}, flattened(tmp_path, config).dequantize(), 1e-6)
-
-
-def test_torchao_int4_tensors(tmp_path: Path) -> None:
-    """The library packs them on a GPU only: code * scale + zero, two codes in a byte, scales by group, then by row."""
-    rng, size = np.random.default_rng(0), 64
-    codes = rng.integers(-8, 8, (ROWS, COLUMNS)).astype(np.int8)
-    scales, zeros = (rng.standard_normal((COLUMNS // size, ROWS)).astype(np.float32) for _ in range(2))
-    scales, zeros = (torch.tensor(x).bfloat16() for x in (scales, zeros))
-    factors = torch.tensor(rng.random(COLUMNS, np.float32) + 0.5)
-    packed = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
-    tensors = {"qdata": torch.tensor(packed), "scale": scales, "zero_point": zeros, "act_pre_scale": factors}
-    save_file({f"a._weight_{name}": x for name, x in tensors.items()}, tmp_path / "model.safetensors")
-    spread = [x.float().T.repeat_interleave(size, 1) for x in (scales, zeros)]
-    right = (torch.tensor(codes).float() * spread[0] + spread[1]) * factors
-    layout = check(tmp_path, "torchao", {}, right, 1e-6)
-    assert layout is not None
-    assert layout.name == "int4"
-
-
 WRITTEN = {
     "smoothquant": formats.int8_tensors,
     "int8-static": formats.int8_tensors,
@@ -217,3 +163,20 @@ def torch_of(array: Any) -> Any:
     if array.dtype.name == "float8_e4m3fn":
         return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(array)
+
+
+def test_torchao_int4_tensors(tmp_path: Path) -> None:
+    """The library packs them on a GPU only: code * scale + zero, two codes in a byte, scales by group, then by row."""
+    rng, size = np.random.default_rng(0), 64
+    codes = rng.integers(-8, 8, (ROWS, COLUMNS)).astype(np.int8)
+    scales, zeros = (rng.standard_normal((COLUMNS // size, ROWS)).astype(np.float32) for _ in range(2))
+    scales, zeros = (torch.tensor(x).bfloat16() for x in (scales, zeros))
+    factors = torch.tensor(rng.random(COLUMNS, np.float32) + 0.5)
+    packed = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
+    tensors = {"qdata": torch.tensor(packed), "scale": scales, "zero_point": zeros, "act_pre_scale": factors}
+    save_file({f"a._weight_{name}": x for name, x in tensors.items()}, tmp_path / "model.safetensors")
+    spread = [x.float().T.repeat_interleave(size, 1) for x in (scales, zeros)]
+    right = (torch.tensor(codes).float() * spread[0] + spread[1]) * factors
+    layout = check(tmp_path, "torchao", {}, right, 1e-6)
+    assert layout is not None
+    assert layout.name == "int4"
