@@ -25,11 +25,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from zoo import STANDS_FOR, Zoo
+from zoo import STANDS_FOR, Zoo, locked
 
 import quire
 
@@ -37,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 SNIPPETS = ROOT.parent / "shared" / "reference" / "articles" / "snippets"
 PORT = 8000
 START_SECONDS = 120
+MOST_SECONDS = 300
 PROMPT = "Once upon a time"
 # The same model without the server, to compare the answers of commands that change none.
 ENGINES: Mapping[str, dict[str, Any]] = {"004-28-serve-fp8.sh": {"quantization": "fp8"}}
@@ -382,12 +384,19 @@ def result_of(snippet: Snippet, zoo: Zoo) -> dict[str, Any]:
 # --- a network of its own, in which port 8000 is free
 
 
-def isolated(command: list[str]) -> list[str]:
-    """The command in a network namespace of its own, if this system lets us make one."""
+@cache
+def isolation() -> str | None:
+    """The program that gives a command a network namespace of its own, if this system lets us make one."""
     tool = shutil.which("unshare")
     if tool is None or subprocess.run([tool, "-rn", "true"], capture_output=True).returncode:
-        return command
-    return [tool, "-rn", *command, "--loopback"]
+        return None
+    return tool
+
+
+def port_is_taken() -> bool:
+    """Whether the snippets would find their port in use."""
+    with socket.socket() as probe:
+        return isolation() is None and probe.connect_ex(("127.0.0.1", PORT)) == 0
 
 
 def raise_loopback() -> None:
@@ -398,15 +407,33 @@ def raise_loopback() -> None:
 
 
 def run_one(file: str, zoo: Path, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run a snippet in a process, and if possible a network, of its own."""
+    """Run a snippet in a process, and if possible a network, of its own; otherwise one after another."""
     python = shutil.which("python", path=None if variables is None else variables["PATH"])
     assert python is not None
-    command = [python, __file__, file, "--zoo", str(zoo)]
-    done = subprocess.run(isolated(command), capture_output=True, text=True, env=variables)
+    command, tool = [python, __file__, file, "--zoo", str(zoo)], isolation()
+    if tool is not None:
+        return _result([tool, "-rn", *command, "--loopback"], file, variables)
+    with locked(zoo, "port"):
+        return _result(command, file, variables)
+
+
+def _result(command: list[str], file: str, variables: Mapping[str, str] | None) -> dict[str, Any]:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+        start_new_session=True,
+    )
     try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        out, said = process.communicate(timeout=MOST_SECONDS)
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return {"file": file, "ran": False, "output": f"it took more than {MOST_SECONDS} s"}
     except (ValueError, IndexError):
-        return {"file": file, "ran": False, "output": (done.stdout + done.stderr)[-2000:]}
+        return {"file": file, "ran": False, "output": (out + said)[-2000:]}
     return found
 
 

@@ -93,9 +93,9 @@ STANDS_FOR = {
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Inside, no other process is at work on the directory."""
-    with (directory / "lock").open("w") as file:
+def locked(directory: Path, name: str = "lock") -> Iterator[None]:
+    """Inside, no other process holds the lock of that name in the directory."""
+    with (directory / name).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

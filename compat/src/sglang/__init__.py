@@ -2,58 +2,8 @@
 
 from quire.entrypoints.sglang.runtime import Runtime
 from quire.llm.sglang_engine import Engine
-from quire.program import (
-    RuntimeEndpoint,
-    assistant,
-    assistant_begin,
-    assistant_end,
-    flush_cache,
-    function,
-    gen,
-    gen_int,
-    gen_string,
-    greedy_token_selection,
-    image,
-    select,
-    separate_reasoning,
-    set_default_backend,
-    system,
-    system_begin,
-    system_end,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-    user,
-    user_begin,
-    user_end,
-    video,
-)
+from quire.program import language
+from quire.program.language import *  # noqa: F403 - the language has the same names
 from sglang.version import __version__
 
-__all__ = [
-    "Engine",
-    "Runtime",
-    "RuntimeEndpoint",
-    "__version__",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "greedy_token_selection",
-    "image",
-    "select",
-    "separate_reasoning",
-    "set_default_backend",
-    "system",
-    "system_begin",
-    "system_end",
-    "token_length_normalized",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-    "video",
-]
+__all__ = [*language.__all__, "Engine", "Runtime", "__version__"]
