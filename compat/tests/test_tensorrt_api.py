@@ -346,7 +346,7 @@ def test_options_of_the_llm_api(scripts: Scripts) -> None:
         says(kv_cache_config={"free_gpu_memory_fraction": 0.4, "dtype": "fp8", "tokens_per_block": 32})
         says(kv_cache_config=KvCacheConfig(max_attention_window=[64]))
         says(kv_cache_config={"fraction": 1})
-        says(pipeline_parallel_size=2)
+        says(context_parallel_size=2)
         for given in (dict(no_repeat_ngram_size=2), dict(best_of=2), dict(return_context_logits=True)):
             try:
                 SamplingParams(**given).params()
@@ -364,7 +364,7 @@ def test_options_of_the_llm_api(scripts: Scripts) -> None:
             "[('block_size', 32), ('gpu_memory_utilization', 0.4), ('kv_cache_dtype', 'fp8')]",
             "--max_attention_window [64] is not supported: attention sees what the model says",
             "kv_cache_config: ",
-            "--pipeline_parallel_size 2 is not supported",
+            "--context_parallel_size 2 is not supported: ranks divide layers and stages",
             "no_repeat_ngram_size is not supported: use repetition_penalty",
             "best_of 2 without use_beam_search must equal n 1",
             "return_context_logits is not supported: use prompt_logprobs",

@@ -107,7 +107,7 @@ def test_quantize(qformat: str, installed: Installed, tmp_path: Path) -> None:
         (f"convert_checkpoint.py --model_dir {MODEL} --smoothquant 0.5", "quantize.py --qformat int8_sq"),
         (f"convert_checkpoint.py --model_dir {MODEL} --tp_size 7", "can be divided among"),
         (f"quantize.py --model_dir {MODEL} --kv_cache_dtype fp8", "--kv_cache_dtype fp8 is not supported"),
-        (f"trtllm-serve {MODEL} --pipeline_parallel_size 2", "--pipeline_parallel_size 2 is not supported"),
+        (f"trtllm-serve {MODEL} --context_parallel_size 2", "--context_parallel_size 2 is not supported"),
     ],
 )
 def test_what_is_not_done_is_named(line: str, said: str, installed: Installed, tmp_path: Path) -> None:
@@ -142,7 +142,17 @@ def test_serve(installed: Installed, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(installed.bin / "trtllm-serve"), "serve", MODEL, "--port", str(port), "--tp_size", "1"]
+    command = [
+        str(installed.bin / "trtllm-serve"),
+        "serve",
+        MODEL,
+        "--port",
+        str(port),
+        "--tp_size",
+        "1",
+        "--pp_size",
+        "2",
+    ]
     command += ["--max_batch_size", "4", "--backend", "pytorch", "--extra_llm_api_options", "options.yaml"]
     log = tmp_path / "log"
     with log.open("w") as file:

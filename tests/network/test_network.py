@@ -184,6 +184,16 @@ def test_its_weights_are_quantized_like_others(checkpoint: Path, llama: Model) -
     assert mine.manifest.weights == wanted.manifest.weights
 
 
+def test_it_is_divided_among_ranks(checkpoint: Path, llama: Model) -> None:
+    options = {"model": str(checkpoint), "tokenizer": str(checkpoint), "tensor_parallel_size": 2}
+    config = EngineConfig.from_options(**options)
+    mine, wanted = build_temporary(config, network=record(llama)), build_temporary(config)
+    for name in ("weights.bin", "weights.1.bin"):
+        assert (mine.directory / name).read_bytes() == (wanted.directory / name).read_bytes()
+    with LLM(str(mine.directory)) as llm:
+        assert llm.generate("abc", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
+
+
 def test_a_checkpoint_may_take_the_place_of_layers(checkpoint: Path, tmp_path: Path) -> None:
     network = Network()
     network.model = EngineConfig.from_options(model=str(checkpoint))

@@ -7,7 +7,7 @@ from quire.errors import ConfigError
 
 @dataclass(slots=True)
 class Mapping:
-    """`tp_size` ranks divide each layer. Other ways to divide are refused."""
+    """`tp_size` ranks divide each layer. An engine's stages are chosen when it serves, so `pp_size` is 1."""
 
     world_size: int = 1
     rank: int = 0

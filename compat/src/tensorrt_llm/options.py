@@ -113,13 +113,16 @@ CONVERSION = _table(
             "use_parallel_embedding! embedding_sharding_dim use_embedding_sharing! share_embedding_table!",
         ),
         ("weights are mapped and written one by one", "load_by_shard! load_model_on_cpu! workers"),
-        ("experts are divided like MLPs", "moe_tp_size moe_ep_size moe_renorm_mode"),
+        (
+            "experts are divided like MLPs, unless --enable-expert-parallel is given",
+            "moe_tp_size moe_ep_size moe_renorm_mode",
+        ),
         ("nothing is calibrated by a conversion", "calib_dataset calib_size calib_max_seq_length"),
         ("int4 has groups of 64 columns", "group_size"),
         ("Quire logs through Python's logging", "log_level"),
     ),
     (
-        ("stages are for `quire serve`", "--tp_size", "pp_size=1 cp_size=1"),
+        ("an engine's stages are chosen when it serves", "--pp_size of trtllm-serve", "pp_size=1 cp_size=1"),
         ("that is the work of a calibration", "quantize.py --qformat int8_sq", "smoothquant"),
         (
             "the type of the KV cache is chosen when the engine serves",
@@ -165,7 +168,7 @@ _LLM_ACCEPTED = (
         "gpus_per_node mpi_session orchestrator_type enable_attention_dp!",
     ),
     (
-        "experts are divided like MLPs",
+        "experts are divided like MLPs, unless --enable-expert-parallel is given",
         "moe_expert_parallel_size moe_tensor_parallel_size moe_cluster_parallel_size ep_size ep cluster_size",
     ),
     ("a prompt may be as long as max_seq_len allows", "max_input_len"),
@@ -202,9 +205,9 @@ _LLM_ACCEPTED = (
 )
 _LLM_REFUSED = (
     (
-        "this engine divides each layer among its ranks",
-        "tensor_parallel_size",
-        "pipeline_parallel_size=1 pp_size=1 pp=1 context_parallel_size=1 cp_size=1 cp_config={}",
+        "ranks divide layers and stages, and not one sequence",
+        "tensor_parallel_size or pipeline_parallel_size",
+        "context_parallel_size=1 cp_size=1 cp_config={}",
     ),
     ("attention sees what the model says", "a model with a sliding window", "max_attention_window"),
     (
@@ -234,6 +237,7 @@ SERVING = Dialect(
         "max_num_tokens": "max_num_batched_tokens",
         "max_seq_len": "max_model_len",
         "tp_size": "tensor_parallel_size",
+        "pp_size": "pipeline_parallel_size",
         "free_gpu_memory_fraction": "gpu_memory_utilization",
         "kv_cache_free_gpu_memory_fraction": "gpu_memory_utilization",
         "kv_cache_enable_block_reuse": "enable_prefix_caching",
@@ -254,7 +258,11 @@ QUANTIZING = Dialect(
             ("Quire logs through Python's logging", "log_level"),
         ),
         (
-            ("stages are for `quire serve`", "--tp_size", "pp_size=1 cp_size=1"),
+            (
+                "an engine's stages are chosen when it serves",
+                "--pp_size of trtllm-serve",
+                "pp_size=1 cp_size=1",
+            ),
             (
                 "the type of the KV cache is chosen when the engine serves",
                 "--kv_cache_dtype of trtllm-serve",

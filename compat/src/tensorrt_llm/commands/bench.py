@@ -32,6 +32,7 @@ class BenchArguments:
     max_num_tokens: int | None = option(None, "Most tokens computed in one step.", low=1)
     max_seq_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
     tp: int | None = option(None, "Ranks that divide each layer.", low=1)
+    pp: int | None = option(None, "Stages that divide the layers.", low=1)
     kv_cache_free_gpu_mem_fraction: float | None = option(None, "Share of free memory.", low=0.01, high=1.0)
     report_json: str | None = option(None, "Write the figures to this JSON file.")
     extra_llm_api_options: str | None = option(None, "YAML file with options of LLM; they prevail.")
@@ -47,6 +48,7 @@ def run(arguments: BenchArguments, at_once: int | None = None) -> None:
         "max_num_tokens": arguments.max_num_tokens,
         "max_seq_len": arguments.max_seq_len,
         "tensor_parallel_size": arguments.tp,
+        "pipeline_parallel_size": arguments.pp,
         "free_gpu_memory_fraction": arguments.kv_cache_free_gpu_mem_fraction,
     }
     given |= {} if arguments.extra_llm_api_options is None else read_options(arguments.extra_llm_api_options)

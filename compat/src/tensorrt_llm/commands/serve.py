@@ -29,6 +29,8 @@ class ServeArguments:
     max_seq_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
     tp_size: int | None = option(None, "Ranks that divide each layer.", low=1)
     tensor_parallel_size: int | None = option(None, "Another name of --tp_size.", low=1)
+    pp_size: int | None = option(None, "Stages that divide the layers.", low=1)
+    pipeline_parallel_size: int | None = option(None, "Another name of --pp_size.", low=1)
     kv_cache_dtype: str | None = option(None, "Type of the KV cache: auto, int8, fp8.")
     free_gpu_memory_fraction: float | None = option(None, "Share of free memory.", low=0.01, high=1.0)
     kv_cache_free_gpu_memory_fraction: float | None = option(
