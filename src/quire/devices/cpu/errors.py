@@ -19,7 +19,10 @@ class _NativeErrors:
         if isinstance(error, (ValueError, IndexError, TypeError)):
             raise EngineError(str(error)) from error
         if isinstance(error, MemoryError):
-            raise EngineError("the plan needs more memory than can be addressed") from error
+            raise EngineError(
+                "the plan needs more memory than this process may address: lower --gpu-memory-utilization or "
+                "--max-model-len, or raise the limit (ulimit -v)"
+            ) from error
 
 
 native_errors = _NativeErrors()
