@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.reference.backend import ReferenceBackend
 from quire.model.load import load_model
+from quire.weights.schemes import Kept
 from quire.weights.source import open_source
 from tests.model.tiny_models import Session
 
@@ -62,3 +64,18 @@ def test_a_model_gives_its_logits(folder: Path) -> None:
     # Projections that were ordered apart from each other (on random activations here) are not stacked, but decoded.
     apart = "desc-act" in folder.name or "g-idx" in folder.name
     assert sizes["auto"] <= sizes["float32"] * (0.75 if apart else 0.65 if held else 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["awq-gemm-g32", "gptq-4bit-g32-desc-act", "ct-w4a16-g128", "gptq-moe-4bit-g32"]
+)
+def test_activations_in_int8_beside_weights_of_4_bits(name: str) -> None:
+    """W4A8: the oracle rounds each row to int8 and multiplies the decoded weights."""
+    folder = DATA / name
+    expected, logits = np.load(folder / "expected.npz"), []
+    for backend in (NativeBackend(threads=2), ReferenceBackend()):
+        model = load_model(folder, backend, quantized=Kept("int8"))
+        assert model.info.quantized == Kept("int8", ("int4",))
+        logits.append(Session(model, backend).feed(expected["prompt"].tolist()))
+    assert np.abs(logits[0] - logits[1]).max() < 0.05
+    assert 1e-3 < np.abs(logits[1] - expected["logits"]).max() < 0.6
