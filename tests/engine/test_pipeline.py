@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.cli import main
 from quire.errors import ConfigError, EngineError
 from tests.engine.test_ranks import DRAWN, GREEDY, PROMPTS, answers, rank_processes
-from tests.tiny import write_checkpoint
+from tests.tiny import CONFIG, write_checkpoint
 
 LONG = [{"prompt_token_ids": [(7 * i + k) % 300 for k in range(37)]} for i in (1, 1, 2)]
 
@@ -73,6 +75,29 @@ def test_a_killed_stage_ends_requests_with_its_name(model: Path) -> None:
             answers(llm, PROMPTS * 50, SamplingParams(max_tokens=60, ignore_eos=True, n=64))
         killer.join()
     assert rank_processes() == before
+
+
+def test_a_plan_says_what_ranks_hold_and_send(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*options: str) -> dict[str, Any]:
+        main(["plan", str(model), "--json", *options])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    whole, ranked = plan(), plan("-tp", "2", "-pp", "2")
+    width, layers = CONFIG["hidden_size"], CONFIG["num_hidden_layers"]
+    assert [stage["layers"] for stage in ranked["stages"]] == [[0, 2], [2, 3]]
+    assert ranked["sent_bytes_per_token"] == 4 * width * 2 * layers
+    assert ranked["passed_bytes_per_token"] == 4 * width
+    assert ranked["messages_per_step"] == 2 * layers + 1 + 1  # sums, the next stage, logits
+    assert 2 * sum(stage["kv_bytes_per_token"] for stage in ranked["stages"]) == whole["kv_bytes_per_token"]
+    assert max(stage["weight_bytes"] for stage in ranked["stages"]) < whole["weight_bytes"]
+    exact = plan("-tp", "2", "--exact-across-ranks")
+    heads, inner = CONFIG["num_attention_heads"] * CONFIG["head_dim"], CONFIG["intermediate_size"]
+    assert exact["sent_bytes_per_token"] == 4 * layers * (heads // 2 + inner // 2 + 32 + 32)
+    slow = plan("-tp", "2", "--link-gbit", "0.001", "--link-us", "100000")
+    assert slow["decode_tok_s_bound"] < 2 < plan("-tp", "2")["decode_tok_s_bound"]
+    main(["plan", str(model), "-tp", "2", "-pp", "2"])
+    assert "each rank, stage by stage" in capsys.readouterr().out
 
 
 def test_what_has_no_stages_is_refused(model: Path) -> None:

@@ -95,6 +95,22 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+# Schedules of several ranks, by models whose weights, caches and mixtures they divide in different ways.
+EXACT = {"tensor_parallel_size": 2, "exact_across_ranks": True}
+RANKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-f32": ("two ranks of two stages", {**EXACT, "pipeline_parallel_size": 2}),
+    "qwen2-bf16-kv-f32": ("two ranks, chunks of 7", {"max_num_batched_tokens": 7, **EXACT}),
+    "llama-int8-kv-int8": ("two ranks", EXACT),
+    "qwen2-moe-int4": ("two ranks, blocks of 5", {"block_size": 5, **EXACT}),
+    "deepseek-v3-int8-kv-int8": ("two ranks", EXACT),
+    "gpt-oss-f32-sinks": (
+        "two stages, preempted",
+        {"pipeline_parallel_size": 2, "num_gpu_blocks_override": 12, "max_model_len": 160},
+    ),
+    "bloom-bf16-alibi": ("three stages", {"pipeline_parallel_size": 3}),
+}
+
+
 @dataclass
 class Recorder:
     """A sampler that passes everything on and keeps the bytes of each row of logits by (seed, position)."""
@@ -205,8 +221,11 @@ def alone(tiny_model: Callable[..., str]) -> Callable[[str], tuple[list[Any], di
 def test_any_schedule_equals_alone(
     model: str, schedule: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
 ) -> None:
+    compare(model, load(tiny_model, model, **SCHEDULES[schedule]), schedule, alone)
+
+
+def compare(model: str, llm: LLM, schedule: str, alone: Callable[[str], Any]) -> None:
     wanted, wanted_rows = alone(model)
-    llm = load(tiny_model, model, **SCHEDULES[schedule])
     recorder = record(llm)
     assert results(llm, make_prompts(), PARAMS) == wanted
     if "preempted" in schedule:
@@ -221,6 +240,15 @@ def test_any_schedule_equals_alone(
     greedy = [i for i, p in enumerate(PARAMS) if takes_largest(p, ()) and not p.structured_outputs]
     found = results(llm, [make_prompts()[i] for i in greedy], [PARAMS[i] for i in greedy])
     assert found == [wanted[i] for i in greedy], "the largest logits alone gave other tokens"
+
+
+@pytest.mark.parametrize("model", RANKS)
+def test_ranks_equal_one_alone(
+    model: str, tiny_model: Callable[..., str], alone: Callable[[str], Any]
+) -> None:
+    schedule, options = RANKS[model]
+    with load(tiny_model, model, threads=2, **options) as llm:
+        compare(model, llm, schedule, alone)
 
 
 @pytest.mark.parametrize("model", OTHER_MODELS)

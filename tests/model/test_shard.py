@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from quire import _native
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Backend, FloatArray, ModelInput, Peers
 from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.registry import make_exchange, peers_over
 from quire.errors import ConfigError
 from quire.model.load import load_model, outline_model
 from quire.model.shard import Shard, even
@@ -85,6 +88,26 @@ def native_peers(size: int, patience: float = 60.0) -> Iterator[list[Any]]:
         os.close(fd)
 
 
+@contextmanager
+def exchanging_peers(kind: Any, size: int) -> Iterator[list[Any]]:
+    """Ranks that exchange messages."""
+    pairs = {}
+    for pair in combinations(range(size), 2):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            pairs[pair] = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    exchanges = [make_exchange(kind, rank, size, 60.0) for rank in range(size)]
+
+    def connect(rank: int) -> None:
+        own = {b: ends[0] for (a, b), ends in pairs.items() if a == rank}
+        exchanges[rank].connect(own | {a: ends[1] for (a, b), ends in pairs.items() if b == rank}, 60.0)
+
+    with ThreadPoolExecutor(size) as threads:
+        list(threads.map(connect, range(size)))
+    yield [peers_over(exchange, rank, size) for rank, exchange in enumerate(exchanges)]
+    for exchange in exchanges:
+        exchange.close()
+
+
 def run(model: Any, backend: Backend, inputs: list[ModelInput]) -> list[tuple[bytes, FloatArray, FloatArray]]:
     """The logits of each step, in pieces, and the final hidden states."""
     kv = backend.kv_cache(model.shard.kv_spec(model.spec, "float32"), NUM_BLOCKS, BLOCK_SIZE)
@@ -130,6 +153,17 @@ def test_native_ranks_equal_the_whole(directory: Path, size: int) -> None:
     whole = run(load_model(directory, backend), backend, steps())
     with native_peers(size) as peers:
         check(run_ranks(directory, lambda: NativeBackend(1), peers), whole, 1e-5)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("tcp", 4), ("gloo", 2)])
+def test_messages_give_the_bits_of_shared_memory(directory: Path, kind: str, size: int) -> None:
+    if kind == "gloo":
+        pytest.importorskip("torch.distributed", reason="gloo comes with PyTorch")
+    with native_peers(size) as peers:
+        wanted = run_ranks(directory, lambda: NativeBackend(1), peers)
+    with exchanging_peers(kind, size) as peers:
+        found = run_ranks(directory, lambda: NativeBackend(1), peers)
+    assert [bits for bits, _, _ in found[0]] == [bits for bits, _, _ in wanted[0]]
 
 
 def test_reference_ranks_equal_the_whole(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from quire.config import DeviceConfig
@@ -32,6 +33,20 @@ def bind(config: DeviceConfig, nodes: Path = NODES) -> None:
     if not usable:
         raise ConfigError(f"--numa-bind: none of the cores {sorted(cores)} may be used by this process")
     os.sched_setaffinity(0, usable)
+
+
+def bind_rank(config: DeviceConfig, rank: int, ranks: int, nodes: Path = NODES) -> None:
+    """`bind` for a rank of several on this machine: they are spread over its nodes if no option says otherwise."""
+    chosen = config.numa_bind_nodes or config.numa_bind_cpus
+    if ranks > 1 and not chosen and hasattr(os, "sched_setaffinity"):
+        allowed = os.sched_getaffinity(0)
+        numbers = sorted(int(path.name[4:]) for path in nodes.glob("node[0-9]*"))
+        usable = [str(node) for node in numbers if _cores_of(nodes, str(node)) & allowed]
+        if len(usable) > 1:
+            count = max(1, len(usable) // ranks)
+            first = rank * len(usable) // ranks
+            config = replace(config, numa_bind_nodes=tuple(usable[first : first + count]))
+    bind(config, nodes)
 
 
 def parse_cores(text: str, where: str) -> set[int]:

@@ -39,7 +39,7 @@ from quire.engine.commands import (
 from quire.engine.groups import Group, Reach
 from quire.engine.links import Hello, Links, NoEngineError, connect, own_host
 from quire.engine.members import BEAT, NO_ENGINE, Join
-from quire.engine.numa import bind
+from quire.engine.numa import bind_rank
 from quire.engine.pipes import leave_with_parent, read_frame, write_frame
 from quire.engine.plan import device_of, kv_dtype, make_backend
 from quire.engine.residence import Residence
@@ -127,7 +127,7 @@ def serve(join: Join) -> None:
     """Find the engine, load the rank's share, and obey commands until the engine ends."""
     config, parallel = join.config, join.config.parallel
     device = device_of(config, join.rank)
-    bind(device)
+    bind_rank(device, join.rank - parallel.own_ranks.start, parallel.ranks_per_node)
     info, load = find_source(config.model)
     backend = make_backend(device, info)
     links = Links(own_host(join.address[0]), 0, join.secret)

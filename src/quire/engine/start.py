@@ -19,7 +19,7 @@ from quire.devices.adapters import Adapter
 from quire.engine.adapted import adapter_reader
 from quire.engine.adapters import AdapterArena
 from quire.engine.core import EngineCore
-from quire.engine.numa import bind
+from quire.engine.numa import bind, bind_rank
 from quire.engine.plan import EnginePlan, device_of, plan_engine
 from quire.engine.ranked import EarlierStages, RankedExecutable, RankedKVCache, RankedResidence
 from quire.engine.ranks import Ranks
@@ -232,7 +232,9 @@ def _start_ranks(plan: EnginePlan) -> Ranks:
     ranks = Ranks(config, spec.hidden_size, plan.limits, agreement(config, plan.model, fingerprint))
     branches = tree_blocks(plan.draft.trees, memory.block_size)
     ranks.start(with_trees(plan.limits, plan.draft.trees), memory.num_blocks + branches, memory.block_size)
-    bind(device_of(config, 0))  # only now, because the other ranks inherit it
+    bind_rank(
+        device_of(config, 0), 0, config.parallel.ranks_per_node
+    )  # now that the others, who inherit it, run
     return ranks
 
 
