@@ -36,6 +36,8 @@ SAME = {
     "random_seed": "seed",
     "tp_size": "tensor_parallel_size",
     "tensor_parallel_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "pipeline_parallel_size": "pipeline_parallel_size",
     "chat_template": "chat_template",
     "reasoning_parser": "reasoning_parser",
     "tool_call_parser": "tool_call_parser",
@@ -65,7 +67,8 @@ SWITCHES = {
 }
 _INTEGERS = (
     "context_length max_running_requests max_queued_requests page_size stream_interval random_seed tp_size "
-    "tensor_parallel_size port max_lora_rank max_loras_per_batch max_loaded_loras speculative_num_draft_tokens threads "
+    "tensor_parallel_size pp_size pipeline_parallel_size port max_lora_rank max_loras_per_batch max_loaded_loras "
+    "speculative_num_draft_tokens threads "
     "chunked_prefill_size max_total_tokens"
 )
 _METHODS = {
@@ -130,10 +133,9 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
 )
 _REFUSED: tuple[tuple[str, str, str], ...] = (
     (
-        "all ranks of this engine are processes of one machine that divide each layer",
-        "--tp-size",
-        "dp_size=1 pp_size=1 ep_size=1 nnodes=1 node_rank=0 data_parallel_size=1 pipeline_parallel_size=1 "
-        "expert_parallel_size=1",
+        "a server has one engine, and `quire serve` finds its other machines by --master-addr",
+        "--tp-size, --pp-size",
+        "dp_size=1 ep_size=1 nnodes=1 node_rank=0 data_parallel_size=1 expert_parallel_size=1",
     ),
     (
         "the KV cache stays in this process",
