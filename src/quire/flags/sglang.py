@@ -96,7 +96,7 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     (
         "Any of the grammar's back ends gives the same language",
-        "grammar_backend constrained_json_whitespace_pattern",
+        "grammar_backend",
     ),
     (
         "The order of waiting requests changes none of them",
@@ -144,6 +144,11 @@ _REFUSED: tuple[tuple[str, str, str], ...] = (
     ),
     ("the device is the CPU", "--threads", "device=cpu,auto"),
     ("classes in requests never run", "custom_params of a request", "enable_custom_logit_processor!"),
+    (
+        "white space is chosen by each request",
+        "whitespace_pattern of structured_outputs",
+        "constrained_json_whitespace_pattern",
+    ),
     ("no torch runs here", "--quantization", "torchao_config="),
     ("models that run here take text", "a text model", "enable_multimodal!"),
     ("the chat template is a file, or the model's own", "--chat-template", "completion_template"),
@@ -172,20 +177,33 @@ def _adapters(value: Any) -> dict[str, Any]:
     return {"enable_lora": True, "lora_modules": named}
 
 
-# Options that are others here.
-_MADE: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "chunked_prefill_size": _cut,
-    "speculative_algorithm": _method,
-    "speculative_algo": _method,
-    "lora_paths": _adapters,
-    "disable_radix_cache": lambda value: {"enable_prefix_caching": not value},
-    "enable_priority_scheduling": lambda value: {"scheduling_policy": "priority" if value else "fcfs"},
-    "speculative_eagle_topk": lambda value: {"tree_top_k": int(value)},
-    "speculative_num_steps": lambda value: {"steps": int(value)},
-    "max_total_tokens": lambda value: {"total_tokens": int(value)},
+# Options that are others here: what they are, and how their values become Quire's.
+MADE: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "chunked_prefill_size": ("--max-num-batched-tokens", _cut),
+    "speculative_algorithm": ("--spec-method", _method),
+    "speculative_algo": ("--spec-method", _method),
+    "lora_paths": ("--enable-lora --lora-modules", _adapters),
+    "disable_radix_cache": ("--no-enable-prefix-caching", lambda value: {"enable_prefix_caching": not value}),
+    "enable_priority_scheduling": (
+        "--scheduling-policy priority",
+        lambda value: {"scheduling_policy": "priority" if value else "fcfs"},
+    ),
+    "speculative_eagle_topk": (
+        "tree_top_k of --speculative-config, whose tree_tokens are then --speculative-num-draft-tokens",
+        lambda value: {"tree_top_k": int(value)},
+    ),
+    "speculative_num_steps": ("--spec-tokens", lambda value: {"steps": int(value)}),
+    "max_total_tokens": ("--num-gpu-blocks-override, in tokens", lambda value: {"total_tokens": int(value)}),
 }
 _MADE_SWITCHES = ("disable_radix_cache", "enable_priority_scheduling")
-NAMES = tuple(sorted({*SAME, *SWITCHES, *_MADE, *FOREIGN}))
+NAMES = tuple(sorted({*SAME, *SWITCHES, *MADE, *FOREIGN}))
+
+
+def meaning(name: str) -> str:
+    """The option of Quire that one of SGLang's is."""
+    if name in MADE:
+        return MADE[name][0]
+    return f"--{(SAME.get(name) or SWITCHES[name]).replace('_', '-')}"
 
 
 def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -197,8 +215,8 @@ def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     options = {name: value for name, value in given.items() if value is not None}
     notices = take_foreign(options, table=FOREIGN)
     for name, value in options.items():
-        if name in _MADE:
-            found |= _MADE[name](value)
+        if name in MADE:
+            found |= MADE[name][1](value)
         elif name in SAME or name in SWITCHES:
             found[SAME.get(name) or SWITCHES[name]] = value
         else:
@@ -241,10 +259,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
             settings["type"] = (
                 int if name in _INTEGERS.split() else float if name == "mem_fraction_static" else str
             )
-        if name in FOREIGN:
-            settings["help"] = argparse.SUPPRESS
-        elif name in SAME or name in SWITCHES:
-            settings["help"] = f"--{(SAME.get(name) or SWITCHES[name]).replace('_', '-')} of quire serve"
+        settings["help"] = argparse.SUPPRESS if name in FOREIGN else f"{meaning(name)} of quire serve"
         made.add_argument(*dict.fromkeys(flags), **settings)
     return made
 
