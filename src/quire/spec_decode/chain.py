@@ -15,6 +15,7 @@ import numpy as np
 from quire.devices.protocol import FloatArray
 from quire.devices.sampling import NOT_DRAWN
 from quire.spec_decode.blocks import DraftBlocks
+from quire.spec_decode.controller import PROBE_SHARE
 from quire.spec_decode.head import Head
 from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, SpecSequence, StepView
@@ -48,6 +49,7 @@ class ChainProposer:
         self._blocks, self._picker, self._max_tokens = blocks, picker, max_tokens
         self._reads_hidden = bool(head.taps)
         self._progress: dict[int, Progress] = {}  # by slot
+        self._skipped = 0  # new sequences since the last one that may be drafted for
 
     @property
     def may_sleep(self) -> bool:
@@ -70,7 +72,7 @@ class ChainProposer:
             progress = self._progress[each.seq.slot]
             if progress.done < 0:
                 progress.done = self._blocks.filled(step.blocks(each.seq.slot), each.start)
-                progress.lost = self._reads_hidden and progress.done < each.start
+                progress.lost = self._reads_hidden and (progress.done < each.start or self._skips(step))
             if not self._reads_hidden or progress.lost:
                 continue
             self._keep(each, progress, step)
@@ -81,6 +83,13 @@ class ChainProposer:
                     progress.lost, progress.waiting = True, []
         if late:
             self._catch_up(late, step, leave=1)
+
+    def _skips(self, step: StepView) -> bool:
+        """Whether a new sequence gets no drafts: they have not paid for long, and others measure whether they do."""
+        if step.drafting_pays:
+            return False
+        self._skipped = (self._skipped + 1) % PROBE_SHARE
+        return self._skipped > 0
 
     def _keep(self, each: Computed, progress: Progress, step: StepView) -> None:
         """Hidden states of positions that are new wait for the next pass."""
