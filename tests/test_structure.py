@@ -23,7 +23,7 @@ LEVELS = [
     {"weights.types"},
     {"devices"},
     {"options"},
-    {"parallel"},
+    {"lora", "parallel"},
     {"config"},
     {"flags"},
     {"sched", "text", "grammar"},

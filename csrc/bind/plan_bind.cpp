@@ -273,10 +273,10 @@ void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q
 // (buffer, place of the weight), and the fields of an AdapterChange.
 using UpTuple = std::tuple<Weight, int, int>;
 using ChangeTuple = std::tuple<int, int, std::optional<Weight>, std::optional<FloatTable>, std::vector<UpTuple>, OptionalFloats,
-                               OptionalFloats, std::optional<Weight>, std::optional<NormTuple>>;
+                               OptionalFloats, std::optional<Weight>, OptionalFloats, std::optional<NormTuple>>;
 
 AdapterChange to_change(const ChangeTuple& t) {
-  const auto& [out, index, down, lookup, ups, gain, shift, weight, norm] = t;
+  const auto& [out, index, down, lookup, ups, gain, shift, weight, bias, norm] = t;
   AdapterChange change;
   if (down) change.down = *down, change.rank = (*down)->view().rows;
   if (lookup) change.lookup.assign(lookup->data(), lookup->data() + lookup->size()), change.rank = length(lookup->shape(1));
@@ -285,7 +285,8 @@ AdapterChange to_change(const ChangeTuple& t) {
       throw std::invalid_argument("an adapter's second product reads more than its first makes");
     change.ups.push_back({matrix, first, start});
   }
-  change.gain = to_vector(gain), change.shift = to_vector(shift);
+  change.gain = to_vector(gain), change.shift = to_vector(shift), change.bias = to_vector(bias);
+  change.bias.resize((change.bias.size() + 15) / 16 * 16);  // kernels read whole panels
   if (weight) change.weight = *weight;
   if (norm) change.norm = std::make_shared<NormParams>(to_norm(*norm));
   return change;

@@ -18,12 +18,13 @@ inline void run_product_task(const ProductTask& task, float* scratch) {
 }
 
 // A row's bits do not depend on the tasks: each output is one chain of multiply-adds (linear_micro.h).
-inline void products(const ProductTask* tasks, int count, ThreadPool& pool) {
-  pool.parallel_for(count, [&](int task, int thread) {
+inline void products(const ProductTask* tasks, const int* ends, int groups, ThreadPool& pool) {
+  pool.parallel_for(groups, [&](int group, int thread) {
     float* scratch = static_cast<float*>(pool.scratch(thread));
-    const ProductTask& one = tasks[task];
-    if (one.product->weight.format.layout == Layout::float32) run_product_task<DotF32>(one, scratch);
-    else run_product_task<DotWide>(one, scratch);
+    for (int i = group ? ends[group - 1] : 0; i < ends[group]; ++i) {
+      if (tasks[i].product->weight.format.layout == Layout::float32) run_product_task<DotF32>(tasks[i], scratch);
+      else run_product_task<DotWide>(tasks[i], scratch);
+    }
   });
 }
 

@@ -113,6 +113,7 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
   const bool gated = !Plain && a.weight.gated;
   const float *const biases = Plain ? nullptr : a.bias, *const residual = a.residual;
   float* const raws = Plain ? nullptr : a.raw;
+  const float* const* const added = Plain ? nullptr : a.added;
   const size_t y_stride = a.y_stride, residual_stride = a.residual_stride, raw_stride = a.raw_stride;
   const Activation activation = Plain ? Activation::none : a.activation;
   const int per_group = gated ? 2 : 1, width = gated ? a.weight.rows / 2 : a.weight.rows;
@@ -125,11 +126,14 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
     float* y = a.y + size_t(first_row) * y_stride + column;
     for (int row = first_row; row < first_row + rows; ++row, sums += c_stride, y += y_stride) {
       V v = scaled(sums, size_t(row));
-      if (raws) store_first(raws + size_t(row) * raw_stride + column, v, n);
+      const float* const more = added ? added[row] : nullptr;
+      if (more) v = v + load_first(more + column, n);
+      else if (raws) store_first(raws + size_t(row) * raw_stride + column, v, n);
       if (biases) v = v + bias;
       if (gated) {
         V up = scaled_up(sums + 16, size_t(row));
-        if (raws) store_first(raws + size_t(row) * raw_stride + width + column, up, n);
+        if (more) up = up + load_first(more + width + column, n);
+        else if (raws) store_first(raws + size_t(row) * raw_stride + width + column, up, n);
         if (biases) up = up + bias_up;
         v = gate(activation, v, up);
       } else {
@@ -155,7 +159,7 @@ inline void epilogue(const LinearArgs& a, const float* c, size_t c_stride, int f
   using Scale = typename Scaling<Dot>::type;
   if constexpr (std::is_same_v<Dot, DotI8>)
     if (a.screening) return note_candidates(a, c, c_stride, first_row, rows, first, panels);
-  if (a.weight.gated || a.bias || a.activation != Activation::none || a.raw)
+  if (a.weight.gated || a.bias || a.activation != Activation::none || a.raw || a.added)
     full_epilogue<Scale>(a, c, c_stride, first_row, rows, first, panels);
   else
     epilogue_as<Scale, true>(a, c, c_stride, first_row, rows, first, panels);

@@ -9,7 +9,7 @@
 namespace quire {
 
 size_t AdapterChange::nbytes() const {
-  size_t bytes = (lookup.size() + gain.size() + shift.size()) * sizeof(float);
+  size_t bytes = (lookup.size() + gain.size() + shift.size() + bias.size()) * sizeof(float);
   if (down) bytes += down->view().nbytes();
   if (weight) bytes += weight->view().nbytes();
   for (const AdapterUp& up : ups) bytes += up.weight->view().nbytes();

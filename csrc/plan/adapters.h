@@ -28,6 +28,7 @@ struct AdapterChange {
   std::vector<AdapterUp> ups;
   std::vector<float> gain, shift;        // [O] in source order, or empty
   std::shared_ptr<PackedMatrix> weight;  // in place of the base's, or null
+  std::vector<float> bias;               // in place of the base's, padded to whole panels; no activation; or empty
   std::shared_ptr<NormParams> norm;      // in place of the base's, or null
 
   size_t nbytes() const;

@@ -220,11 +220,12 @@ class Plan {
   void check_angles(int angles, int head_dim) const;
   size_t expert_floats(const Op& op) const;
 
-  // Rows of a product that an adapter changes, and where its own part is added.
+  // Rows of a product that an adapter changes, and where its own part is added; `fresh`: written, whatever is there.
   struct AdapterTarget {
     ChangedRows rows;
     float* y;
     size_t stride;
+    bool fresh = false;
   };
 
   void check(const StepInput& input) const;
@@ -244,12 +245,14 @@ class Plan {
   const Norm* row_norms(const Op& op, int rows, RowKind kind);
   void execute_adapted(const Op& op, LinearArgs args);
   void run_product(LinearArgs args, const std::vector<ChangedRows>& changed);
+  void add_inside(LinearArgs& args, const std::vector<ChangedRows>& changed);
   void keep_raw(LinearArgs& args, const std::vector<ChangedRows>& changed);
   void adapt(const LinearArgs& args, const std::vector<ChangedRows>& changed);
   void replace_product(const LinearArgs& args, const ChangedRows& changed);
   void add_low_rank(const LinearArgs& args, const std::vector<AdapterTarget>& targets);
-  void add_ups(const std::vector<AdapterTarget>& targets, const float* low);
-  void run_products();
+  void push_ups(const AdapterTarget& target, const float* low);
+  void push_tasks(size_t first, size_t last);
+  void run_tasks();
   void adapt_embedding(const Op& op, float* out, size_t width);
   void execute_store_kv(const Op& op);
   // Stores what ModelInput.echoes_E2 names in the tables of other sequences too.
@@ -294,6 +297,8 @@ class Plan {
   std::vector<float> raw_, low_;  // of products with adapters: before the activation, and between their two products
   std::vector<LinearArgs> products_;
   std::vector<ProductTask> tasks_;
+  std::vector<int> task_ends_;         // of groups
+  std::vector<const float*> added_;    // LinearArgs::added
   HugeBuffer own_workspace_;
   size_t own_workspace_bytes_ = 0;
   SharedPrefixes prefixes_, tail_prefixes_;

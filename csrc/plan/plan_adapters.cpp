@@ -1,9 +1,11 @@
-// Products, embeddings and norms of a plan whose rows adapters change. Knows ops and buffers; the base's kernels have
-// computed all rows first, so rows without an adapter keep their bits.
+// Products, embeddings and norms of a plan whose rows adapters change. Knows ops and buffers; the base's kernels compute
+// all rows, so rows without an adapter keep their bits.
 //
 // Exactness: what an adapter adds to a row depends on that row alone, in an order that depends on no other row.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -27,6 +29,23 @@ void add_tasks(const LinearArgs& product, int most_rows, std::vector<ProductTask
   for (int first = 0; first < panels; first += width)
     for (int begin = 0; begin < product.rows; begin += rows)
       tasks.push_back({&product, begin, std::min(rows, product.rows - begin), first, std::min(panels, first + width)});
+}
+
+bool is_activated(const LinearArgs& args) { return args.weight.gated || args.activation != Activation::none; }
+
+// Whether a change is a low-rank part alone, which the product can add before its activation.
+bool is_inside(const LinearArgs& args, const AdapterChange& change) {
+  return is_activated(args) && change.gain.empty() && change.shift.empty() && !change.weight && change.rank > 0;
+}
+
+// Whether the second products make each of `outputs` outputs once.
+bool makes_all(const AdapterChange& change, int outputs) {
+  int made = 0;
+  for (const AdapterUp& up : change.ups) {
+    if (up.start != made) return false;
+    made += up.weight->view().rows;
+  }
+  return made == outputs;
 }
 
 const float* data_of(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
@@ -72,6 +91,8 @@ void Plan::check_change(const AdapterPlace& place, const AdapterChange& change) 
             "its weight has another shape, or stands before an activation");
   }
   const bool activated = view.gated || (op->kind == OpKind::linear && op->activation != Activation::none);
+  require(change.bias.empty() || (op->kind == OpKind::linear && int(change.bias.size()) == view.panels() * 16 && !activated),
+          "its whole bias has another length, or stands before an activation");
   require(!activated || op->residual < 0, "a residual after an activation");
 }
 
@@ -116,6 +137,7 @@ void Plan::execute_adapted(const Op& op, LinearArgs args) {
   args.row_norms = row_norms(op, args.rows, kind);
   const std::vector<ChangedRows> changed = changes(op.out, kind);
   const bool logits = op.out == logits_ && !best_.empty();
+  add_inside(args, changed);
   keep_raw(args, changed);
   if (logits) find_best(args, changed.empty());
   else kernels_.linear(args, *pool_);
@@ -125,16 +147,35 @@ void Plan::execute_adapted(const Op& op, LinearArgs args) {
 }
 
 void Plan::run_product(LinearArgs args, const std::vector<ChangedRows>& changed) {
+  add_inside(args, changed);
   keep_raw(args, changed);
   kernels_.linear(args, *pool_);
   adapt(args, changed);
 }
 
+// Computes the low-rank parts that the product adds itself, before its activation.
+void Plan::add_inside(LinearArgs& args, const std::vector<ChangedRows>& changed) {
+  std::vector<AdapterTarget> targets;
+  for (const ChangedRows& c : changed)
+    if (is_inside(args, *c.change)) targets.push_back({c, nullptr, size_t(args.weight.rows)});
+  if (targets.empty()) return;
+  const size_t width = size_t(args.weight.rows);
+  raw_.resize(std::max(raw_.size(), size_t(args.rows) * width));
+  added_.assign(size_t(args.rows), nullptr);
+  for (AdapterTarget& t : targets) {
+    t.y = raw_.data() + size_t(t.rows.first) * width;
+    t.fresh = makes_all(*t.rows.change, args.weight.rows);
+    if (!t.fresh) std::fill_n(t.y, size_t(t.rows.count) * width, 0.0f);
+    for (int r = 0; r < t.rows.count; ++r) added_[size_t(t.rows.first + r)] = t.y + size_t(r) * width;
+  }
+  add_low_rank(args, targets);
+  args.added = added_.data();
+}
+
 // Lets the product leave its sums as they are before bias and activation, if an adapter needs them.
 void Plan::keep_raw(LinearArgs& args, const std::vector<ChangedRows>& changed) {
-  const bool activated = args.weight.gated || args.activation != Activation::none;
   const bool needed = std::any_of(changed.begin(), changed.end(), [&](const ChangedRows& c) {
-    return activated || !c.change->gain.empty();
+    return (is_activated(args) && !is_inside(args, *c.change)) || !c.change->gain.empty();
   });
   if (!needed) return;
   args.raw_stride = size_t(args.weight.rows);
@@ -142,9 +183,13 @@ void Plan::keep_raw(LinearArgs& args, const std::vector<ChangedRows>& changed) {
   args.raw = raw_.data();
 }
 
-void Plan::adapt(const LinearArgs& args, const std::vector<ChangedRows>& changed) {
+// What the product has not added itself.
+void Plan::adapt(const LinearArgs& args, const std::vector<ChangedRows>& all) {
+  std::vector<ChangedRows> changed;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(changed),
+               [&](const ChangedRows& c) { return !is_inside(args, *c.change); });
   if (changed.empty()) return;
-  const bool activated = args.weight.gated || args.activation != Activation::none;
+  const bool activated = is_activated(args);
   auto finish_rows = [&](const ChangedRows& c, Finish kind) {
     const AdapterChange& change = *c.change;
     float* raw = args.raw ? args.raw + size_t(c.first) * args.raw_stride : nullptr;
@@ -154,7 +199,7 @@ void Plan::adapt(const LinearArgs& args, const std::vector<ChangedRows>& changed
                     *pool_);
   };
   for (const ChangedRows& c : changed) {
-    if (c.change->weight) replace_product(args, c);
+    if (c.change->weight || !c.change->bias.empty()) replace_product(args, c);
     if (activated) continue;
     if (!c.change->gain.empty()) finish_rows(c, Finish::prepare);
     else if (!c.change->shift.empty()) finish_rows(c, Finish::shift);
@@ -171,33 +216,37 @@ void Plan::adapt(const LinearArgs& args, const std::vector<ChangedRows>& changed
     else if (!c.change->gain.empty()) finish_rows(c, Finish::add);
 }
 
-// The product of rows whose adapter has a whole weight of its own.
+// The product of rows whose adapter has a whole weight or bias of its own.
 void Plan::replace_product(const LinearArgs& args, const ChangedRows& c) {
   LinearArgs own = args;
-  own.weight = c.change->weight->view();
+  if (c.change->weight) own.weight = c.change->weight->view();
+  if (!c.change->bias.empty()) own.bias = c.change->bias.data();
   own.rows = c.count;
   own.x += size_t(c.first) * args.x_stride;
   own.y += size_t(c.first) * args.y_stride;
   if (own.row_norms) own.norm = own.row_norms[c.first];
   own.row_norms = nullptr;
-  own.raw = nullptr, own.maxima = nullptr;
+  own.raw = nullptr, own.maxima = nullptr, own.added = nullptr;
   const size_t bytes = kernels_.linear_workspace(own.weight, own.rows);
   if (own_workspace_bytes_ < bytes) own_workspace_ = HugeBuffer(bytes), own_workspace_bytes_ = bytes;
   own.workspace = own_workspace_.data();
   kernels_.linear(own, *pool_);
 }
 
-// Adds (x down') up' to each target: all the first products in one job, then all the second ones.
+// Adds (x down') up' to each target.
 void Plan::add_low_rank(const LinearArgs& args, const std::vector<AdapterTarget>& targets) {
   size_t floats = 0;
   for (const AdapterTarget& t : targets) floats += size_t(t.rows.count) * size_t(t.rows.change->rank);
   if (floats == 0) return;
   low_.resize(std::max(low_.size(), floats));
   products_.clear();
+  std::vector<size_t> starts;  // of each target's products: the first, which makes h, then those that read it
   float* low = low_.data();
+  size_t work = 0, most = 0;
   for (const AdapterTarget& t : targets) {
     const AdapterChange& change = *t.rows.change;
     if (change.rank == 0) continue;
+    starts.push_back(products_.size());
     LinearArgs down{};
     down.x = args.x + size_t(t.rows.first) * args.x_stride;
     down.x_stride = args.x_stride;
@@ -207,37 +256,52 @@ void Plan::add_low_rank(const LinearArgs& args, const std::vector<AdapterTarget>
     down.y = low;
     down.y_stride = size_t(change.rank);
     products_.push_back(down);
-    low += size_t(t.rows.count) * down.y_stride;
+    push_ups(t, low);
+    low += size_t(t.rows.count) * size_t(change.rank);
+    const size_t own = size_t(t.rows.count) * size_t(change.rank) * size_t(args.weight.cols + args.weight.rows);
+    work += own, most = std::max(most, own);
   }
-  run_products();
-  add_ups(targets, low_.data());
-}
-
-// Adds h up' to each target, where h of all targets follow each other in `low`.
-void Plan::add_ups(const std::vector<AdapterTarget>& targets, const float* low) {
-  products_.clear();
-  for (const AdapterTarget& t : targets) {
-    const size_t rank = size_t(t.rows.change->rank);
-    for (const AdapterUp& part : t.rows.change->ups) {
-      LinearArgs up{};
-      up.x = low + part.first;
-      up.x_stride = rank;
-      up.rows = t.rows.count;
-      up.weight = part.weight->view();
-      up.y = t.y + part.start;
-      up.y_stride = up.residual_stride = t.stride;
-      up.residual = up.y;
-      products_.push_back(up);
+  starts.push_back(products_.size());
+  if (most * size_t(2 * pool_->threads()) <= work) {  // a thread for each target: no one waits between its products
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      push_tasks(starts[i], starts[i + 1]);
+      task_ends_.push_back(int(tasks_.size()));
     }
-    low += size_t(t.rows.count) * rank;
+    return run_tasks();
   }
-  run_products();
+  for (size_t i = 0; i + 1 < starts.size(); ++i) push_tasks(starts[i], starts[i] + 1);
+  run_tasks();
+  for (size_t i = 0; i + 1 < starts.size(); ++i) push_tasks(starts[i] + 1, starts[i + 1]);
+  run_tasks();
 }
 
-void Plan::run_products() {
-  tasks_.clear();
-  for (const LinearArgs& product : products_) add_tasks(product, kernels_.product_rows, tasks_);
-  if (!tasks_.empty()) kernels_.products(tasks_.data(), int(tasks_.size()), *pool_);
+// The products that add h up' to a target, where `low` has its rows of h.
+void Plan::push_ups(const AdapterTarget& t, const float* low) {
+  for (const AdapterUp& part : t.rows.change->ups) {
+    LinearArgs up{};
+    up.x = low + part.first;
+    up.x_stride = size_t(t.rows.change->rank);
+    up.rows = t.rows.count;
+    up.weight = part.weight->view();
+    up.y = t.y + part.start;
+    up.y_stride = up.residual_stride = t.stride;
+    up.residual = t.fresh ? nullptr : up.y;
+    products_.push_back(up);
+  }
+}
+
+void Plan::push_tasks(size_t first, size_t last) {
+  for (size_t i = first; i < last; ++i) add_tasks(products_[i], kernels_.product_rows, tasks_);
+}
+
+// Runs the tasks in their groups, or each by itself if there are none.
+void Plan::run_tasks() {
+  if (task_ends_.empty()) {
+    task_ends_.resize(tasks_.size());
+    std::iota(task_ends_.begin(), task_ends_.end(), 1);
+  }
+  if (!tasks_.empty()) kernels_.products(tasks_.data(), task_ends_.data(), int(task_ends_.size()), *pool_);
+  tasks_.clear(), task_ends_.clear();
 }
 
 void Plan::adapt_embedding(const Op& op, float* out, size_t width) {
@@ -253,15 +317,18 @@ void Plan::adapt_embedding(const Op& op, float* out, size_t width) {
     floats += size_t(c.count) * size_t(c.change->rank);
   }
   low_.resize(std::max(low_.size(), floats));
+  products_.clear();
   float* low = low_.data();
   for (const AdapterTarget& t : targets) {
     const size_t rank = size_t(t.rows.change->rank);
+    push_ups(t, low);
     for (int r = 0; r < t.rows.count; ++r, low += rank) {
       const float* row = t.rows.change->lookup.data() + size_t(step_.tokens[t.rows.first + r]) * rank;
       for (size_t i = 0; i < rank; ++i) low[i] = row[i] * op.scale;
     }
   }
-  add_ups(targets, low_.data());
+  push_tasks(0, products_.size());
+  run_tasks();
   for (const ChangedRows& c : changed)
     for (int r = 0; r < c.count && !c.change->gain.empty(); ++r)
       for (size_t i = 0; i < width; ++i) out[size_t(c.first + r) * width + i] *= c.change->gain[i];

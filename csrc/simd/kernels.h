@@ -60,6 +60,8 @@ struct LinearArgs {
   const Norm* row_norms = nullptr;
   float* raw = nullptr;
   size_t raw_stride = 0;
+  // By row, or null: what is added to the product before all else, [O] in source order, or null. Such a row has no raw.
+  const float* const* added = nullptr;
 };
 
 // A part of a product with a float32 or bfloat16 weight, small enough for one thread: rows [begin, begin + rows) times
@@ -239,7 +241,8 @@ struct FloatKernels {
   Attend* attention_f32;
   size_t (*attention_workspace_f32)(const AttentionLimits&);
   void (*best)(const BestArgs&, ThreadPool&);
-  void (*products)(const ProductTask*, int count, ThreadPool&);
+  // Group i of the tasks ends before tasks[ends[i]]; one thread runs it, in order.
+  void (*products)(const ProductTask* tasks, const int* ends, int groups, ThreadPool&);
   int product_rows;  // of a task, at most
   void (*finish)(const FinishArgs&, ThreadPool&);
   void (*norm)(const NormArgs&, ThreadPool&);

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError, RequestError
+from quire.lora import LoraConfig
 from quire.options import QUANTIZATIONS
 from quire.options import check_options as check_options
 from quire.options import option as option
@@ -37,7 +38,6 @@ SpecMethod = Literal[
     "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash"
 ]
 
-LoraDtype = Literal["auto", "float32", "float16", "bfloat16"]
 TokenizerMode = Literal["auto"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 _TOKENIZER_MODES = dict.fromkeys(("hf", "slow", "fast"), "auto")
@@ -437,25 +437,6 @@ def _check_speculation(options: SpeculativeOptions) -> None:
         raise ConfigError(
             f"--speculative-config: method {options.method} drafts no trees: leave out tree_top_k"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
-    """Low-rank adapters beside the model."""
-
-    enable_lora: bool = option(False, "Take requests that name an adapter.")
-    max_loras: int = option(8, "Most adapters in one step.", low=1, high=1024)
-    max_cpu_loras: int | None = option(
-        None, "Most adapters in memory; default is --max-loras.", low=1, high=4096
-    )
-    max_lora_rank: int = option(16, "Largest rank of an adapter.", low=1, high=1024)
-    lora_dtype: LoraDtype = option("auto", "Type of adapters in memory; auto is the model's.")
-    fully_sharded_loras: bool = option(False, "Accepted: one process shards nothing.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if (self.max_cpu_loras or self.max_loras) < self.max_loras:
-            raise ConfigError(f"--max-cpu-loras must be at least --max-loras {self.max_loras}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 from typing import Any, Literal
@@ -185,11 +186,18 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `early_stopping` None is vLLM's search: it runs for all steps, and the prompt counts as length. Otherwise the search
     is transformers': True stops at `beam_width` ended sequences, False if no live beam looks better, "never" if none
     can be better.
+
+    With `num_beam_groups` the beams are divided into groups that search in turn (diverse beam search, Vijayakumar et
+    al. 2016, arXiv:1610.02424): a token loses `diversity_penalty` for each beam of earlier groups that took it in the
+    same step. `no_repeat_ngram_size` bans runs of so many tokens that prompt or output hold already.
     """
 
     beam_width: int
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] | None = None
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAMS:
@@ -198,6 +206,25 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise _refuse("length_penalty", self.length_penalty, "a finite number")
         if self.early_stopping not in (True, False, None, "never"):
             raise _refuse("early_stopping", self.early_stopping, 'true, false, "never", or null')
+        groups, penalty = self.num_beam_groups, self.diversity_penalty
+        if type(groups) is not int or groups < 1 or self.beam_width % groups:
+            raise _refuse("num_beam_groups", groups, f"a divisor of beam_width ({self.beam_width})")
+        if not isinstance(penalty, (int, float)) or not math.isfinite(penalty) or penalty < 0:
+            raise _refuse("diversity_penalty", penalty, "a number >= 0")
+        if (groups > 1) != (penalty > 0):
+            raise RequestError(
+                "num_beam_groups above 1 and a diversity_penalty above 0 go together: give both or neither",
+                "num_beam_groups" if groups == 1 else "diversity_penalty",
+            )
+        if type(self.no_repeat_ngram_size) is not int or self.no_repeat_ngram_size < 0:
+            raise _refuse("no_repeat_ngram_size", self.no_repeat_ngram_size, "an integer >= 0")
+
+    @property
+    def of_group(self) -> BeamRules:
+        """The rules of each group by itself."""
+        return msgspec.structs.replace(
+            self, beam_width=self.beam_width // self.num_beam_groups, num_beam_groups=1, diversity_penalty=0.0
+        )
 
     def score(self, total: float, prompt_len: int, num_tokens: int, ended: bool) -> float:
         """The score of a sequence of `num_tokens` new tokens whose log-probabilities sum to `total`."""
@@ -225,7 +252,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     `guided_decoding` is the older name of `structured_outputs`.
 
     With `beam` the n outputs are the best of a beam search, which takes no draws: repetition_penalty, min_tokens,
-    bad_words, allowed_token_ids and stop_token_ids act on it, the other sampling parameters do not.
+    bad_words, allowed_token_ids, stop_token_ids and structured_outputs act on it, the other sampling parameters do not.
     """
 
     n: int = 1
@@ -328,9 +355,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     def _check_beam(self, beam: BeamRules) -> None:
         if self.n > beam.beam_width:
             raise _refuse("n", self.n, f"at most beam_width ({beam.beam_width})")
-        for name in ("stop", "structured_outputs", "prompt_logprobs", "logit_bias"):
+        for name in ("stop", "prompt_logprobs", "logit_bias"):
             if getattr(self, name):
                 raise RequestError(f"{name} cannot be combined with beam search: leave it out", name)
+        if self.thinking_token_budget is not None:
+            name = "thinking_token_budget"
+            raise RequestError(f"{name} cannot be combined with beam search: leave it out", name)
+        if self.structured_outputs is not None and self.structured_outputs.select:
+            message = "structured_outputs: select cannot be combined with beam search: leave one of them out"
+            raise RequestError(message, "structured_outputs")
 
     def _check(self) -> None:
         if self.beam is not None:
@@ -445,3 +478,16 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
 
     def clone(self) -> PoolingParams:
         return msgspec.structs.replace(self)
+
+
+def token_lists(params: SamplingParams) -> list[tuple[str, Iterable[int]]]:
+    """The parameters that name tokens of the model, as (name, token ids), without those that are not given."""
+    names = (
+        "allowed_token_ids",
+        "stop_token_ids",
+        "logit_bias",
+        "logprob_token_ids",
+        "prompt_logprob_token_ids",
+    )
+    given = ((name, getattr(params, name)) for name in names)
+    return [(name, tokens) for name, tokens in given if tokens]

@@ -296,7 +296,8 @@ class ModelCard:
     """The API process's view of the model. `defaults` are its own sampling parameters.
 
     `generates` is false for encoders. `pooling` says how the model makes its vectors; `scores` and `labels` belong to
-    classifiers (model/pooling.py). The token ids of a second text are `segment_size` higher, unless it is 0.
+    classifiers (model/pooling.py). The token ids of a second text are `segment_size` higher, unless it is 0. The last
+    `spare_tokens` of the vocabulary are those that adapters may add.
     """
 
     name: str
@@ -313,3 +314,4 @@ class ModelCard:
     segment_size: int = 0
     num_parameters: int = 0
     weight_bytes: int = 0
+    spare_tokens: int = 0

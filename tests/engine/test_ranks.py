@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import numpy as np
 import psutil
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.engine.commands import packed_step, unpacked_step
-from quire.errors import ConfigError, EngineError, QuireError
+from quire.errors import ConfigError, EngineError, ModelError, QuireError
+from tests.adapter_files import write_adapter
 from tests.model.test_stages import steps
 from tests.serve.running import start
 from tests.tiny import write_checkpoint
@@ -124,6 +127,32 @@ def test_quantized_checkpoints_are_divided(checkpoint: str, data: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_adapters_share_steps_of_two_ranks(model: Path, tmp_path: Path) -> None:
+    """Each answers as on one rank, alone and mixed; more than fit come and go; broken ones are refused; all sleep."""
+    kinds: list[dict[str, Any]] = [{}, {"dora": True}, {"tables": True}, {"rank": 8, "use_rslora": True}]
+    paths = [write_adapter(tmp_path / str(i), model, i, **kind) for i, kind in enumerate(kinds)]
+    adapters = [None, *(LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(paths))]
+    each = [adapters[i % len(adapters)] for i in range(len(PROMPTS))]
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_model_len": 64}
+
+    def tokens(llm: LLM, prompts: Any, given: Any) -> list[list[int]]:
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=given)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    with LLM(str(model), **options) as whole:
+        wanted = tokens(whole, PROMPTS, each)
+    assert len(set(map(str, wanted[:5]))) == 5
+    with LLM(str(model), tensor_parallel_size=2, fully_sharded_loras=True, **options) as ranked:
+        assert tokens(ranked, PROMPTS, each) == wanted
+        assert [tokens(ranked, [p], [one])[0] for p, one in zip(PROMPTS, each, strict=True)] == wanted
+        with pytest.raises(ModelError, match="above --max-lora-rank"):
+            ranked.add_lora(LoRARequest("high", 9, write_adapter(tmp_path / "high", model, 0, rank=17)))
+        for level in (1, 2):
+            ranked.sleep(level)
+            ranked.wake_up()
+            assert tokens(ranked, PROMPTS, each) == wanted
+
+
 def test_steps_reach_other_ranks_whole() -> None:
     for step in steps():
         other = unpacked_step(packed_step(step, block_size=4))
@@ -133,6 +162,11 @@ def test_steps_reach_other_ranks_whole() -> None:
             blocks = -(-length // 4)
             theirs = other.block_table_SM[other.slots_B[b], :blocks]
             assert theirs.tolist() == step.block_table_SM[step.slots_B[b], :blocks].tolist()
+        assert other.adapters_B is None
+        slots = np.arange(len(step.kv_len_B), dtype=np.int32) - 1
+        adapted = unpacked_step(packed_step(msgspec.structs.replace(step, adapters_B=slots), block_size=4))
+        assert adapted.adapters_B is not None
+        assert adapted.adapters_B.tolist() == slots.tolist()
 
 
 def test_what_cannot_be_divided_is_refused(model: Path, tmp_path: Path) -> None:

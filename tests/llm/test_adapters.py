@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError, ModelError, RequestError
 from quire.model.engine_dir import EngineLimits
 from tests.adapter_files import write_adapter
+from tests.tiny import write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(1, 30))}
@@ -104,6 +106,30 @@ def test_a_built_engine_takes_adapters(
 def test_vectors_follow_the_adapter(llm: LLM, adapters: list[LoRARequest]) -> None:
     plain, changed = (llm.embed(PROMPT, lora_request=one)[0].outputs.embedding for one in (None, adapters[0]))
     assert plain != changed
+
+
+def test_added_tokens_belong_to_their_adapter(data: Path, tmp_path: Path) -> None:
+    """Requests with the adapter read and sample them, alone and beside the base, on one rank and two."""
+    expected = json.loads((data / "adapters" / "llama-added-tokens" / "expected.json").read_text())
+    base, grown = str(data / "adapters" / "base-llama"), str(data / "adapters" / "llama-added-tokens")
+    adapter, count = LoRARequest("grown", 1, grown), len(expected["greedy"][0])
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in expected["prompts"]]
+    mixed = [{"prompt_token_ids": [5, 6, 7]}, *prompts]
+    options: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128}
+    (plain,) = LLM(base, **options).generate(mixed[0], params, use_tqdm=False)
+    options |= {"enable_lora": True, "lora_extra_vocab_size": 8}
+    for size in (1, 2):
+        with LLM(base, tensor_parallel_size=size, **options) as llm:
+            outputs = llm.generate(mixed, params, use_tqdm=False, lora_request=[None, *[adapter] * 3])
+            found = [list(output.outputs[0].token_ids) for output in outputs]
+            assert found == [list(plain.outputs[0].token_ids), *expected["greedy"]]
+            with pytest.raises(RequestError, match=r"token id 321 is outside the vocabulary \(0 to 319\)"):
+                llm.generate(prompts[0], params, use_tqdm=False)
+            with pytest.raises(RequestError, match="stop_token_ids"):
+                llm.generate(mixed[0], SamplingParams(stop_token_ids=[325]), use_tqdm=False)
+    with pytest.raises(ConfigError, match="--lora-extra-vocab-size"):
+        LLM(str(write_checkpoint(tmp_path / "model", "gemma2")), **options)
 
 
 def test_async_engines_take_them_too(llm: LLM, path: str, adapters: list[LoRARequest]) -> None:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from quire.devices.protocol import Backend, Limits, ModelInput
 from quire.devices.registry import make_backend
 from quire.errors import ModelError
 from quire.model.adapter import AdapterBase, build_adapter
-from quire.model.load import load_model
-from quire.weights.adapter import open_adapter
+from quire.model.load import Reading, load_model
+from quire.model.shard import Shard
+from quire.weights.adapter import open_adapter, table_rows
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.schemes import scheme
 from tests.adapter_files import write_adapter
+from tests.model.test_shard import native_peers
 from tests.tiny import write_checkpoint
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "adapters"
 NAMES = sorted(path.parent.name for path in DATA.glob("*/adapter_config.json"))
 INVALID = json.loads((DATA / "invalid" / "expected.json").read_text()) if DATA.is_dir() else {}
 GROWN = "llama-added-tokens"
+SPARE = 11  # tokens that there is room for: more than it adds
 # Of each way in which an adapter can act, one: the slow backends run these.
 FEW = (
     "llama-dora-r8",
@@ -33,6 +40,7 @@ FEW = (
     "moe-experts-fused",
     "qwen3-embed-saved-tied",
     "qwen3-trainable-tokens-tied",
+    GROWN,
 )
 
 
@@ -41,11 +49,12 @@ class Model:
 
     def __init__(self, path: Path | str, backend: Backend, dtype: Any = "float32", **options: Any) -> None:
         self.loaded = load_model(path, backend, dtype, **options)
-        cache = backend.kv_cache(self.loaded.spec.kv_spec("float32"), 16, 8)
+        cache = backend.kv_cache(self.loaded.shard.kv_spec(self.loaded.spec, "float32"), 16, 8)
         self.executable = backend.compile(self.loaded.graph, cache, Limits(128, 2, 96, 3))
         loaded = self.loaded
         assert loaded.names is not None
-        self.base = AdapterBase(loaded.spec, loaded.names, loaded.weights, backend, loaded.dtype, loaded.open)
+        facts = loaded.spec, loaded.names, loaded.weights, backend, loaded.dtype, loaded.open, loaded.shard
+        self.base = AdapterBase(*facts)
 
     def adapt(self, folder: Path | str, slot: int = 1) -> None:
         self.executable.adapt(slot, build_adapter(self.base, open_adapter(Path(folder), 512)))
@@ -59,26 +68,63 @@ class Model:
         return self.executable.run(step).numpy().copy()
 
 
+class Ranks:
+    """Two ranks of a base, which are threads."""
+
+    def __init__(self, path: Path, peers: list[Any], spare: int) -> None:
+        self._threads = ThreadPoolExecutor(2)
+
+        def load(rank: int) -> Model:
+            backend = make_backend("native", 1, "auto")
+            return Model(
+                path, backend, shard=Shard(rank, 2, peers[rank]), reading=Reading(spare_tokens=spare)
+            )
+
+        self._models = list(self._threads.map(load, range(2)))
+
+    def adapt(self, folder: Path) -> None:
+        for model in self._models:
+            model.adapt(folder)
+
+    def logits(self, tokens: list[int]) -> Any:
+        first, second = self._threads.map(lambda model: model.logits(tokens), self._models)
+        assert np.array_equal(first, second)
+        return first
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Callable[[str, int], Ranks]]:
+    with ExitStack() as stack:
+        yield cache(lambda name, spare: Ranks(DATA / name, stack.enter_context(native_peers(2)), spare))
+
+
 @cache
-def base(name: str, backend: str) -> Model:
-    return Model(DATA / name, make_backend(backend, 2, "auto"))
+def base(name: str, backend: str, spare: int = 0) -> Model:
+    return Model(DATA / name, make_backend(backend, 2, "auto"), reading=Reading(spare_tokens=spare))
 
 
-def check(name: str, backend: str, prompts: int) -> None:
+def check(name: str, make: Callable[[str, int], Model | Ranks], prompts: int) -> None:
     expected = json.loads((DATA / name / "expected.json").read_text())
     right = SafetensorsFile(DATA / name / "expected.safetensors")
-    model = base(expected["base"], backend)
+    model = make(expected["base"], SPARE if name == GROWN else 0)
     model.adapt(DATA / name)
     for i, prompt in enumerate(expected["prompts"][:prompts]):
-        assert np.abs(model.logits(prompt) - right.get(f"logits_{i}")).max() < 1e-4
+        logits, wanted = model.logits(prompt), right.get(f"logits_{i}")
+        assert np.abs(logits[:, : wanted.shape[1]] - wanted).max() < 1e-4
+        assert np.all(logits[:, wanted.shape[1] :] == -np.inf)
         greedy = expected["greedy"][i]
         following = model.logits(prompt + greedy[:-1])[len(prompt) - 1 :]
         assert following.argmax(axis=1).tolist() == greedy
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != GROWN])
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_and_greedy_tokens_are_pefts(name: str) -> None:
-    check(name, "native", 3)
+    check(name, lambda path, spare: base(path, "native", spare), 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_give_them_too(name: str, ranks: Callable[[str, int], Ranks]) -> None:
+    check(name, ranks, 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -86,7 +132,7 @@ def test_logits_and_greedy_tokens_are_pefts(name: str) -> None:
 def test_the_other_backends_give_them_too(name: str, backend: str) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
-    check(name, backend, 1)
+    check(name, lambda path, spare: base(path, backend, spare), 1)
 
 
 @pytest.mark.parametrize("name", INVALID)
@@ -103,9 +149,70 @@ def test_broken_adapters_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.skipif(GROWN not in NAMES, reason="needs the adapters in shared/data")
-def test_a_grown_vocabulary_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="added tokens are not supported"):
-        base("base-llama", "reference").adapt(DATA / GROWN)
+def test_tokens_without_room_are_refused_by_name() -> None:
+    for spare in (0, 7):
+        with pytest.raises(ModelError, match="adds 8 tokens: start with --lora-extra-vocab-size 8"):
+            base("base-llama", "reference", spare).adapt(DATA / GROWN)
+
+
+def test_room_for_tokens_changes_no_bit_of_the_base() -> None:
+    plain, roomy = base("base-llama", "native"), base("base-llama", "native", SPARE)
+    tokens = list(range(1, 40))
+    logits = roomy.logits(tokens, slot=-1)
+    assert np.array_equal(logits[:, :-SPARE], plain.logits(tokens, slot=-1))
+    assert np.all(logits[:, -SPARE:] == -np.inf)
+
+
+@pytest.mark.parametrize("form", ["whole", "rows", "low rank"])
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_added_tokens_equal_a_checkpoint_that_has_them(tmp_path: Path, family: str, form: str) -> None:
+    """The adapter's table, rows or low-rank changes over a model without them, beside a model of a larger table."""
+    tied, added = family == "qwen3", 3
+    path = write_checkpoint(tmp_path / "small", family, "float32", tie_word_embeddings=tied)
+    tensors = load_file(Path(path) / "model.safetensors")
+    rng, config = np.random.default_rng(0), json.loads((Path(path) / "config.json").read_text())
+    names = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
+    vocab, width = tensors[f"{names[0]}.weight"].shape
+    wanted, adapter = dict(tensors), {}
+    about: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": names}
+    for name in names:
+        rows = rng.standard_normal((added, width)).astype(np.float32)
+        table = np.concatenate([tensors[f"{name}.weight"], rows])
+        wanted[f"{name}.weight"] = table
+        if form == "rows":
+            adapter[f"{name}.token_adapter.trainable_tokens_delta"] = rows
+            about.setdefault("trainable_token_indices", {})[name] = list(range(vocab, vocab + added))
+            continue
+        low_rank = form == "low rank" and not tied
+        adapter[f"{name}{'.base_layer' if low_rank else ''}.weight"] = table
+        if low_rank:
+            kind = "lora_embedding" if name.endswith("tokens") else "lora"
+            shapes = (
+                ((2, vocab + added), (width, 2)) if "embedding" in kind else ((2, width), (vocab + added, 2))
+            )
+            down, up = (rng.standard_normal(shape).astype(np.float32) * 0.3 for shape in shapes)
+            end = "" if "embedding" in kind else ".weight"
+            adapter[f"{name}.{kind}_A{end}"], adapter[f"{name}.{kind}_B{end}"] = down, up
+            wanted[f"{name}.weight"] = table + ((up @ down).T if "embedding" in kind else up @ down)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file(
+        {f"base_model.model.{name}": v for name, v in adapter.items()}, folder / "adapter_model.safetensors"
+    )
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    large = tmp_path / "large"
+    shutil.copytree(path, large)
+    save_file(wanted, large / "model.safetensors")
+    (large / "config.json").write_text(json.dumps({**config, "vocab_size": vocab + added}))
+    tokens = [5, vocab, 9, vocab + 2, vocab + 1, 7]
+    for backend in ("native", "reference"):
+        model = Model(path, make_backend(backend, 2, "auto"), reading=Reading(spare_tokens=4))
+        model.adapt(folder)
+        right = Model(large, make_backend(backend, 2, "auto")).logits(tokens, slot=-1)
+        found = model.logits(tokens)
+        assert np.abs(found[:, : vocab + added] - right).max() < 1e-4
+        assert np.all(found[:, vocab + added :] == -np.inf)
+    assert table_rows(folder) == vocab + added
 
 
 def test_a_rank_above_the_limit_is_refused(tmp_path: Path) -> None:

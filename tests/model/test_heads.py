@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from quire import LLM, RequestError
+from quire import LLM, LoRARequest, RequestError
 from quire.devices.protocol import Backend
 from quire.devices.registry import make_backend
 from quire.errors import ModelError
@@ -87,6 +88,47 @@ def test_a_decoder_classifies_and_scores(tmp_path: Path) -> None:
     assert score.outputs.score == pytest.approx(float(expected), abs=2e-6)
     with pytest.raises(RequestError, match="makes vectors, not text"):
         llm.generate("a")
+
+
+def test_an_adapter_of_a_classifier_brings_its_own_head(tmp_path: Path) -> None:
+    """LoRA with a whole `score`, as PEFT saves it, classifies as the checkpoint does into which both are merged."""
+    small("ForSequenceClassification", tmp_path / "base", num_labels=3)
+    state, rng = load_file(tmp_path / "base" / "model.safetensors"), torch.Generator().manual_seed(1)
+    module = "model.layers.0.self_attn.v_proj"
+    out, width = state[f"{module}.weight"].shape
+    down, up = torch.randn(2, width, generator=rng), torch.randn(out, 2, generator=rng)
+    score = torch.randn(state["score.weight"].shape, generator=rng)
+    prefix, folder = "base_model.model.", tmp_path / "adapter"
+    adapter = {
+        f"{prefix}{module}.lora_A.weight": down,
+        f"{prefix}{module}.lora_B.weight": up,
+        f"{prefix}score.weight": score,
+    }
+    about = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["v_proj"],
+    }
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**about, "modules_to_save": ["classifier", "score"]})
+    )
+    save_file(adapter, folder / "adapter_model.safetensors")
+    shutil.copytree(tmp_path / "base", tmp_path / "merged")
+    merged = {**state, f"{module}.weight": state[f"{module}.weight"] + 2 * up @ down, "score.weight": score}
+    save_file(merged, tmp_path / "merged" / "model.safetensors")
+    llm, texts = LLM(str(tmp_path / "base"), **OPTIONS, enable_lora=True), ["a b", "c d e", "a b"]
+    own = LoRARequest("own", 1, str(folder))
+    found = [output.outputs.probs for output in llm.classify(texts, lora_request=[own, own, None])]
+    wanted = [output.outputs.probs for output in LLM(str(tmp_path / "merged"), **OPTIONS).classify(texts[:2])]
+    wanted += [output.outputs.probs for output in LLM(str(tmp_path / "base"), **OPTIONS).classify(texts[2])]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    adapter[f"{prefix}score.weight"] = score[:2].contiguous()
+    save_file(adapter, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"score\.weight is \[2, 32\], the base has \[3, 32\]"):
+        llm.classify(texts, lora_request=LoRARequest("own", 1, str(folder), load_inplace=True))
 
 
 def test_tokens_are_classified_one_by_one_whatever_the_chunk(tmp_path: Path) -> None:

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import RequestError
-from quire.params import BeamRules
+from quire.params import BeamRules, StructuredOutputsParams
 from quire.program.beams import BeamSearch, Candidate
 
+STORY = (
+    "Once upon a time there was a girl who had a red ball. One day she went to the park with her mother and"
+)
 DATA = Path(__file__).parents[3] / "shared" / "data"
 MODELS = {
     "base-llama": DATA / "adapters" / "base-llama",
     "base-qwen3": DATA / "adapters" / "base-qwen3",
     "stories260K": DATA / "ckpt-stories260K" / "hf",
 }
-KINDS = ("plain", "min", "rep", "bad", "suppress", "multi")
 
 
 def cases() -> list[dict[str, Any]]:
     path = DATA / "beam" / "cases.jsonl"
     if not path.exists():
         return []
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [case for case in found if case["kind"] in KINDS]
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 needs_data = pytest.mark.skipif(not cases(), reason="needs the beam searches in shared/data/beam")
@@ -49,6 +54,7 @@ def params(case: dict[str, Any], early: Any) -> SamplingParams:
             beam_width=case["num_beams"],
             length_penalty=case["length_penalty"],
             early_stopping=None if early == "vllm" else early,
+            no_repeat_ngram_size=case.get("no_repeat_ngram_size", 0),
         ),
         max_tokens=case["max_new_tokens"],
         min_tokens=case.get("min_new_tokens", 0),
@@ -70,6 +76,51 @@ def banned(case: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
     return (*words, *((token,) for token in case.get("suppress_tokens", [])))
 
 
+class TableMatcher:
+    """A grammar whose states are last tokens: `rows[t % 8]` may follow token t."""
+
+    ended = False
+
+    def __init__(self, rows: list[list[int]], last: int) -> None:
+        self._rows, self._last = rows, last
+
+    def followed_by(self, token: int) -> TableMatcher:
+        assert token in self._rows[self._last % 8]
+        return TableMatcher(self._rows, token)
+
+    def fill(self, mask_W: Any) -> None:
+        bits = np.zeros(32 * len(mask_W), np.uint8)
+        bits[self._rows[self._last % 8]] = 1
+        mask_W[:] = np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+class TableGrammars:
+    """In place of a compiler: the table of a case."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self._case = case
+
+    def submit(self, text: str) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(self)
+        return done
+
+    def matcher(self) -> TableMatcher:
+        return TableMatcher(self._case["allowed"], self._case["prompt"][-1])
+
+
+def use_table(llm: LLM, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests be constrained by the table of a case, if it has one."""
+    request = type(llm._front).request
+
+    def constrained(*args: Any, **options: Any) -> Any:
+        made = request(llm._front, *args, **options)
+        return msgspec.structs.replace(made, grammar="table" if "allowed" in case else None)
+
+    monkeypatch.setattr(llm._front, "request", constrained)
+    monkeypatch.setattr(llm._engine._core, "_grammars", TableGrammars(case))  # type: ignore[attr-defined]
+
+
 @needs_data
 @pytest.mark.parametrize("name", MODELS)
 def test_searches_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +128,7 @@ def test_searches_are_those_of_transformers(name: str, monkeypatch: pytest.Monke
     llm = model(name)
     for case in given:  # words are given as tokens, which the API takes only as text
         monkeypatch.setattr(llm._front, "_bad_words", lambda params, case=case: banned(case))
+        use_table(llm, case, monkeypatch)
         (output,) = search(llm, [case], lambda case: case["early_stopping"])
         found = [sample.token_ids for sample in output.outputs]
         assert found == case["expected"]["sequences"], case["id"]
@@ -104,6 +156,21 @@ def test_searches_are_those_of_vllm(name: str) -> None:
 
 
 @needs_data
+def test_batches_of_searches_equal_each_alone() -> None:
+    """Prompts of differing lengths together."""
+    by_id = {case["id"]: case for case in cases()}
+    for batch in json.loads((DATA / "beam" / "batches.json").read_text()):
+        given = [
+            by_id[one] for one in batch["cases"] if by_id[one]["kind"] not in ("bad", "suppress", "allowed")
+        ]
+        outputs = search(model(given[0]["model"]), given, lambda case: case["early_stopping"])
+        for case, output in zip(given, outputs, strict=True):
+            assert [sample.token_ids for sample in output.outputs] == case["expected"]["sequences"], case[
+                "id"
+            ]
+
+
+@needs_data
 @pytest.mark.parametrize(
     "options",
     [
@@ -121,19 +188,101 @@ def test_no_schedule_changes_a_search(options: dict[str, Any]) -> None:
     assert llm.stats().num_used_blocks == 0
 
 
-def test_beams_share_blocks() -> None:
-    llm = LLM(block_size=4)
-    most = 0
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+def test_beams_share_blocks(width: int) -> None:
+    """Before the step with the most tokens: blocks in use, beside those of as many sequences without sharing.
+
+    docs/beam-search.md quotes these figures.
+    """
+    llm, most = shipped(block_size=16), (0, 0)
+    core = llm._engine._core  # type: ignore[attr-defined]
 
     def watch(batch: Any) -> None:
         nonlocal most
-        most = max(most, llm_core.stats().num_used_blocks)
+        alone = sum(-(-(seq.start + len(seq.tokens)) // 16) for seq in batch.seqs)
+        most = max(most, (alone, core.stats().num_used_blocks))
 
-    llm_core = llm._engine._core  # type: ignore[attr-defined]
-    llm_core.on_batch = watch
-    (output,) = llm.beam_search("Once upon a time there was a", BeamSearchParams(beam_width=8, max_tokens=40))
-    longest = max(len(sequence.tokens) for sequence in output.sequences)
-    assert most < 0.6 * 8 * -(-longest // 4)
+    core.on_batch = watch
+    llm.beam_search([STORY], BeamSearchParams(beam_width=width, max_tokens=128, ignore_eos=True))
+    core.on_batch = None
+    alone, shared = most
+    print(f"width {width}: {shared} blocks shared, {alone} without sharing")
+    assert shared < 0.6 * alone
+
+
+@cache
+def shipped(**options: Any) -> LLM:
+    return LLM(max_model_len=256, **options)
+
+
+def plain_diverse_search(
+    follow: Callable[[tuple[int, ...]], dict[int, float]], groups: int, each: int, penalty: float, steps: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The definition, written plainly, for a model without end tokens: the best sequences with their scores."""
+    beams: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())] for _ in range(groups)]
+    for _ in range(steps):
+        taken: list[int] = []
+        for group in range(groups):
+            found = [
+                (total + logprob - penalty * taken.count(token), (*tokens, token))
+                for total, tokens in beams[group]
+                for token, logprob in follow(tokens).items()
+            ]
+            beams[group] = sorted(found, key=lambda one: -one[0])[:each]
+            taken += [tokens[-1] for _, tokens in beams[group]]
+    return sorted(((total / steps, tokens) for one in beams for total, tokens in one), reverse=True)
+
+
+@needs_data
+@pytest.mark.parametrize(("groups", "width", "penalty"), [(2, 4, 0.5), (3, 3, 1.5), (2, 6, 20.0)])
+def test_diverse_groups_are_those_of_the_definition(groups: int, width: int, penalty: float) -> None:
+    llm, prompt, steps = model("base-llama", max_logprobs=-1), [1, 7, 44, 90], 5
+
+    @cache
+    def follow(tokens: tuple[int, ...]) -> dict[int, float]:
+        one = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+        (output,) = llm.generate({"prompt_token_ids": [*prompt, *tokens]}, one, use_tqdm=False)
+        (step,) = output.outputs[0].logprobs or ()
+        return {token: entry.logprob for token, entry in step.items()}
+
+    wanted = plain_diverse_search(follow, groups, width // groups, penalty, steps)
+    params = BeamSearchParams(
+        beam_width=width,
+        max_tokens=steps,
+        ignore_eos=True,
+        early_stopping=False,
+        num_beam_groups=groups,
+        diversity_penalty=penalty,
+    )
+    (output,) = llm.beam_search([{"prompt_token_ids": prompt}], params)
+    assert [tuple(one.tokens[len(prompt) :]) for one in output.sequences] == [tokens for _, tokens in wanted]
+    assert [one.score for one in output.sequences] == pytest.approx([score for score, _ in wanted], abs=1e-4)
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_grammars_bound_beams() -> None:
+    """The beams over a few choices are the choices, with the log-probabilities that the model gives them."""
+    llm, prompt = shipped(), "Tom has a pet. It is"
+    choices = [" a dog", " a cat", " very big"]
+    form = StructuredOutputsParams(choice=choices)
+    for early in (None, False):
+        params = BeamSearchParams(beam_width=4, max_tokens=12, structured_outputs=form, early_stopping=early)
+        (output,) = llm.beam_search([prompt], params)
+        assert {one.text for one in output.sequences} == set(choices)  # one may be there in other tokens too
+        assert len({tuple(one.tokens) for one in output.sequences}) == len(output.sequences)
+        for one in output.sequences:
+            score = SamplingParams(max_tokens=1, prompt_logprobs=0)
+            (scored,) = llm.generate({"prompt_token_ids": one.tokens}, score, use_tqdm=False)
+            rows = (scored.prompt_logprobs or [])[-len(one.logprobs) :]
+            total = sum(entry.logprob for row in rows for entry in (row or {}).values())
+            assert one.cum_logprob == pytest.approx(total, abs=1e-4)
+    number = StructuredOutputsParams(regex=" [1-9][0-9]{0,2}")
+    (output,) = llm.beam_search(
+        [prompt], BeamSearchParams(beam_width=6, max_tokens=6, structured_outputs=number)
+    )
+    assert len({tuple(one.tokens) for one in output.sequences}) == 6
+    assert all(re.fullmatch(r" [1-9][0-9]{0,2}", one.text or "") for one in output.sequences)
+    assert llm.stats().num_used_blocks == 0
 
 
 def test_results_have_vllms_names() -> None:
@@ -153,6 +302,11 @@ def test_results_have_vllms_names() -> None:
         ({"num_return_sequences": 9}, "beam_width"),
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"early_stopping": "soon"}, "early_stopping"),
+        ({"num_beam_groups": 3}, "divisor of beam_width"),
+        ({"num_beam_groups": 2}, "diversity_penalty"),
+        ({"diversity_penalty": 0.5}, "num_beam_groups"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        ({"structured_outputs": StructuredOutputsParams(choice=["a"], select=True)}, "select"),
     ],
 )
 def test_bad_searches_are_refused(options: dict[str, Any], said: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import quire.program as sgl
 from quire import LLM, SamplingParams
+from quire.errors import EngineError
 
 
 class Counting:
@@ -216,6 +217,19 @@ def nested(s: Any) -> None:
         group += sgl.gen("leaf", max_tokens=2)
         group.join("concate_and_append")
     s += sgl.gen("after", max_tokens=2)
+
+
+def test_a_runtime_is_a_server_of_its_own(llm: LLM) -> None:
+    runtime = sgl.Runtime(max_model_len=256, context_length=None, enable_prefix_caching=True)
+    try:
+        state = tip_suggestion.run(temperature=0, backend=runtime)
+        assert state.text() == tip_suggestion.run(temperature=0, backend=llm).text()
+    finally:
+        runtime.shutdown()
+    with pytest.raises(EngineError, match="does not answer"):
+        runtime.role_frames()
+    with pytest.raises(EngineError, match="ended with status 2"):
+        sgl.Runtime(no_such_option=1)
 
 
 def test_forks_inside_forks_and_scopes(backend: Counting) -> None:

@@ -76,9 +76,40 @@ def test_an_adapter_is_a_model_with_a_parent(server: Server, wanted: dict[str, s
             answer = client.post("/v1/completions", json=complete(model)).json()
             assert (answer["model"], answer["choices"][0]["text"]) == (model, wanted[model])
         assert client.post("/v1/completions", json=complete("bard")).status_code == 404
-        assert client.post("/v1/embeddings", json={"model": "tale", "input": "x"}).status_code == 404
+        assert client.post("/v1/embeddings", json={"model": "bard", "input": "x"}).status_code == 404
         page = client.get("/metrics").text
         assert 'lora_requests_info{max_lora="2"' in page
+
+
+def test_vectors_and_scores_are_those_of_the_adapter(server: Server) -> None:
+    """Each endpoint that makes vectors takes the adapter as its model, and answers as the engine does in Python."""
+    texts = ["Once upon a time", "There was a king"]
+    llm = LLM(enable_lora=True, max_model_len=128)
+    tale = LoRARequest("tale", 1, SHIPPED["tale"])
+
+    def close(found: list[float], wanted: list[float]) -> bool:
+        return found == pytest.approx(wanted, abs=1e-5)
+
+    with httpx.Client(base_url=server.url, headers=KEY, timeout=60) as client:
+        for model, adapter in (("quire-stories", None), ("tale", tale)):
+            wanted = [one.outputs.embedding for one in llm.embed(texts, use_tqdm=False, lora_request=adapter)]
+            answer = client.post("/v1/embeddings", json={"model": model, "input": texts}).json()
+            assert answer["model"] == model
+            assert all(map(close, [one["embedding"] for one in answer["data"]], wanted))
+            answer = client.post("/pooling", json={"model": model, "input": texts}).json()
+            assert all(map(close, [one["data"] for one in answer["data"]], wanted))
+            (score,) = llm.score(*texts, use_tqdm=False, lora_request=adapter)
+            body = {"model": model, "text_1": texts[0], "text_2": texts[1]}
+            found = client.post("/score", json=body).json()["data"][0]["score"]
+            assert found == pytest.approx(score.outputs.score, abs=1e-5)
+            body = {"model": model, "query": texts[0], "documents": texts[1:]}
+            found = client.post("/rerank", json=body).json()["results"][0]["relevance_score"]
+            assert found == pytest.approx(score.outputs.score, abs=1e-5)
+        embeddings = [
+            client.post("/v1/embeddings", json={"model": model, "input": texts}).json()["data"]
+            for model in ("quire-stories", "tale")
+        ]
+        assert embeddings[0] != embeddings[1]
 
 
 def test_loading_needs_a_key_a_root_and_a_free_name(server: Server, root: Path) -> None:
@@ -155,6 +186,8 @@ def test_lora_modules_are_names_or_json() -> None:
         ("a=b/c", '{"name": "d", "path": "e", "base_model_name": "f"}', '[{"name":"g","path":"h"}]')
     )
     assert found == [LoraModule("a", "b/c"), LoraModule("d", "e", "f"), LoraModule("g", "h")]
+    (one,) = read_modules(('{"name": "a", "path": "b", "is_3d_lora_weight": false}',))
+    assert (one.name, one.path) == ("a", "b")
 
 
 @pytest.mark.parametrize(

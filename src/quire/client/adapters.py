@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from quire.errors import RequestError
-from quire.types import Request
+from quire.params import token_lists
+from quire.types import ModelCard, Request
 
 
 class LoRARequest(msgspec.Struct, frozen=True, kw_only=False):
@@ -46,7 +47,7 @@ class LoRARequest(msgspec.Struct, frozen=True, kw_only=False):
 class LoadedAdapter:
     """An adapter by name. `given` is the path or id that it was loaded from, `path` its directory.
 
-    `asked` is the LoRARequest that named it, if one did.
+    `asked` is the LoRARequest that named it, if one did. `tokens` is the size of its tables of tokens, if it has some.
     """
 
     name: str
@@ -56,14 +57,31 @@ class LoadedAdapter:
     number: int
     pinned: bool = False
     asked: Any = None
+    tokens: int = 0
 
 
-def with_adapter(request: Request, adapter: LoadedAdapter | None) -> Request:
-    """The request, and those of its program, with an adapter if one is given."""
+def with_adapter(request: Request, adapter: LoadedAdapter | None, model: ModelCard) -> Request:
+    """The request, and those of its program, with an adapter if one is given.
+
+    RequestError: it names a token that the adapter, or the model without one, does not have.
+    """
+    if model.spare_tokens:
+        own = model.vocab_size - model.spare_tokens
+        _check_tokens(request, own if adapter is None else max(own, adapter.tokens))
     if adapter is None:
         return request
-    gens = tuple(with_adapter(gen, adapter) for gen in request.gens)
+    gens = tuple(with_adapter(gen, adapter, model) for gen in request.gens)
     return msgspec.structs.replace(request, adapter=adapter.digest, adapter_path=adapter.path, gens=gens)
+
+
+def _check_tokens(request: Request, size: int) -> None:
+    for name, tokens in (("prompt", request.tokens), *token_lists(request.sampling)):
+        for token in tokens:
+            if token >= size:
+                raise RequestError(
+                    f"{name}: token id {token} is outside the vocabulary (0 to {size - 1}) of the request's model",
+                    name,
+                )
 
 
 def requests_for(given: Any, count: int) -> list[LoRARequest | None]:
@@ -123,12 +141,13 @@ class LoadedAdapters:
         number: int | None = None,
         pinned: bool = False,
         asked: Any = None,
+        tokens: int = 0,
     ) -> LoadedAdapter:
         """Enter an adapter; one of that name is replaced."""
         old = self._by_name.get(name)
         if number is None:
             number = old.number if old is not None else next(self._numbers)
-        self._by_name[name] = LoadedAdapter(name, given, path, digest, number, pinned, asked)
+        self._by_name[name] = LoadedAdapter(name, given, path, digest, number, pinned, asked, tokens)
         return self._by_name[name]
 
     def remove(self, name: str) -> str | None:

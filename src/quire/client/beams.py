@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quire.client.outputs import Logprob, RequestOutput
-from quire.params import BeamRules, SamplingParams
+from quire.params import BeamRules, SamplingParams, StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,8 @@ class BeamSearchParams:
     """A search for the most likely sequences. Names are those of vLLM's BeamSearchParams and transformers' generate.
 
     `early_stopping` None is vLLM's search; False, True and "never" are transformers' (`BeamRules`). `temperature` is
-    accepted and has no effect, as in vLLM. `num_return_sequences` defaults to `beam_width`.
+    accepted and has no effect, as in vLLM. `num_return_sequences` defaults to `beam_width`. Groups with a
+    `diversity_penalty` search for different sequences (`BeamRules`).
     """
 
     beam_width: int
@@ -32,6 +33,10 @@ class BeamSearchParams:
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     stop_token_ids: Sequence[int] = ()
+    structured_outputs: StructuredOutputsParams | None = None
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
 
     def sampling_params(self) -> SamplingParams:
         """The same search as a request's parameters. RequestError names a value that is not allowed."""
@@ -39,6 +44,9 @@ class BeamSearchParams:
             beam_width=self.beam_width,
             length_penalty=self.length_penalty,
             early_stopping=self.early_stopping,
+            num_beam_groups=self.num_beam_groups,
+            diversity_penalty=self.diversity_penalty,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
         )
         return SamplingParams(
             n=self.num_return_sequences or self.beam_width,
@@ -53,6 +61,7 @@ class BeamSearchParams:
             stop_token_ids=self.stop_token_ids,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
+            structured_outputs=self.structured_outputs,
         )
 
 

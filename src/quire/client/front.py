@@ -20,7 +20,7 @@ from quire.config import EngineConfig
 from quire.engine.process import Started
 from quire.errors import PromptTooLongError, RequestError
 from quire.logits_processor import ProcessorClass
-from quire.params import SamplingParams, StructuredOutputsParams
+from quire.params import SamplingParams, StructuredOutputsParams, token_lists
 from quire.program.frames import PLAIN, Frames
 from quire.text.formats.registry import reasoning_format
 from quire.text.formats.shapes import Place, ReasoningFormat
@@ -380,14 +380,8 @@ class Front:
                     "allowed_token_ids holds only tokens that end the output, which min_tokens forbids: allow others",
                     "allowed_token_ids",
                 )
-        for name in (
-            "allowed_token_ids",
-            "stop_token_ids",
-            "logit_bias",
-            "logprob_token_ids",
-            "prompt_logprob_token_ids",
-        ):
-            for token in getattr(params, name) or ():
+        for name, tokens in token_lists(params):
+            for token in tokens:
                 if token >= vocab:
                     raise RequestError(
                         f"{name}: token id {token} is outside the vocabulary (0 to {vocab - 1})", name

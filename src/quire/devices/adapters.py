@@ -33,7 +33,7 @@ class Change(msgspec.Struct, frozen=True):
     """How an adapter changes y = x W.T + bias: y = gain * (x W.T + sum of ups of h) + bias + shift, h = x down.T.
 
     For an embedding x is the one-hot token: down is [R, V], and outputs are hidden elements. gain and shift are [O],
-    in the order of the weight's rows. `weight`, a Matrix, replaces W.
+    in the order of the weight's rows. `weight`, a Matrix, replaces W; `bias` [O] replaces the bias.
     """
 
     down: FloatArray | None = None
@@ -41,11 +41,12 @@ class Change(msgspec.Struct, frozen=True):
     gain: FloatArray | None = None
     shift: FloatArray | None = None
     weight: Any = None
+    bias: FloatArray | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of its values in the types that they have here."""
-        given = (self.down, self.gain, self.shift, self.weight, *(up.weight for up in self.ups))
+        given = (self.down, self.gain, self.shift, self.weight, self.bias, *(up.weight for up in self.ups))
         return sum(int(values.nbytes) for values in given if values is not None)
 
 
@@ -54,13 +55,17 @@ class Adapter:
     """The changes of one adapter. Keys are identities (`id`) of the base's matrices and norms.
 
     A matrix that is both embedding and head has a change of its own in each role. `norms` are whole new norms. The
-    low-rank weights of products are held in `dtype`.
+    low-rank weights of products are held in `dtype`. `path` and `digest` say which files it was read from. `pooling`, a
+    PoolingHead, makes vectors in place of the base's; backends do not read it.
     """
 
     products: Mapping[int, Change] = field(default_factory=dict)
     embeddings: Mapping[int, Change] = field(default_factory=dict)
     norms: Mapping[int, Any] = field(default_factory=dict)
     dtype: WeightType = "float32"
+    path: str = ""
+    digest: str = ""
+    pooling: Any = None
 
 
 class StepAdapters:

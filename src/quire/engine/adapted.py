@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from quire.config import LoraConfig
 from quire.devices.adapters import Adapter
 from quire.devices.protocol import Backend
 from quire.errors import ConfigError
+from quire.lora import LoraConfig
 from quire.model import load
 from quire.model.adapter import AdapterBase, build_adapter
 from quire.model.cost import matrices
@@ -27,13 +27,20 @@ def adapter_base(model: load.ServedModel, backend: Backend) -> AdapterBase:
     """The model as adapters change it. ConfigError if it takes none."""
     if not isinstance(model, load.LoadedModel):
         raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
-    if not model.shard.whole:
-        raise ConfigError("--enable-lora with --tensor-parallel-size is not supported: leave out one of them")
     if model.names is None:
         raise ConfigError(
             f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"
         )
-    return AdapterBase(model.spec, model.names, model.weights, backend, model.dtype, model.open)
+    return AdapterBase(
+        model.spec,
+        model.names,
+        model.weights,
+        backend,
+        model.dtype,
+        model.open,
+        model.shard,
+        None if model.info.pooling is None else model.info.head_of,
+    )
 
 
 def adapter_reader(model: Callable[[], load.ServedModel], backend: Backend, config: LoraConfig) -> Reader:

@@ -118,7 +118,7 @@ class AdapterArena(Generic[A]):
                 try:
                     found, build = self._read(Path(self._paths[digest]))
                     if found != digest:
-                        raise ModelError(_changed(self._paths[digest]))
+                        raise ModelError(files_changed(self._paths[digest]))
                     self._place(slot, build())
                 except QuireError:
                     if self._users[digest]:
@@ -232,7 +232,7 @@ class AdapterArena(Generic[A]):
             try:
                 found, build = self._read(Path(path))
                 if found != digest:
-                    raise ModelError(_changed(path))
+                    raise ModelError(files_changed(path))
             except BaseException:
                 with self._lock:
                     self._free.append(slot)
@@ -270,5 +270,6 @@ class AdapterArena(Generic[A]):
             self._free.append(slot)
 
 
-def _changed(path: str) -> str:
+def files_changed(path: str) -> str:
+    """The message for an adapter whose digest is not the one that was asked for."""
     return f"the files of the adapter {path} changed since it was loaded: load it again"

@@ -26,11 +26,13 @@ class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
 class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`Executable.run`: the arrays of a ModelInput, with the block tables of the step's sequences alone.
 
-    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `echoes` are empty if there are none.
+    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `echoes` and `adapters` are empty if there
+    are none.
     """
 
     arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
     echoes: bytes = b""
+    adapters: bytes = b""
 
 
 class RunHead(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,6 +48,20 @@ class CopyBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     copies: list[tuple[int, int]]
 
 
+class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`Executable.adapt` with the rank's share of an adapter, which it reads itself. The rank answers."""
+
+    slot: int
+    path: str
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`Executable.adapt` without an adapter."""
+
+    slot: int
+
+
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`Residence.release`. The rank answers."""
 
@@ -58,7 +74,7 @@ class Restore(msgspec.Struct, frozen=True, array_like=True, tag=True):
     parts: tuple[str, ...]
 
 
-Command = RunStep | RunHead | CopyBlocks | Release | Restore
+Command = RunStep | RunHead | CopyBlocks | PlaceAdapter | DropAdapter | Release | Restore
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -107,7 +123,8 @@ def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
     arrays = inputs.tokens_T, inputs.positions_T, inputs.cu_q_B1, inputs.kv_len_B, table, inputs.logit_rows_L
     tokens, positions, cu_q, kv_len, blocks, rows = (array.tobytes() for array in arrays)
     echoes = b"" if inputs.echoes_E2 is None else inputs.echoes_E2.tobytes()
-    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), echoes)
+    adapters = b"" if inputs.adapters_B is None else inputs.adapters_B.tobytes()
+    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), echoes, adapters)
 
 
 def unpacked_step(step: RunStep) -> ModelInput:
@@ -117,6 +134,8 @@ def unpacked_step(step: RunStep) -> ModelInput:
         count = len(kv_len)
         slots, table = np.arange(count, dtype=np.int32), table.reshape(count, -1)
         echoes = np.frombuffer(step.echoes, np.int32).reshape(-1, 2) if step.echoes else None
-        return ModelInput(tokens, positions, cu_q, kv_len, slots, table, rows, echoes_E2=echoes)
+        adapters = np.frombuffer(step.adapters, np.int32) if step.adapters else None
+        arrays = tokens, positions, cu_q, kv_len, slots, table, rows
+        return ModelInput(*arrays, echoes_E2=echoes, adapters_B=adapters)
     except ValueError as error:
         raise EngineError(f"a step that is damaged: {error}") from error

@@ -127,7 +127,7 @@ class EnginePlan:
 
 def plan_engine(config: EngineConfig) -> EnginePlan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit."""
-    model, loader = find_source(config.model)
+    model, loader = find_source(config.model, config.lora.spare_tokens)
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
     config = for_divided(config, model.directory)

@@ -13,17 +13,24 @@ import signal
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
+from quire.devices.adapters import Adapter
 from quire.devices.protocol import Backend, Executable, KVCache, ModelInput
+from quire.engine.adapted import Reader, adapter_reader
+from quire.engine.adapters import files_changed
 from quire.engine.commands import (
     MOST_COMMAND,
     Answer,
     Beat,
     CopyBlocks,
+    DropAdapter,
     Failed,
+    PlaceAdapter,
     RankLaunch,
     Ready,
     Release,
@@ -46,7 +53,7 @@ from quire.engine.residence import Residence
 from quire.engine.shares import share_of
 from quire.engine.source import Loader, agreement, find_source
 from quire.engine.streams import StageInput, send_hidden
-from quire.errors import EngineError, QuireError
+from quire.errors import EngineError, ModelError, QuireError
 from quire.model.load import ModelInfo, ServedModel
 from quire.model.spec import ArchSpec
 
@@ -101,13 +108,21 @@ class Worker:
     def load(self, executable: Executable, cache: KVCache) -> None:
         self._held = executable, cache
 
-    def obey(self, command: RunStep | RunHead | CopyBlocks) -> None:
+    def adapt(self, slot: int, adapter: Adapter | None) -> None:
+        """From any thread. EngineError: the rank sleeps."""
+        if self._held is None:
+            raise EngineError("the rank sleeps")
+        self._held[0].adapt(slot, adapter)
+
+    def obey(self, command: RunStep | RunHead | CopyBlocks | DropAdapter) -> None:
         """RuntimeError, OSError: another rank has gone. EngineError: the step breaks a promise."""
         if self._held is None:
             raise EngineError("the rank sleeps")
         executable, cache = self._held
         if isinstance(command, CopyBlocks):
             cache.copy_blocks(command.copies)
+        elif isinstance(command, DropAdapter):
+            executable.adapt(command.slot, None)
         elif isinstance(command, RunHead):
             executable.logits(command.start, command.stop)
         else:
@@ -128,7 +143,7 @@ def serve(join: Join) -> None:
     config, parallel = join.config, join.config.parallel
     device = device_of(config, join.rank)
     bind_rank(device, join.rank - parallel.own_ranks.start, parallel.ranks_per_node)
-    info, load = find_source(config.model)
+    info, load = find_source(config.model, config.lora.spare_tokens)
     backend = make_backend(device, info)
     links = Links(own_host(join.address[0]), 0, join.secret)
     hello = Hello("control", join.rank, links.address, agreement(config, info, backend.fingerprint))
@@ -141,11 +156,15 @@ def serve(join: Join) -> None:
     try:
         worker, residence = _load(join, launch, links, backend, info, load)
         control.report(Ready())
+        adapters = ThreadPoolExecutor(1, "quire-adapters")  # steps go on while one is loaded
+        read = adapter_reader(lambda: residence.model, backend, config.lora)
         while (frame := control.read()) is not None:
             command = decode_command(frame)
             try:
                 if isinstance(command, Release | Restore):
                     control.report(_changed(residence, command))
+                elif isinstance(command, PlaceAdapter):
+                    adapters.submit(_place, control, read, worker, command)
                 else:
                     worker.obey(command)
             except EngineError as error:
@@ -156,6 +175,20 @@ def serve(join: Join) -> None:
         with suppress(OSError):
             control.report(Failed(f"{type(error).__name__}: {error}"))
         raise
+
+
+def _place(control: Control, read: Reader, worker: Worker, command: PlaceAdapter) -> None:
+    """Read the rank's share of an adapter, put it into its slot, and answer."""
+    answer = Answer()
+    try:
+        digest, build = read(Path(command.path))
+        if digest != command.digest:
+            raise ModelError(files_changed(command.path))
+        worker.adapt(command.slot, build())
+    except Exception as error:  # whatever it is, the engine waits for an answer
+        answer = Answer(str(error) or type(error).__name__)
+    with suppress(OSError):  # the engine has gone
+        control.report(answer)
 
 
 def _changed(residence: Residence[ServedModel], command: Release | Restore) -> Answer:

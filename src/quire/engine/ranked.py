@@ -10,10 +10,19 @@ import msgspec
 from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, FloatArray, KVCache, KVSpec, ModelInput
 from quire.devices.sampling import Logits
-from quire.engine.commands import Command, CopyBlocks, Release, Restore, RunHead, packed_step
+from quire.engine.commands import (
+    Command,
+    CopyBlocks,
+    DropAdapter,
+    PlaceAdapter,
+    Release,
+    Restore,
+    RunHead,
+    packed_step,
+)
 from quire.engine.ranks import Ranks
 from quire.engine.residence import Residence, check_parts
-from quire.errors import EngineError, QuireError
+from quire.errors import QuireError
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -42,7 +51,13 @@ class RankedExecutable:
         return self._own.hidden()
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
-        raise EngineError("adapters are not sharded")
+        if adapter is None:
+            self._ranks.send(DropAdapter(slot))
+        else:
+            with self._ranks.asking:
+                self._ranks.ask(PlaceAdapter(slot, adapter.path, adapter.digest))
+                self._ranks.wait_answers()
+        return self._own.adapt(slot, adapter)
 
     def taps(self) -> tuple[FloatArray, ...]:
         return self._own.taps()
@@ -89,15 +104,17 @@ class RankedResidence(Residence[M]):
         self._ranks = ranks
 
     def release(self, parts: Sequence[str]) -> None:
-        self._ranks.ask(Release(tuple(parts)))
-        super().release(parts)
-        self._ranks.wait_answers()
+        with self._ranks.asking:
+            self._ranks.ask(Release(tuple(parts)))
+            super().release(parts)
+            self._ranks.wait_answers()
 
     def restore(self, parts: Sequence[str]) -> None:
         check_parts(parts)
-        self._ranks.ask(Restore(tuple(parts)))
-        super().restore(parts)
-        self._ranks.wait_answers()
+        with self._ranks.asking:
+            self._ranks.ask(Restore(tuple(parts)))
+            super().restore(parts)
+            self._ranks.wait_answers()
 
 
 class EarlierStages:

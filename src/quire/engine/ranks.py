@@ -53,6 +53,8 @@ class Ranks:
         self._files = shared_files(self._parallel)
         self._group = Group(self._parallel, 0, self._files.get(0))
         self._aborts.append(self._group.abort)
+        self.asking = threading.Lock()
+        """Held from `ask` to the end of `wait_answers`."""
         self.input: StageInput | None = None
         if self.earlier:
             self.input = StageInput(width, limits.max_tokens)

@@ -88,9 +88,11 @@ def for_divided(config: EngineConfig, path: Path) -> EngineConfig:
     )
 
 
-def reading_of(config: ModelConfig) -> load.Reading:
+def reading_of(config: ModelConfig, spare_tokens: int = 0) -> load.Reading:
     """How the options ask to read the model."""
-    return load.Reading(config.architecture, config.config_changes, config.load_format == "dummy")
+    return load.Reading(
+        config.architecture, config.config_changes, config.load_format == "dummy", spare_tokens
+    )
 
 
 def agreement(config: EngineConfig, model: load.ModelInfo, fingerprint: str) -> str:
@@ -106,7 +108,7 @@ def agreement(config: EngineConfig, model: load.ModelInfo, fingerprint: str) -> 
         config.cache.kv_cache_dtype,
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.nnodes),
         (parallel.exact_across_ranks, parallel.enable_expert_parallel, parallel.disable_custom_all_reduce),
-        (lora.enable_lora, lora.max_lora_rank, lora.lora_dtype),
+        (lora.enable_lora, lora.max_lora_rank, lora.lora_dtype, lora.spare_tokens),
     )
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
@@ -117,16 +119,17 @@ class Loader(Protocol):
     def __call__(self, backend: Backend, real: bool, shard: Shard = WHOLE) -> load.ServedModel: ...
 
 
-def find_source(config: ModelConfig) -> tuple[load.ModelInfo, Loader]:
+def find_source(config: ModelConfig, spare_tokens: int = 0) -> tuple[load.ModelInfo, Loader]:
     """The configured model before loading, and its loader: one of Quire's own families, or transformers' code.
 
-    The loader takes a backend and whether to read the weights or only outline them. ModelError, ConfigError.
+    `spare_tokens` makes room for tokens that adapters add. The loader takes a backend and whether to read the weights
+    or only outline them. ModelError, ConfigError.
     """
     directory, unknown = model_directory(config), ""
     quantized = quantized_weights(config, directory)
     try:
         if config.model_impl != "transformers":
-            reading = reading_of(config)
+            reading = reading_of(config, spare_tokens)
             info = load.inspect_model(directory, config.dtype, quantized, reading=reading)
             return info, lambda backend, real, shard=WHOLE: (load.load_model if real else load.outline_model)(
                 directory, backend, config.dtype, quantized, reading=reading, shard=shard

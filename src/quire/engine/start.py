@@ -131,12 +131,13 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
             memory.block_size,
             max_blocks,
         )
+        pooling = PoolingPart(plan.model.pooling)
         parts: list[SlotPart] = [
             sampling,
             grammar,
             processing,
             ScoringPart(sampler),
-            PoolingPart(plan.model.pooling),
+            pooling,
             SpeculationPart(
                 drafting.proposer,
                 drafting.limit,
@@ -158,11 +159,11 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     core = EngineCore(scheduler, runner, grammars, depth=stages + config.scheduler.async_scheduling)
     core.residence = _residence(plan, runner, model, drafting.cache is not None, ranks, shard)
     core.trace_directory = config.device.trace_directory
-    core.adapters = _make_arena(plan, core.residence, runner, inputs)
+    core.adapters = _make_arena(plan, model, core.residence, runner, inputs, pooling)
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
     texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
     close = ranks.close if ranks is not None else _nothing
-    return Started(Programs(core, texts), _card(plan), report, grammars, close), model
+    return Started(Programs(core, texts, grammars), _card(plan), report, grammars, close), model
 
 
 def _make_scheduler(plan: EnginePlan, recompute_last: bool) -> Scheduler:
@@ -182,13 +183,28 @@ def _make_scheduler(plan: EnginePlan, recompute_last: bool) -> Scheduler:
 
 
 def _make_arena(
-    plan: EnginePlan, residence: Residence[Any] | None, runner: Runner, inputs: InputBuilder
+    plan: EnginePlan,
+    model: ServedModel,
+    residence: Residence[Any] | None,
+    runner: Runner,
+    inputs: InputBuilder,
+    pooling: PoolingPart,
 ) -> AdapterArena[Adapter] | None:
     """Room for adapters, whose slots the runner learns by a part of its own; None if they are off."""
-    if inputs.adapters_S is None or residence is None:
+    if inputs.adapters_S is None:
         return None
-    reader = adapter_reader(lambda: residence.model, plan.backend, plan.config.lora)
-    arena = AdapterArena(plan.limits.max_adapters, reader, runner.adapt)
+    held: dict[int, str] = {}  # digests of adapters with a pooling head, by slot
+
+    def place(slot: int, adapter: Adapter | None) -> int:
+        pooling.of_adapters.pop(held.pop(slot, ""), None)
+        if adapter is not None and adapter.pooling is not None:
+            held[slot] = adapter.digest
+            pooling.of_adapters[adapter.digest] = adapter.pooling
+        return runner.adapt(slot, adapter)
+
+    loaded = (lambda: model) if residence is None else (lambda: residence.model)  # it may be loaded again
+    reader = adapter_reader(loaded, plan.backend, plan.config.lora)
+    arena = AdapterArena(plan.limits.max_adapters, reader, place)
     runner.parts.append(AdapterPart(inputs.adapters_S, arena.slot_of))
     return arena
 
@@ -213,6 +229,7 @@ def _card(plan: EnginePlan) -> ModelCard:
         vocab_size=spec.vocab_size,
         eos_token_ids=plan.model.eos_token_ids,
         max_logprobs=most if most >= 0 else spec.vocab_size,
+        spare_tokens=config.lora.spare_tokens,
         defaults=_default_params(config.model, plan.model),
         generates=spec.has_head and not spec.bidirectional,
         pooling=config.model.pooling or (None if head is None else head.rows),

@@ -54,6 +54,14 @@ class Matcher:
             self._consume(token)
         self._look_ahead()
 
+    def followed_by(self, token: int) -> Matcher:
+        """A matcher of its own for the sequence with `token` added. GrammarError if it is not allowed."""
+        other = Matcher.__new__(Matcher)
+        other._matcher, other._ends = self._matcher.deep_copy(), self._ends
+        other.forced, other.ended = deque(self.forced), self.ended
+        other.advance(token)
+        return other
+
     def jump(self, limit: int, stops: frozenset[int]) -> list[int]:
         """Advance over forced tokens, at most `limit` and up to the first of `stops`; returns them."""
         taken: list[int] = []

@@ -27,6 +27,7 @@ from quire.llm.prompts import Prompt, salt_of, tokens_of
 from quire.params import OutputKind, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request
+from quire.weights.adapter import table_rows
 from quire.weights.hub import find_adapter
 
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class AsyncLLM:
         adapter = await self._bridged(self._adapter(lora_request))
         _, tokens = tokens_of(self._front, prompt, tokenization_kwargs)
         request = pooled_request(self._front, self._new_id(request_id), tokens, pooling_params)
-        request = with_adapter(request, adapter)
+        request = with_adapter(request, adapter, self._front.info)
         async for deltas in self._deltas(request, request_id):
             for delta in deltas:
                 if delta.finish_reason is FinishReason.ERROR:
@@ -164,7 +165,7 @@ class AsyncLLM:
         if constraint is not None and not request.choices:
             grammar = await self._grammars.check(constraint, front.info)
             request = msgspec.structs.replace(request, grammar=grammar)
-        stream = front.stream(with_adapter(request, adapter), text)
+        stream = front.stream(with_adapter(request, adapter, front.info), text)
         stream.output.lora_request = lora_request
         return stream
 
@@ -185,7 +186,9 @@ class AsyncLLM:
                 )
                 digest = await self._engine.load_adapter(str(path))
                 number = asked.lora_int_id
-                found = self._adapters.add(asked.lora_name, asked.lora_path, str(path), digest, number)
+                tokens = await asyncio.to_thread(table_rows, path) if config.lora.spare_tokens else 0
+                name, given = asked.lora_name, asked.lora_path
+                found = self._adapters.add(name, given, str(path), digest, number, tokens=tokens)
         return found
 
     async def add_lora(self, lora_request: Any) -> bool:

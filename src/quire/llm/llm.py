@@ -347,7 +347,7 @@ class LLM(PoolingMethods, ProgramRunner):
                 clamp=True,
             )
             adapter = adapters[i]
-            stream = self._front.stream(with_adapter(request, adapter), text)
+            stream = self._front.stream(with_adapter(request, adapter, self._front.info), text)
             stream.output.lora_request = None if adapter is None else adapter.asked
             yield stream
 

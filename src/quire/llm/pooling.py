@@ -150,9 +150,9 @@ class PoolingMethods(RunningEngine):
         activate = not isinstance(pooling_params, PoolingParams) or pooling_params.use_activation is not False
         rules = ScoringRules(limit=limit, activate=activate)
         scoring = plan_scores(self._front, self._new_id, firsts, seconds, rules)
-        adapters = self._adapters_of(lora_request, len(scoring.requests))
+        adapters, info = self._adapters_of(lora_request, len(scoring.requests)), self._front.info
         requests = [
-            with_adapter(one, adapter) for one, adapter in zip(scoring.requests, adapters, strict=True)
+            with_adapter(one, adapter, info) for one, adapter in zip(scoring.requests, adapters, strict=True)
         ]
         scores = scoring.scores(self._compute(requests))
         return [
@@ -183,9 +183,11 @@ class PoolingMethods(RunningEngine):
     def _pooled(
         self, texts: Sequence[list[int]], each: Sequence[PoolingParams], lora_request: Any
     ) -> list[Request]:
-        adapters = self._adapters_of(lora_request, len(texts))
+        adapters, front = self._adapters_of(lora_request, len(texts)), self._front
         return [
-            with_adapter(pooled_request(self._front, self._new_id(), tokens, params, splits=True), adapter)
+            with_adapter(
+                pooled_request(front, self._new_id(), tokens, params, splits=True), adapter, front.info
+            )
             for tokens, params, adapter in zip(texts, each, adapters, strict=True)
         ]
 

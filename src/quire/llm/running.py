@@ -6,6 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest, requests_for
@@ -23,6 +24,7 @@ from quire.logits_processor import ProcessorClass, load_processors
 from quire.sched import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, EngineStats, FinishReason, Request
+from quire.weights.adapter import table_rows
 from quire.weights.hub import find_adapter
 
 if TYPE_CHECKING:
@@ -206,7 +208,10 @@ class RunningEngine:
             path = str(find_adapter(request.lora_path, config.download_dir, config.hf_token))
             digest = self._load_adapter(path)
             name, number = request.lora_name, request.lora_int_id
-            return self._adapters.add(name, request.lora_path, path, digest, number, asked=request)
+            tokens = table_rows(Path(path)) if self.config.lora.spare_tokens else 0
+            return self._adapters.add(
+                name, request.lora_path, path, digest, number, asked=request, tokens=tokens
+            )
 
     def _load_adapter(self, path: str, pin: bool = False) -> str:
         return self._engine.ask(lambda core: core.load_adapter(path, pin)).result()

@@ -2,14 +2,15 @@
 unless an adapter depends on them.
 
 The model's own assembly runs over a source that makes changes in place of matrices, so that every row goes where the
-base's row went: fused, split and reordered projections need no rule of their own.
+base's row went: fused, split, reordered and sharded projections need no rule of their own. A rank that holds rows of a
+weight holds the same rows of B; one that holds columns, whose products are added up, holds the same columns of A.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,10 +18,13 @@ import numpy as np
 from quire.devices.adapters import Adapter, Change, Up
 from quire.devices.protocol import Backend, FloatArray, Matrix, Norm
 from quire.errors import ModelError
+from quire.lora import LoraDtype
 from quire.model.adapter_names import AdapterNames, Pair
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use
 from quire.model.families.names import TensorNames
+from quire.model.pooling import HeadReader
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
 from quire.model.weights import DecoderWeights
 from quire.weights.adapter import AdapterFiles
@@ -29,13 +33,16 @@ from quire.weights.parts import Part
 from quire.weights.schemes import WeightType
 from quire.weights.tensor import FloatDtype
 
-LoraDtype = Literal["auto", "float32", "float16", "bfloat16"]
 NOT_REPLACED = ("q_norm", "k_norm", "v_norm", "kv_norm", "router_norm")  # no operation of their own
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """The model that an adapter changes. `open` opens its checkpoint, for adapters that need the base's values."""
+    """The model, or a rank's share of it, that an adapter changes.
+
+    `open` opens its checkpoint, for adapters that need the base's values. `head_of` reads the pooling head of such a
+    checkpoint, if the model has one.
+    """
 
     spec: ArchSpec
     names: TensorNames
@@ -43,19 +50,26 @@ class AdapterBase:
     backend: Backend
     dtype: FloatDtype
     open: Callable[[], Checkpoint] | None
+    shard: Shard = WHOLE
+    head_of: HeadReader | None = None
 
 
 @dataclass(slots=True)
 class Draft:
-    """A change in the making: what is known of it without the base's matrix. Rows of `ups` and vectors are outputs."""
+    """A change in the making: what is known of it without the base's matrix. Rows of `ups` and vectors are outputs.
+
+    `norms` are those of the changed weight's rows, if the base's matrix here has only some of its columns.
+    """
 
     outputs: int
     where: str
     downs: list[FloatArray] = field(default_factory=list)
     ups: list[Up] = field(default_factory=list)
     magnitude: FloatArray | None = None  # NaN where a part has none
+    norms: FloatArray | None = None
     shift: FloatArray | None = None
     whole: FloatArray | None = None
+    bias: FloatArray | None = None
     tokens: tuple[tuple[int, ...], FloatArray] | None = None  # new rows of a table
     _seen: dict[int, int] = field(default_factory=dict)  # by identity of an A: its first row
 
@@ -63,12 +77,14 @@ class Draft:
     def empty(self) -> bool:
         return not self.ups and self.whole is None and self.tokens is None
 
-    def add(self, pair: Pair, pick: Callable[[FloatArray], FloatArray], start: int) -> None:
-        """Add a module's tensors; `pick` takes the part's rows from those of the module."""
+    def add(
+        self, pair: Pair, pick: Callable[[FloatArray], FloatArray], start: int, columns: range | None = None
+    ) -> None:
+        """Add a module's tensors; `pick` takes the part's rows from those of the module, `columns` are the part's."""
         down, up = pair.down, pair.up
         if id(down) not in self._seen:
             self._seen[id(down)] = sum(map(len, self.downs))
-            self.downs.append(down)
+            self.downs.append(down if columns is None else down[:, columns.start : columns.stop])
         weight = pick(up)
         self.ups.append(Up(weight, self._seen[id(down)], start))
         stop = start + len(weight)
@@ -101,23 +117,83 @@ class AdapterSource:
     def vector(self, parts: Sequence[Part]) -> FloatArray:
         found = []
         for part in parts:
-            whole = [self.names.whole(name, shape) for name, shape in part.tensors]
-            if whole and all(values is not None for values in whole):
-                found.append(np.array(part.take(*whole) if part.take else whole[0], np.float32))
+            given = [self.names.whole(name, shape) for name, shape in part.tensors]
+            whole = [values for values in given if values is not None]
+            if whole and len(whole) == len(given):
+                found.append(np.array(part.taken(*whole), np.float32))
             else:
                 found.append(np.full(part.outline().shape, np.nan, np.float32))
         return np.concatenate(found)
 
     def embedding(self, table: str, outputs: int) -> Draft | None:
         """How the adapter changes the rows of a table [V, D] as embeddings."""
-        draft = Draft(outputs, table)
+        draft, stored = Draft(outputs, table), (self._base.spec.stored_tokens, outputs)
         pair = self.names.pair(table, embedding=True)
         if pair is not None:
-            self._check_shape(pair, table, (outputs, self._base.weights.table.shape[0]))
+            self._check_table(pair.down.shape[1], pair, table)
+            pair = replace(pair, down=self._padded(pair.down.T).T)
+            self._check_shape(pair, table, (outputs, self._base.spec.vocab_size))
             draft.add(pair, lambda values: values, 0)
-        draft.whole = self.names.whole(f"{table}.weight", self._base.weights.table.shape)
-        draft.tokens = self.names.token_rows(table, self._base.weights.table.shape)
+        whole = self.names.whole(f"{table}.weight", stored, table=True)
+        draft.whole = None if whole is None else self._padded(whole)
+        draft.tokens = self.names.token_rows(table, stored)
         return None if draft.empty else draft
+
+    def head(self) -> Draft | None:
+        """How the adapter changes the head, or the rank's rows of it.
+
+        Trained and added rows of a tied table change in both.
+        """
+        base, names, spec = self._base, self._base.names, self._base.spec
+        assert base.weights.head is not None
+        stored = spec.stored_tokens, base.weights.head.shape[1]
+        own = base.shard.columns(spec.vocab_size)
+        draft = Draft(len(own), names.head)
+
+        def mine(values: FloatArray) -> FloatArray:
+            return self._padded(values)[own.start : own.stop]
+
+        whole = self.names.whole(f"{names.head}.weight", stored, table=True)
+        tokens = self.names.token_rows(names.head, stored)
+        if spec.tie_embeddings:
+            table = self.names.whole(f"{names.embedding}.weight", stored, table=True)
+            whole = table if whole is None and table is not None and len(table) > stored[0] else whole
+            tokens = tokens or self.names.token_rows(names.embedding, stored)
+        draft.whole = None if whole is None else mine(whole)
+        pair = self.names.pair(names.head)
+        if pair is not None:
+            self._check_table(len(pair.up), pair, names.head)
+            self._check_shape(pair, names.head, (len(pair.up), stored[1]))
+            draft.add(pair, mine, 0)
+        added = set(
+            range(stored[0], max(0 if whole is None else len(whole), 0 if pair is None else len(pair.up)))
+        )
+        if tokens is not None:
+            ids, rows = tokens
+            added |= {token for token in ids if token >= stored[0]}
+            kept = [i for i, token in enumerate(ids) if token in own]
+            draft.tokens = (tuple(ids[i] - own.start for i in kept), rows[kept]) if kept else None
+        if added:
+            assert base.weights.head_bias is not None
+            draft.bias = base.weights.head_bias.copy()
+            draft.bias[[token - own.start for token in added if token in own]] = 0
+        return None if draft.empty else draft
+
+    def _check_table(self, tokens: int, pair: Pair, module: str) -> None:
+        """ModelError unless a pair changes the base's tokens, and maybe added ones that there is room for."""
+        if tokens > self._base.spec.stored_tokens:
+            self.names.check_room(tokens, module)
+        elif tokens < self._base.spec.stored_tokens:
+            found = [len(pair.up), pair.down.shape[1]]
+            raise ModelError(
+                f"{self._files.path}: {module}: B and A make a change of {found}, the base has "
+                f"{self._base.spec.stored_tokens} tokens"
+            )
+
+    def _padded(self, rows: FloatArray) -> FloatArray:
+        """Rows of a table, with zeros for the spare tokens that it lacks."""
+        missing = self._base.spec.vocab_size - len(rows)
+        return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
     def _draft(self, parts: Sequence[Part], use: Use) -> Draft | None:
         shapes = [part.outline().shape for part in parts]
@@ -132,22 +208,17 @@ class AdapterSource:
     def _add(self, draft: Draft, part: Part, shape: tuple[int, ...], start: int, use: Use) -> None:
         name, stored = part.tensors[0]
         module = name.removesuffix(".weight")
-        if module == self._base.names.embedding:
-            return  # see `embedding`
+        if module in (self._base.names.embedding, self._base.names.head):
+            return  # see `embedding` and `head`
         if use in ("table", "positions"):
             if self.names.whole(name, stored) is not None or self.names.pair(module, embedding=True):
                 raise ModelError(f"{self._files.path}: {module} cannot be changed by an adapter")
             return
-        whole = self.names.whole(name, stored)
-        if whole is not None:
-            if use != "head":
-                raise ModelError(
-                    f"{self._files.path}: modules_to_save {module} is not supported: only embeddings, heads, norms and "
-                    "biases can be replaced"
-                )
-            draft.whole = whole
-        if use == "head":
-            draft.tokens = self.names.token_rows(module, stored)
+        if self.names.whole(name, stored) is not None:
+            raise ModelError(
+                f"{self._files.path}: modules_to_save {module} is not supported: only embeddings, heads, norms and "
+                "biases can be replaced"
+            )
         flip = self._base.names.transposed and use == "linear"
         if len(stored) == 3:
             pair, pick = self.names.stacked(part, module)
@@ -157,17 +228,31 @@ class AdapterSource:
             pick = self._picker(part, module, outputs, shape[0], flip) if pair else None
             if pair is not None:
                 self._check_shape(pair, module, (outputs, stored[0] if flip else stored[1]))
-        if pair is not None and pick is not None:
-            draft.add(pair, pick, start)
+        if pair is None or pick is None:
+            return
+        if part.columns is not None and pair.bias is not None and not self._base.shard.first:
+            pair = replace(pair, bias=None)  # added once to the sum of all ranks
+        draft.add(pair, pick, start, part.columns)
+        if part.columns is not None and pair.magnitude is not None:
+            draft.norms = self._row_norms(part, pick(pair.up) @ pair.down)
+
+    def _row_norms(self, part: Part, change: FloatArray) -> FloatArray:
+        """Norms of the rows of a changed weight of which the rank holds only some columns."""
+        if self._base.open is None:
+            raise ModelError(
+                f"{self._files.path}: use_dora needs the base's own weights: serve the checkpoint"
+            )
+        weight = np.array(replace(part, columns=None).read(self._base.open()), np.float32)
+        return _norms(weight + change)
 
     def _picker(
         self, part: Part, module: str, outputs: int, rows: int, flip: bool
     ) -> Callable[[FloatArray], FloatArray]:
         def pick(values: FloatArray) -> FloatArray:
             values = values.T if flip else values
-            return np.ascontiguousarray(values if part.take is None else part.take(values))
+            return np.ascontiguousarray(part.all_columns(values))
 
-        for width in (1, 2):  # a part that takes columns or turns the matrix gives other shapes
+        for width in (1, 2):  # a part that picks columns or turns the matrix gives other shapes
             try:
                 fits = pick(np.ones((outputs, width), np.float32)).shape == (rows, width)
             except (ValueError, IndexError):
@@ -187,24 +272,23 @@ class AdapterSource:
 def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "auto") -> Adapter:
     """The adapter's changes for the base's weights. ModelError if it does not fit, or a part of it has no place."""
     source = AdapterSource(base, files)
-    assembly = Assembly(base.spec, base.names, source)
-    made = assembly.weights()
+    made = Assembly(base.spec, base.names, source, base.shard).weights()
     builder = _Builder(base, files, "float16" if dtype == "float16" else None)
     builder.tree(msgspec.structs.replace(base.weights, embedding=None, head=None), made)
-    table = base.names.embedding
     if not base.spec.segments:
-        builder.embedding(base.weights.table, source.embedding(table, base.weights.table.shape[1]))
+        width = base.weights.table.shape[1]
+        builder.embedding(base.weights.table, source.embedding(base.names.embedding, width))
     if base.weights.head is not None:
-        head: Any = made.head
-        if base.spec.tie_embeddings:
-            head = source.matrix([assembly.head_part], "head")
-            head = source.names.with_tied_rows(head, Draft, table, base.weights.head.shape)
-        builder.product(base.weights.head, head, base.weights.head_bias, made.head_bias)
-    source.names.check_all_used()
-    if not (builder.products or builder.embeddings or builder.norms):
-        raise ModelError(f"{files.path}: the adapter changes nothing in this model")
+        builder.product(base.weights.head, source.head(), base.weights.head_bias, made.head_bias)
+    pooling = None if base.head_of is None else source.names.pooling_head(base.head_of)
+    if base.shard.first:  # some biases are there alone
+        source.names.check_all_used()
+        if not (builder.products or builder.embeddings or builder.norms or pooling):
+            raise ModelError(f"{files.path}: the adapter changes nothing in this model")
     kept: WeightType = base.dtype if dtype == "auto" else "bfloat16" if dtype == "bfloat16" else "float32"
-    return Adapter(builder.products, builder.embeddings, builder.norms, kept)
+    return Adapter(
+        builder.products, builder.embeddings, builder.norms, kept, str(files.path), files.digest, pooling
+    )
 
 
 class _Builder:
@@ -272,10 +356,10 @@ class _Builder:
         weight = None
         if draft.whole is not None:
             weight = self._base.backend.matrix([draft.whole], self._base.dtype)
-        change = Change(down, ups, None, shift, weight)
+        change = Change(down, ups, None, shift, weight, draft.bias)
         if draft.magnitude is None:
             return change
-        return msgspec.structs.replace(change, gain=_gain(matrix, change, draft.magnitude, axis))
+        return msgspec.structs.replace(change, gain=_gain(matrix, change, draft, axis))
 
     def _round(self, values: FloatArray) -> FloatArray:
         if self._rounded is None:
@@ -312,18 +396,26 @@ class _Builder:
         self.norms[id(own)] = msgspec.structs.replace(own, weight=weight, bias=bias)
 
 
-def _gain(matrix: Matrix, change: Change, magnitude: FloatArray, axis: int) -> FloatArray:
+def _gain(matrix: Matrix, change: Change, draft: Draft, axis: int) -> FloatArray:
     """DoRA's m / ||W + s B A|| by output: over rows of a product's weight, over columns of a table."""
-    values = matrix.dequantize()
-    values = values if axis else values.T
-    norms = np.ones(len(values), np.float32)
+    magnitude, norms = draft.magnitude, draft.norms
+    assert magnitude is not None
     assert change.down is not None
-    for up in change.ups:
-        stop = up.start + len(up.weight)
-        down = change.down[up.first : up.first + up.weight.shape[1]]
-        whole = values[up.start : stop] + up.weight @ down
-        norms[up.start : stop] = np.sqrt((whole.astype(np.float64) ** 2).sum(axis=1))
+    if norms is None:
+        values = matrix.dequantize()
+        values = values if axis else values.T
+        norms = np.ones(len(values), np.float32)
+        for up in change.ups:
+            stop = up.start + len(up.weight)
+            down = change.down[up.first : up.first + up.weight.shape[1]]
+            norms[up.start : stop] = _norms(values[up.start : stop] + up.weight @ down)
     gain: FloatArray = np.where(np.isnan(magnitude), 1, magnitude / np.maximum(norms, 1e-30)).astype(
         np.float32
     )
     return gain
+
+
+def _norms(values: FloatArray) -> FloatArray:
+    """The Euclidean norm of each row."""
+    norms: FloatArray = np.sqrt((values.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32)
+    return norms

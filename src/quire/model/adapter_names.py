@@ -13,9 +13,10 @@ from quire.devices.protocol import FloatArray
 from quire.errors import ModelError
 from quire.model.families.composite import PREFIXES
 from quire.model.families.names import TensorNames
+from quire.model.pooling import HeadReader, PoolingHead
 from quire.model.spec import ArchSpec
 from quire.weights.adapter import AdapterFiles, LowRank
-from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint import ChangedCheckpoint, Checkpoint
 from quire.weights.parts import Part
 
 EXPERTS = re.compile(r"(?P<layer>.*\.\d+\.)[\w.]*experts(\.base_layer|\.gate_up_proj|\.down_proj)?")
@@ -95,23 +96,37 @@ class AdapterNames:
 
         return pair, pick
 
-    def whole(self, tensor: str, shape: tuple[int, ...]) -> FloatArray | None:
-        """A tensor in place of the base's; also a copy of a table that differs from the base's."""
+    def whole(self, tensor: str, shape: tuple[int, ...], table: bool = False) -> FloatArray | None:
+        """A tensor in place of the base's; also a copy of a table that differs from the base's.
+
+        A `table` of tokens may have more rows than the base's, as far as there is room.
+        """
         name = self._whole.get(tensor) or self._copies.get(tensor)
         if name is None:
             return None
         found = self._files.shape(name)
-        if found != shape:
-            grown = len(found) == len(shape) == 2 and found[1] == shape[1] and found[0] > shape[0]
-            why = ": added tokens are not supported" if grown else ""
-            raise ModelError(
-                f"{self._files.path}: {tensor} is {list(found)}, the base has {list(shape)}{why}"
-            )
+        if found != shape and not (table and self._fits(found, shape, tensor)):
+            raise ModelError(f"{self._files.path}: {tensor} is {list(found)}, the base has {list(shape)}")
         self._used.add(name)
         values = self._files.values(name)
         if tensor in self._whole or not self._is_base(tensor, values):
             return values
         return None
+
+    def _fits(self, found: tuple[int, ...], shape: tuple[int, ...], what: str) -> bool:
+        """Whether a table has the base's rows and further ones. ModelError if there is no room for them."""
+        if len(found) != 2 or found[1] != shape[1] or found[0] < shape[0]:
+            return False
+        self.check_room(found[0], what)
+        return True
+
+    def check_room(self, tokens: int, what: str) -> None:
+        """ModelError unless the vocabulary may have so many tokens."""
+        if tokens > self._spec.vocab_size:
+            added = tokens - self._spec.stored_tokens
+            raise ModelError(
+                f"{self._files.path}: {what} adds {added} tokens: start with --lora-extra-vocab-size {added} or more"
+            )
 
     def token_rows(self, module: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], FloatArray] | None:
         """Ids and new rows of a table."""
@@ -121,18 +136,26 @@ class AdapterNames:
         ids, name = found
         self._used.add(name)
         rows = self._files.values(name)
-        if rows.shape != (len(ids), shape[1]) or max(ids) >= shape[0]:
+        if rows.shape != (len(ids), shape[1]):
             raise ModelError(f"{self._files.path}: trained rows of {module} do not fit {list(shape)}")
+        self.check_room(max(ids) + 1, f"trainable_token_indices of {module}")
         return ids, rows
 
-    def with_tied_rows(self, draft: Any, make: Callable[[int, str], Any], table: str, shape: Any) -> Any:
-        """The draft of a tied head with the trained rows of the table: they change in both."""
-        rows = self.token_rows(table, shape)
-        if rows is None:
-            return draft
-        draft = make(shape[0], self._names.head) if draft is None else draft
-        draft.tokens = draft.tokens or rows
-        return draft
+    def pooling_head(self, head_of: HeadReader) -> PoolingHead | None:
+        """The base's pooling head with the adapter's tensors; None if it changes none. ModelError: other shapes."""
+        left = {tensor: name for tensor, name in self._whole.items() if name not in self._used}
+        if not left or self._open is None:
+            return None
+        checkpoint = self._open()
+        mine = left.keys() & set(checkpoint.names())
+        for tensor in mine:
+            found, shape = self._files.shape(left[tensor]), checkpoint.shape(tensor)
+            if found != shape:
+                raise ModelError(f"{self._files.path}: {tensor} is {list(found)}, the base has {list(shape)}")
+        changed = ChangedCheckpoint(checkpoint, {tensor: self._files.values(left[tensor]) for tensor in mine})
+        head = head_of(changed)
+        self._used |= {left[tensor] for tensor in changed.read}
+        return head if changed.read else None
 
     def check_all_used(self) -> None:
         """ModelError if a part of the adapter has no place in the base."""

@@ -6,6 +6,7 @@ tensors that a checkpoint must have. So both always agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -42,7 +43,8 @@ class Assembly(PartAssembly):
         tied = spec.has_head and spec.tie_embeddings and shard.alone
         embedding = None
         if embeds:
-            embedding = self.source.matrix([self._embedding_part(width)], "head" if tied else "table")
+            rows = self._grown(self._embedding_part(width))
+            embedding = self.source.matrix(rows, "head" if tied else "table")
         positions = None
         if spec.position_offset is not None and embeds:
             shape = (spec.max_position + spec.position_offset, d)
@@ -61,16 +63,14 @@ class Assembly(PartAssembly):
             norm=self._norm(names.norm) if spec.final_norm and ends else None,
             project_out=project_out,
             head=self._head(embedding if tied else None) if spec.has_head and ends else None,
-            head_bias=self._vector(f"{names.head}.bias", spec.vocab_size, self._vocabulary)
-            if spec.head_bias and ends
-            else None,
+            head_bias=self._head_bias(self._own_rows) if ends else None,
         )
 
     def _embedding_part(self, width: int) -> Part:
         """The embedding table of tokens; with segments, the sums of tokens and segments, segment after segment."""
         spec, names = self.spec, self.names
         if not spec.segments:
-            return part(f"{names.embedding}.weight", (spec.vocab_size, width))
+            return part(f"{names.embedding}.weight", (spec.stored_tokens, width))
 
         def summed(words: Array, segments: Array) -> Array:
             table = words.astype(np.float32)
@@ -90,31 +90,51 @@ class Assembly(PartAssembly):
         """The head: the `embedding` if the same rank needs both whole, or this rank's rows of it."""
         if embedding is not None:
             return embedding
-        whole = self._embedding_part(self._width) if self.spec.tie_embeddings else self.head_part
+        rows = self._grown(self._head_part)
         if self.shard.whole:
-            return self.source.matrix([whole], "head")
-        return self.source.matrix([whole.cut(self._vocabulary)], "table")
+            return self.source.matrix(rows, "head")
+        return self.source.matrix(self._own_rows(rows), "table")
 
     def whole_head(self) -> tuple[Matrix, FloatArray | None]:
         """The head and its bias alone."""
-        spec = self.spec
-        part = self._embedding_part(self._width) if spec.tie_embeddings else self.head_part
-        bias = self._vector(f"{self.names.head}.bias", spec.vocab_size) if spec.head_bias else None
-        return self.source.matrix([part], "head"), bias
+        return self.source.matrix(self._grown(self._head_part), "head"), self._head_bias(list)
 
     @property
     def _width(self) -> int:
         return self.spec.embedding_size or self.spec.hidden_size
 
     @property
-    def _vocabulary(self) -> range:
-        """The rows of the head that belong to the shard."""
-        return self.shard.columns(self.spec.vocab_size)
-
-    @property
-    def head_part(self) -> Part:
+    def _head_part(self) -> Part:
+        """The stored rows of the head: its own, or those of the embedding that it is tied to."""
         spec = self.spec
-        return part(f"{self.names.head}.weight", (spec.vocab_size, self._width))
+        if spec.tie_embeddings:
+            return self._embedding_part(self._width)
+        return part(f"{self.names.head}.weight", (spec.stored_tokens, self._width))
+
+    def _head_bias(self, own: Callable[[list[Part]], list[Part]]) -> FloatArray | None:
+        """The bias of the head, of its `own` rows; that of spare tokens keeps them from being chosen."""
+        spec, size = self.spec, self.spec.stored_tokens
+        if not (spec.head_bias or spec.spare_tokens):
+            return None
+        stored = part(f"{self.names.head}.bias", (size,)) if spec.head_bias else _filled((size,), 0.0)
+        return self.source.vector(own(self._grown(stored, -np.inf)))
+
+    def _grown(self, stored: Part, fill: float = 0.0) -> list[Part]:
+        """Rows of the vocabulary: the stored ones, and those of spare tokens."""
+        spare = self.spec.spare_tokens
+        return [stored, _filled((spare, *stored.outline().shape[1:]), fill)] if spare else [stored]
+
+    def _own_rows(self, parts: list[Part]) -> list[Part]:
+        """Of rows of the vocabulary, those that belong to the shard."""
+        if self.shard.whole:
+            return parts
+        found, first, own = [], 0, self.shard.columns(self.spec.vocab_size)
+        for one in parts:
+            rows = one.outline().shape[0]
+            if mine := range(max(own.start - first, 0), min(own.stop - first, rows)):
+                found.append(one.cut(mine))
+            first += rows
+        return found
 
     def layer(self, i: int) -> LayerWeights:
         spec, (names, attention, mlp) = self.spec, self._parts[i % self.names.sublayers]
@@ -155,3 +175,8 @@ class Assembly(PartAssembly):
             out=self.source.matrix([self._linear(layer + names.per_layer_out, spec.hidden_size, size)]),
             post_norm=self._norm(layer + names.per_layer_post_norm),
         )
+
+
+def _filled(shape: tuple[int, ...], value: float) -> Part:
+    """A part that no tensor holds."""
+    return Part((), partial(np.full, shape, value, np.float32), shape)

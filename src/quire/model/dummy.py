@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from quire.model.pack import BFLOAT16, WantedTensor
+from quire.errors import ModelError
+from quire.model.families.names import TensorNames
+from quire.model.pack import BFLOAT16, WantedTensor, wanted_tensors
+from quire.model.spec import ArchSpec
 from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.gguf import is_gguf
+from quire.weights.source import Source
 from quire.weights.tensor import Array
 
 STANDARD_DEVIATION = 0.02
@@ -46,3 +51,15 @@ class DummyCheckpoint(Unquantized):
         if len(self.shape(name)) == 1 and name.endswith("weight"):
             block += 1
         return np.resize(block.astype(self.dtype(name)), self.shape(name))
+
+
+def dummy_checkpoint(source: Source, spec: ArchSpec, names: TensorNames) -> DummyCheckpoint:
+    """Random weights for a model of these files. ModelError: its weights are quantized."""
+    config = source.config
+    if config.get("quantization_config") is not None or is_gguf(source.path):
+        raise ModelError(
+            f"{source.where}: --load-format dummy makes float weights, and this model's are quantized: take "
+            "quantization_config out by --hf-overrides, and give --quantization"
+        )
+    named = config.get("torch_dtype") or config.get("dtype")
+    return DummyCheckpoint(wanted_tensors(spec, names), source.path, named in ("bfloat16", "float16"))

@@ -19,7 +19,7 @@ from quire.model import converted, engine_dir
 from quire.model.apart import taken_apart
 from quire.model.cost import Cost, cost_of, matrices
 from quire.model.decoder import Decoder
-from quire.model.dummy import DummyCheckpoint
+from quire.model.dummy import dummy_checkpoint
 from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
 from quire.model.families.names import TensorNames
 from quire.model.kv_scales import kv_scales, scaled_spec
@@ -32,7 +32,7 @@ from quire.model.pack import (
     pack_weights,
     wanted_tensors,
 )
-from quire.model.pooling import PoolingHead, max_length, read_pooling
+from quire.model.pooling import HeadReader, PoolingHead, max_length, read_pooling
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, ModelShape
 from quire.model.weights import DecoderWeights
@@ -50,12 +50,13 @@ class Reading:
     """How to read a model that its files alone do not describe.
 
     `architecture` takes the place of the config's own, `config` that of the same keys. With `dummy` the weights are
-    random, and no file of them is read.
+    random, and no file of them is read. `spare_tokens` makes room for tokens that adapters add.
     """
 
     architecture: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     dummy: bool = False
+    spare_tokens: int = 0
 
 
 AS_IT_IS = Reading()
@@ -69,8 +70,9 @@ class ModelInfo:
     `dtype` is the type of its values, `quantized` the types of its matrices if they are quantized. `weight_bytes` is
     the size of the values in `dtype` (vectors in float32). `generation` is generation_config.json, or empty.
     `directory` (or a GGUF file) also holds the tokenizer. `pooling` makes vectors of hidden states if the model defines
-    it. `limits` are those that an engine was built for. A `foreign` model runs on the backend of its own library.
-    `kv_scales` are those of each layer's keys and values, if the checkpoint has any.
+    it, and `head_of` reads it from another checkpoint of the model. `limits` are those that an engine was built for. A
+    `foreign` model runs on the backend of its own library. `kv_scales` are those of each layer's keys and values, if
+    the checkpoint has any.
     """
 
     directory: Path
@@ -84,6 +86,7 @@ class ModelInfo:
     pooling: PoolingHead | None = None
     quantized: Quantization | None = None
     foreign: bool = False
+    head_of: HeadReader | None = None
     kv_scales: tuple[KVScales | None, ...] = ()
 
     def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
@@ -338,7 +341,7 @@ def _converted(
     if reading != AS_IT_IS:
         raise ModelError(
             f"{directory} is a converted checkpoint: give --architecture, --hf-overrides and --load-format to "
-            "`quire convert`"
+            "`quire convert`; for --lora-extra-vocab-size serve the original"
         )
     opened = converted.OpenConverted(directory, dtype, quantized, shard)
     manifest = opened.manifest
@@ -376,8 +379,10 @@ def _open(path: Path, dtype: str, quantized: Quantization | None, reading: Readi
         raise UnknownArchitectureError(
             f"{error}. Its config and tensors look like those of {alike}: `--architecture {alike}` loads it as one"
         ) from None
+    if reading.spare_tokens:
+        spec = spec.with_spare_tokens(reading.spare_tokens)
     if reading.dummy:
-        checkpoint: Checkpoint = _dummy(source, spec, names)
+        checkpoint: Checkpoint = dummy_checkpoint(source, spec, names)
         names = names.fitted(checkpoint.names())
     else:
         checkpoint, names = _opened(source, spec, names)
@@ -386,10 +391,12 @@ def _open(path: Path, dtype: str, quantized: Quantization | None, reading: Readi
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)
     config = text_config(source.config, source.where) or source.config
     eos = eos_ids(source.generation, config, source.where)
-    head = read_pooling(path, source.config, spec.architecture, checkpoint, names)
+    head_of = partial(read_pooling, path, source.config, spec.architecture, names)
+    head = head_of(checkpoint)
     limits = UNLIMITED if head is None else engine_dir.EngineLimits(max_seq_len=max_length(path))
     info = model_info(path, spec, names, kept, quantized, eos, source.generation)
-    info = replace(info, pooling=head, limits=limits, kv_scales=kv_scales(source, spec, names))
+    scales = kv_scales(source, spec, names)
+    info = replace(info, pooling=head, limits=limits, head_of=head_of, kv_scales=scales)
     return OpenModel(info, spec, checkpoint, names)
 
 
@@ -406,21 +413,11 @@ def _opened(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[Checkpo
     return found, names
 
 
-def _dummy(source: Source, spec: ArchSpec, names: TensorNames) -> Checkpoint:
-    config = source.config
-    if config.get("quantization_config") is not None or is_gguf(source.path):
-        raise ModelError(
-            f"{source.where}: --load-format dummy makes float weights, and this model's are quantized: take "
-            "quantization_config out by --hf-overrides, and give --quantization"
-        )
-    named = config.get("torch_dtype") or config.get("dtype")
-    return DummyCheckpoint(wanted_tensors(spec, names), source.path, named in ("bfloat16", "float16"))
-
-
 def _check_unchanged(directory: Path, reading: Reading) -> None:
-    if reading.config or reading.dummy:
+    if reading.config or reading.dummy or reading.spare_tokens:
         raise ModelError(
-            f"{directory} is a built engine: give --hf-overrides and --load-format to `quire build`"
+            f"{directory} is a built engine: give --hf-overrides and --load-format to `quire build`; for "
+            "--lora-extra-vocab-size serve the checkpoint"
         )
 
 

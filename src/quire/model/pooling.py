@@ -6,7 +6,7 @@ work, so plain numpy in float64 does it, and no result depends on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -96,8 +96,12 @@ class PoolingHead:
         return x
 
 
+HeadReader = Callable[[Checkpoint], PoolingHead | None]
+"""Reads the pooling head of a model from a checkpoint of it."""
+
+
 def read_pooling(
-    directory: Path, config: Mapping[str, Any], architecture: str, checkpoint: Checkpoint, names: TensorNames
+    directory: Path, config: Mapping[str, Any], architecture: str, names: TensorNames, checkpoint: Checkpoint
 ) -> PoolingHead | None:
     """The pooling that the model's files define; None if they define none and the model is no encoder. ModelError."""
     classifier = CLASSIFIERS.get(architecture)

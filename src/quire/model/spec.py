@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from quire.devices.protocol import Activation, KVDtype, KVLayer, KVSpec, NormKind, Routing, Temperature
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 # The place of norms around attention and MLP (f), in order of appearance in decoder.py.
@@ -209,6 +209,8 @@ class ArchSpec(msgspec.Struct, frozen=True):
     (they are padded in the cache). `value_scale` multiplies values; `value_norm`: they are normed, without weights.
     `keys_as_values`: layers whose values are their keys before norm and rope. `layer_scale`: the stream is multiplied
     by a number after each layer. `gate_activation` is that of the attention gate.
+
+    The last `spare_tokens` of the vocabulary have no rows in the checkpoint: they are those that adapters add.
     """
 
     architecture: str
@@ -280,6 +282,25 @@ class ArchSpec(msgspec.Struct, frozen=True):
     layer_scale: bool = False
     gate_activation: Activation = "sigmoid"
     per_layer: PerLayerSpec | None = None
+    spare_tokens: int = 0
+
+    @property
+    def stored_tokens(self) -> int:
+        """Rows of the checkpoint's tables."""
+        return self.vocab_size - self.spare_tokens
+
+    def with_spare_tokens(self, count: int) -> ArchSpec:
+        """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""
+        for missing, what in (
+            (not self.has_head or self.bidirectional, "makes no text"),
+            (self.per_layer is not None, "has a table of tokens for each layer"),
+            (self.logit_cap is not None, "caps its logits"),
+        ):
+            if missing:
+                raise ConfigError(
+                    f"--lora-extra-vocab-size: {self.architecture} {what}: leave the option out"
+                )
+        return msgspec.structs.replace(self, vocab_size=self.vocab_size + count, spare_tokens=count)
 
     def check(self, where: str) -> None:
         """Raise ModelError, naming `where` and the field, for a model that no machine could hold or compute.

@@ -1,18 +1,20 @@
 """Beam search as a program: each beam is a live request; survivors fork from their parents and share its blocks.
 
 A step computes all beams in one batch. A beam whose own greedy token survives goes on. Other survivors fork, which
-copies at most one block. A beam without survivors is dropped.
+copies at most one block. A beam without survivors is dropped. Groups of beams (diverse search) share their first step.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from quire.grammar.compiler import Grammar
+from quire.grammar.matcher import Matcher
 from quire.params import SamplingParams
 from quire.program.adjust import Adjustment
 from quire.program.beams import BeamSearch, Candidate, Hypothesis
@@ -22,84 +24,118 @@ from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A live beam: the id of its request, its tokens so far with their scores, and their sum."""
+    """A live beam: the id of its request, its tokens so far with their scores, their sum, and its grammar's state."""
 
     id: str
     entries: tuple[TokenLogprobs, ...]
     total: float
+    matcher: Matcher | None
 
 
 def beam_search(request: Request, run: Run) -> Generator[None, Delta, list[Delta]]:
     """Search by `request.sampling.beam`; the last deltas are the best sequences, one per sample, best first."""
     rules = request.sampling.beam
     assert rules is not None
+    grammars: list[Grammar] = []
+    if request.grammar is not None:
+        run.compile(request.grammar, grammars.append)
+        while not grammars:
+            yield
     ends = frozenset({*request.eos_token_ids, *(request.sampling.stop_token_ids or ())})
-    search = BeamSearch(rules, len(request.tokens), request.max_tokens, ends)
-    searcher = _Searcher(request, run, search, Adjustment(request, ends))
-    live = [searcher.first()]
-    drawn: dict[str, deque[TokenLogprobs]] = {live[0].id: deque()}
-    while not search.is_done:
-        while not all(drawn[beam.id] for beam in live):
+    groups = [
+        BeamSearch(rules.of_group, len(request.tokens), request.max_tokens, ends)
+        for _ in range(rules.num_beam_groups)
+    ]
+    searcher = _Searcher(request, run, groups, Adjustment(request, rules, ends))
+    live = searcher.first(grammars[0] if grammars else None)
+    drawn: dict[str, deque[TokenLogprobs]] = {beam.id: deque() for beams in live for beam in beams}
+    while drawn:
+        while not all(drawn.values()):
             delta = yield
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 return [_failed(run, delta, index) for index in range(request.sampling.n)]
             drawn[delta.request_id].extend(delta.logprobs or ())
         # A beam may be steps ahead of forks that wait for a slot: its further tokens stay valid while it goes on.
-        entries = {beam.id: drawn[beam.id].popleft() for beam in live}
+        entries = {beam_id: waiting.popleft() for beam_id, waiting in drawn.items()}
         live = searcher.advance(live, entries)
-        drawn = {beam.id: drawn.get(beam.id, deque()) for beam in live}
-    for beam in live if search.keeps_live else ():
-        search.keep(Hypothesis(search.score(beam.total, False), False, beam.entries))
-    return list(_answers(request, run, search.pool))
+        drawn = {beam.id: drawn.get(beam.id, deque()) for beams in live for beam in beams}
+    pool = sorted((found for search in groups for found in search.pool), key=lambda found: -found.score)
+    return list(_answers(request, run, pool))
 
 
 class _Searcher:
-    """Runs the beams of one search."""
+    """Runs the beams of one search, group after group."""
 
-    def __init__(self, request: Request, run: Run, search: BeamSearch, adjustment: Adjustment) -> None:
-        self.request, self.run, self.search, self.adjustment = request, run, search, adjustment
+    def __init__(
+        self, request: Request, run: Run, groups: Sequence[BeamSearch], adjustment: Adjustment
+    ) -> None:
+        self.request, self.run, self.groups, self.adjustment = request, run, groups, adjustment
         self._ids = (f"{request.id}/{number}" for number in itertools.count())
 
-    def first(self) -> Beam:
-        """The only beam of the first step."""
-        beam = Beam(next(self._ids), (), 0.0)
+    def first(self, grammar: Grammar | None) -> list[list[Beam]]:
+        """The only beam of the first step, which all groups share."""
+        beam = Beam(next(self._ids), (), 0.0, None if grammar is None else grammar.matcher())
         self.run.add(self._reader(beam.id))
-        return beam
+        return [[beam] for _ in self.groups]
 
-    def advance(self, live: Sequence[Beam], entries: Mapping[str, TokenLogprobs]) -> list[Beam]:
-        """Take a step: keep completed beams, fork survivors, drop the rest. Returns the live beams, best first."""
-        search = self.search
+    def advance(
+        self, live: Sequence[Sequence[Beam]], entries: Mapping[str, TokenLogprobs]
+    ) -> list[list[Beam]]:
+        """Take a step: keep completed beams, fork survivors, drop the rest. Returns each group's beams, best first."""
+        chosen: Counter[int] = Counter()
+        going_on: set[str] = set()
+        following = []
+        for search, beams in zip(self.groups, live, strict=True):
+            following.append(self._advance(search, beams, entries, chosen, going_on) if beams else [])
+        for parent in {beam.id for beams in live for beam in beams} - going_on:
+            self.run.drop(parent)
+        return following
+
+    def _advance(
+        self,
+        search: BeamSearch,
+        live: Sequence[Beam],
+        entries: Mapping[str, TokenLogprobs],
+        chosen: Counter[int],
+        going_on: set[str],
+    ) -> list[Beam]:
+        """A group's step. `chosen` counts tokens of earlier groups; parents that go on join `going_on`."""
         candidates = [
             Candidate(place, token, logprob, beam.total + logprob)
             for place, beam in enumerate(live)
-            for token, logprob in self.adjustment.best(beam.entries, entries[beam.id], search.num_candidates)
+            for token, logprob in self.adjustment.best(
+                beam.entries, entries[beam.id], search.num_candidates, chosen, beam.matcher
+            )
         ]
         made = search.step(candidates)
         for candidate, score in made.completed:
             parent = live[candidate.parent]
             search.keep(Hypothesis(score, True, (*parent.entries, _entry(candidate, entries[parent.id]))))
         search.settle([candidate.total for candidate in made.survivors])
-        following, going_on = [], set()
+        chosen.update(candidate.token for candidate in made.survivors)
+        following = []
         for candidate in made.survivors:
-            parent, entry = live[candidate.parent], entries[live[candidate.parent].id]
-            own = candidate.token == entry.token
-            beam_id = parent.id if own else next(self._ids)
-            beam = Beam(beam_id, (*parent.entries, _entry(candidate, entry)), candidate.total)
+            parent = live[candidate.parent]
+            grown = (*parent.entries, _entry(candidate, entries[parent.id]))
+            matcher = None if parent.matcher is None else parent.matcher.followed_by(candidate.token)
+            if search.is_done or (matcher is not None and matcher.ended and not search.ends):
+                if search.keeps_live or not search.is_done:
+                    search.keep(Hypothesis(search.score(candidate.total, False), False, grown))
+                continue
+            own = candidate.token == entries[parent.id].token and parent.id not in going_on
+            beam = Beam(parent.id if own else next(self._ids), grown, candidate.total, matcher)
             following.append(beam)
             if own:
                 going_on.add(parent.id)
-            elif not search.is_done:
-                self.run.fork(parent.id, self._reader(beam_id), [entry.token for entry in beam.entries])
-        for parent in live:
-            if parent.id not in going_on:
-                self.run.drop(parent.id)
+            else:
+                self.run.fork(parent.id, self._reader(beam.id), [entry.token for entry in beam.entries])
         return following
 
     def _reader(self, beam_id: str) -> Request:
         """A request that never ends by itself and reports the best tokens of each step."""
         params = SamplingParams(
             temperature=0.0,
-            logprobs=self.adjustment.num_top(self.search.num_candidates),
+            logprobs=self.adjustment.num_top(self.groups[0].num_candidates),
             max_tokens=None,
             ignore_eos=True,
             detokenize=False,
@@ -111,6 +147,7 @@ class _Searcher:
             max_tokens=self.request.max_tokens + 1,  # the search counts steps, and ends it
             eos_token_ids=(),
             bad_words_token_ids=(),
+            grammar=None,
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from quire.errors import EngineError
+from quire.grammar.compiler import Grammar, GrammarCompiler
 from quire.steps import Event
 from quire.types import Delta, EngineStats, Request, ScheduledBatch
 
@@ -46,7 +48,14 @@ Later = tuple["Run", Future[Any], Callable[[Any], None]]
 class Run:
     """The requests of one program. It receives their deltas; when it ends, the rest are dropped."""
 
-    def __init__(self, request: Request, core: Core, owners: dict[str, Run], later: list[Later]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        core: Core,
+        owners: dict[str, Run],
+        later: list[Later],
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.request = request
         self.live: dict[str, int] = {}  # samples that run, by request
         self.num_cached = 0  # prompt tokens of the first request found in the prefix cache
@@ -54,6 +63,7 @@ class Run:
         self._core = core
         self._owners = owners  # the runs of all live requests
         self._later = later  # work of all runs
+        self._grammars = grammars
         self._first = True
 
     def add(self, request: Request) -> None:
@@ -85,6 +95,12 @@ class Run:
     def later(self, work: Future[T], take: Callable[[T], None]) -> None:
         """Call `take` with the result of `work` between two steps; then the program goes on, with an empty delta."""
         self._later.append((self, work, take))
+
+    def compile(self, grammar: str, take: Callable[[Grammar], None]) -> None:
+        """Call `take` with a compiled grammar between two steps; then the program goes on, with an empty delta."""
+        if self._grammars is None:
+            raise EngineError("this engine was started without support for grammars")
+        self.later(self._grammars.submit(grammar), take)
 
     @property
     def waits(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, TypeVar
 
+from quire.grammar.compiler import GrammarCompiler
 from quire.program.beam import beam_search
 from quire.program.core import Core, Later, Program, Run
 from quire.program.interpret import Interpreting
@@ -24,8 +25,8 @@ IDLE_WAIT = 0.01  # seconds for which an idle step waits for the tokenizer
 class Programs(Generic[C]):
     """A core whose requests may be programs. A program that raises ends only its own request, with an error."""
 
-    def __init__(self, core: C, texts: Texts | None = None) -> None:
-        self.core = core
+    def __init__(self, core: C, texts: Texts | None = None, grammars: GrammarCompiler | None = None) -> None:
+        self.core, self._grammars = core, grammars
         self.texts = texts or Texts(None, 0, False)
         self._interpret = Interpreting(core, self.texts)
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
@@ -78,7 +79,7 @@ class Programs(Generic[C]):
             self._start(request, program)
 
     def _start(self, request: Request, program: Program) -> None:
-        run = Run(request, self.core, self._owners, self._later)
+        run = Run(request, self.core, self._owners, self._later, self._grammars)
         steps = program(request, run)
         self._runs[request.id] = run, steps
         self._resume(run, lambda: next(steps))

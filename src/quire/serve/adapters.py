@@ -14,16 +14,22 @@ from quire.client.client import AsyncEngine
 from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineError, ModelError
 from quire.serve.options import ServerConfig
+from quire.weights.adapter import table_rows
 from quire.weights.hub import find_adapter
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of --lora-modules; `base_model_name` is accepted for vLLM's sake: the base is the served model."""
+    """An entry of --lora-modules.
+
+    Two fields are accepted for vLLM's sake: `base_model_name` is the served model, and `is_3d_lora_weight` follows from
+    the adapter's shapes.
+    """
 
     name: str
     path: str
     base_model_name: str | None = None
     pinned: bool = False
+    is_3d_lora_weight: bool = False
 
 
 def read_modules(given: tuple[str, ...]) -> list[LoraModule]:
@@ -88,7 +94,9 @@ class Adapters:
             digest = await self._engine.load_adapter(str(directory), pinned)
             old = self.loaded.find(name)
             forgotten = self.loaded.remove(name) if old is not None and old.digest != digest else None
-            found = self.loaded.add(name, path, str(directory), digest, pinned=pinned)
+            spare = self._engine.config.lora.spare_tokens
+            tokens = await asyncio.to_thread(table_rows, directory) if spare else 0
+            found = self.loaded.add(name, path, str(directory), digest, pinned=pinned, tokens=tokens)
             if forgotten is not None:
                 await self._engine.unload_adapter(forgotten)
             return found

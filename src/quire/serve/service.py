@@ -79,12 +79,12 @@ class Service:
     def healthy(self) -> bool:
         return self.engine.healthy and not self.draining
 
-    def check_model(self, name: str | None, generates: bool = True) -> str:
-        """The name for the answer; 404 if that model is not served. Adapters are models that only generate."""
+    def check_model(self, name: str | None) -> str:
+        """The name for the answer, of the model or of an adapter; 404 if there is no such model."""
         if name is None or name in self.names:
             return name or self.name
         adapters = [one.name for one in self.adapters.loaded.all]
-        if generates and name in adapters:
+        if name in adapters:
             return name
         raise not_found(
             f"The model `{name}` does not exist; this server has {', '.join((*self.names, *adapters))}.",
@@ -171,13 +171,18 @@ class Service:
         """
         self.check_draining()
         prompts = [replace(p, request=await self.with_grammar(p.request, p.constrained_by)) for p in prompts]
-        self.check_model(model)  # an adapter may have been unloaded meanwhile
-        adapter = self.adapters.loaded.find(model)
-        prompts = [
-            replace(p, request=with_adapter(self.owned(http, p.request, call_id), adapter)) for p in prompts
-        ]
+        prompts = [replace(p, request=self.assigned(http, p.request, call_id, model)) for p in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)
+
+    def assigned(self, http: HttpRequest, request: Request, call_id: str, model: str) -> Request:
+        """The request with its owner, and with the adapter that is the call's model.
+
+        404 if that adapter was unloaded meanwhile.
+        """
+        self.check_model(model)
+        owned = self.owned(http, request, call_id)
+        return with_adapter(owned, self.adapters.loaded.find(model), self.front.info)
 
     def owned(self, http: HttpRequest, request: Request, call_id: str) -> Request:
         """The request with its owner, who takes turns with others: a user with an API key, or without keys a call.

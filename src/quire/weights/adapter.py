@@ -109,10 +109,7 @@ def open_adapter(path: Path, max_rank: int) -> AdapterFiles:
         raise ModelError(f"{path}: no {CONFIG}; give the directory of an adapter in PEFT's layout")
     config = _Config(path, read_json(path / CONFIG, most=MAX_CONFIG))
     config.check(max_rank)
-    found = [(path / name, opener) for name, opener in WEIGHTS if (path / name).exists()]
-    if not found:
-        raise ModelError(f"{path}: no weights found; looked for {', '.join(name for name, _ in WEIGHTS)}")
-    weights, opener = found[0]
+    weights, opener = _weights(path)
     checkpoint = opener(weights)
     tensors = _sorted(weights, checkpoint)
     loras = {
@@ -132,6 +129,24 @@ def open_adapter(path: Path, max_rank: int) -> AdapterFiles:
         digest=_digest(path / CONFIG, weights),
         checkpoint=checkpoint,
     )
+
+
+def table_rows(path: Path) -> int:
+    """Tokens of the largest table that an adapter brings whole, or trains rows of; 0: of none. ModelError."""
+    config = _Config(path, read_json(path / CONFIG, most=MAX_CONFIG))
+    weights, opener = _weights(path)
+    checkpoint = opener(weights)
+    found = _sorted(weights, checkpoint)
+    shapes = [checkpoint.shape(name) for name in (*found.whole.values(), *found.copies.values())]
+    rows = [shape[0] for shape in shapes if len(shape) == 2]
+    return max([0, *rows, *(1 + max(config.tokens_of(module)) for module in found.tokens)])
+
+
+def _weights(path: Path) -> tuple[Path, Callable[[Path], Checkpoint]]:
+    found = [(path / name, opener) for name, opener in WEIGHTS if (path / name).exists()]
+    if not found:
+        raise ModelError(f"{path}: no weights found; looked for {', '.join(name for name, _ in WEIGHTS)}")
+    return found[0]
 
 
 @dataclass(frozen=True, slots=True)

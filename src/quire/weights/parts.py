@@ -19,35 +19,40 @@ Take = Callable[..., Array]
 class Part:
     """A weight in the backend's form, made from one tensor or several.
 
-    `tensors` are (name, shape in the checkpoint); `take` gets the arrays and returns [O, K] or [O]. If it computes
-    values and does not only pick them, `shape` is that of its result.
+    `tensors` are (name, shape in the checkpoint); `take` gets the arrays and returns [O, K] or [O], of which `columns`
+    are kept. If it computes values and does not only pick them, `shape` is that of the result.
     """
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     take: Take | None = None
     shape: tuple[int, ...] | None = None
+    columns: range | None = None
 
     def read(self, checkpoint: Checkpoint) -> Array:
         """The values. Only the rows taken from a quantized tensor are decoded."""
         if self.layout(checkpoint) is not None:
             return self.quantized(checkpoint).dequantize()
-        return self._taken([checkpoint.get(name) for name, _ in self.tensors])
+        return self.taken(*(checkpoint.get(name) for name, _ in self.tensors))
 
     def cut(self, rows: range | None = None, columns: range | None = None) -> Part:
         """Only these rows, or columns, of the result."""
         if rows is None and columns is None:
             return self
+        take = self.take
+        if rows is not None:
 
-        def take(*arrays: Array) -> Array:
-            taken = self._taken(list(arrays))
-            taken = taken if rows is None else taken[rows.start : rows.stop]
-            return taken if columns is None else taken[:, columns.start : columns.stop]
+            def take(*arrays: Array) -> Array:
+                return self.all_columns(*arrays)[rows.start : rows.stop]
 
         shape = self.shape
         if shape is not None:
             kept = (shape[0] if rows is None else len(rows), *shape[1:])
             shape = kept if columns is None else (kept[0], len(columns))
-        return Part(self.tensors, take, shape)
+        if columns is None:
+            columns = self.columns
+        elif self.columns is not None:
+            columns = self.columns[columns.start : columns.stop]
+        return Part(self.tensors, take, shape, columns)
 
     def layout(self, checkpoint: Checkpoint) -> AnyLayout | None:
         """The part's quantized layout; None if it is not quantized, or not made of whole rows."""
@@ -67,7 +72,7 @@ class Part:
         """An array of the result's shape that takes no memory."""
         if self.shape is not None:
             return np.broadcast_to(np.float32(0), self.shape)
-        return self._taken([np.broadcast_to(np.float32(0), shape) for _, shape in self.tensors])
+        return self.taken(*(np.broadcast_to(np.float32(0), shape) for _, shape in self.tensors))
 
     def rows(self) -> Rows | None:
         """The rows that the part takes from its only tensor, leading axes counted as one; None if it changes rows.
@@ -78,12 +83,18 @@ class Part:
         if len(shape) < 2:
             return None
         numbers = np.arange(prod(shape[:-1]), dtype=np.intp).reshape(*shape[:-1], 1)
-        taken, outline = self._taken([numbers]), self.outline()
+        taken, outline = self.taken(numbers), self.outline()
         whole = taken.ndim == 2 and taken.shape[1] == 1 and outline.shape == (len(taken), shape[-1])
         return taken[:, 0] if whole else None
 
-    def _taken(self, arrays: list[Array]) -> Array:
+    def all_columns(self, *arrays: Array) -> Array:
+        """What the part takes from its tensors' arrays, with all columns."""
         return arrays[0] if self.take is None else self.take(*arrays)
+
+    def taken(self, *arrays: Array) -> Array:
+        """What the part takes from its tensors' arrays."""
+        taken = self.all_columns(*arrays)
+        return taken if self.columns is None else taken[:, self.columns.start : self.columns.stop]
 
 
 def part(name: str, shape: tuple[int, ...], take: Take | None = None) -> Part:

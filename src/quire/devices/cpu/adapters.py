@@ -32,7 +32,7 @@ class AdapterPacker:
             packed = self._embedding(change)
             found += [(*place, *packed, None) for place in _places(recorder.embeddings, key)]
         for key, norm in adapter.norms.items():
-            nothing: tuple[Any, ...] = (None, None, [], None, None, None)
+            nothing: tuple[Any, ...] = (None, None, [], None, None, None, None)
             found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recorder.norms, key)]
         return found
 
@@ -53,7 +53,7 @@ class AdapterPacker:
 
 def _rest(change: Change) -> tuple[Any, ...]:
     weight = None if change.weight is None else packed_of(change.weight)
-    return float_array(change.gain), float_array(change.shift), weight
+    return float_array(change.gain), float_array(change.shift), weight, float_array(change.bias)
 
 
 def _places(places: dict[int, list[tuple[int, int]]], key: int) -> list[tuple[int, int]]:

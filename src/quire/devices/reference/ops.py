@@ -115,6 +115,8 @@ class ReferenceOps:
         change = self.adapters.product(i, weight) if self.adapters.active else None
         if change is not None and change.weight is not None:
             own = own_matrix(change.weight)
+        if change is not None and change.bias is not None:
+            bias = change.bias
         y: Float64Array = own.values @ own.seen(row)
         for up in () if change is None else change.ups:
             assert change is not None

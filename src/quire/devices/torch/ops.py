@@ -266,7 +266,7 @@ class TorchOps:
                 row[up.start : up.start + len(low)] += low
             if change.gain is not None:
                 row = row * tensor_like(x, change.gain)
-            for vector in (bias, change.shift):
+            for vector in (bias if change.bias is None else change.bias, change.shift):
                 row = row if vector is None else row + tensor_like(x, vector)
             added[i] = row
         return added

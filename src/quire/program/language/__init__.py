@@ -23,11 +23,13 @@ from quire.program.language.expressions import (
     video,
 )
 from quire.program.language.function import Function, flush_cache, function, set_default_backend
+from quire.program.language.runtime import Runtime
 from quire.program.language.state import Group, State
 
 __all__ = [
     "Function",
     "Group",
+    "Runtime",
     "RuntimeEndpoint",
     "State",
     "assistant",

@@ -22,6 +22,7 @@ class Pool:
 
     kind: Pooling
     activate: bool = True
+    head: PoolingHead | None = None
     count: int = 0
     total_D: NDArray[np.float64] | float = 0.0
     vectors: list[float] = field(default_factory=list)
@@ -53,17 +54,22 @@ class PoolingPart:
     """Makes one vector of each request with `pooling`: the mean, last or first hidden state, then the model's head;
     or one of each token.
 
-    Without a head the vector is scaled to length 1.
+    Without a head the vector is scaled to length 1. `of_adapters` has the heads of adapters that bring one, by digest.
     """
 
     def __init__(self, head: PoolingHead | None) -> None:
         self._head = head
+        self.of_adapters: dict[str, PoolingHead] = {}
         self._pools: dict[int, Pool] = {}
         self._parts: list[PooledRows] = []
 
     def set(self, new: NewSeq) -> None:
-        if new.request.pooling is not None:
-            self._pools[new.slot] = Pool(new.request.pooling, new.request.activate)
+        request = new.request
+        if request.pooling is not None:
+            head = (
+                self._head if request.adapter is None else self.of_adapters.get(request.adapter, self._head)
+            )
+            self._pools[new.slot] = Pool(request.pooling, request.activate, head)
 
     def clear(self, slot: int) -> None:
         self._pools.pop(slot, None)
@@ -103,15 +109,15 @@ class PoolingPart:
                 output.embeddings[part.slot] = pool.vectors if every else self._vector(pool, pool.mean())
 
     def _add(self, pool: Pool, row_D: NDArray[np.float64]) -> None:
-        own = row_D if self._head is None else self._head.each(row_D)
+        own = row_D if pool.head is None else pool.head.each(row_D)
         if pool.kind == "all":
             pool.vectors += self._vector(pool, own)
         else:
             pool.add(own)
 
     def _vector(self, pool: Pool, x_D: NDArray[np.float64]) -> list[float]:
-        if self._head is not None:
-            return self._head(x_D, pool.activate)
+        if pool.head is not None:
+            return pool.head(x_D, pool.activate)
         if pool.activate:
             return unit_vector(x_D)
         vector: list[float] = x_D.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.serve.fields.shapes import Fields, Refused
+from quire.serve.fields.shapes import Fields
 
 
 class LoadAdapterRequest(msgspec.Struct):
@@ -27,7 +27,7 @@ LOAD_ADAPTER = Fields(
         "load_inplace": "replace the adapter of that name",
         "pinned": "keep it in memory",
     },
-    refused={"is_3d_lora_weight": Refused("the layout of experts is found from the shapes")},
+    ignored={"is_3d_lora_weight": "the layout of experts is found from the shapes"},
 )
 UNLOAD_ADAPTER = Fields(
     path="/v1/unload_lora_adapter",

@@ -68,6 +68,9 @@ GENERATE = {
     "beam_width": "sequences that the search keeps, n by default",
     "length_penalty": "beam search: exponent of the length that scores are divided by",
     "early_stopping": "beam search: true, false or never as in transformers; vLLM's search by default",
+    "num_beam_groups": "beam search: groups that search in turn for different sequences",
+    "diversity_penalty": "beam search: what a token loses for each beam of earlier groups that took it",
+    "no_repeat_ngram_size": "beam search: runs of so many tokens occur once",
 }
 
 _NO_EFFECT = "has no effect on the answer"

@@ -37,14 +37,14 @@ _encode = msgspec.json.Encoder().encode
 
 async def classify(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, CLASSIFY)
-    model = service.check_model(body.model, generates=False)
+    model = service.check_model(body.model)
     call_id = service.new_id("classify-", http, body.request_id)
     info = service.front.info
     if info.scores is None:
         raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
     requests = await pooled_requests(service, http, body, None, call_id)
     one_each(requests, "model")
-    vectors = await run_vectors(service, http, requests)
+    vectors = await run_vectors(service, http, requests, model)
 
     def answer() -> bytes:
         data = []

@@ -62,10 +62,10 @@ def _pooling_of(service: Service, body: PoolingRequest) -> Pooling | None:
 
 async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     body = await service.read(http, POOLING)
-    model = service.check_model(body.model, generates=False)
+    model = service.check_model(body.model)
     call_id = service.new_id("pool-", http, body.request_id)
     requests = await pooled_requests(service, http, body, _pooling_of(service, body), call_id)
-    vectors = await run_vectors(service, http, requests)
+    vectors = await run_vectors(service, http, requests, model)
     count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in requests)
     return await service.make(count, lambda: _answer(service, body, model, call_id, requests, vectors))
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.client.adapters import with_adapter
 from quire.client.program_checks import MAX_CHOICES, MAX_DEPTH, MAX_LANES, MAX_STEPS, MAX_TOKENS
 from quire.client.program_events import ProgramReader
 from quire.client.programs import program_request
@@ -163,7 +162,6 @@ async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
     service.check_draining()
     request = await service.work(http, make, renders=True)
     gens = tuple([await service.with_grammar(gen, "steps") for gen in request.gens])
-    request = service.owned(http, msgspec.structs.replace(request, gens=gens), call_id)
-    request = with_adapter(request, service.adapters.loaded.find(model))
+    request = service.assigned(http, msgspec.structs.replace(request, gens=gens), call_id, model)
     service.check_draining()
     return ProgramAnswer(RunningProgram(service, call_id, request), model, bool(body.stream))

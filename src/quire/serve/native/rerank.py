@@ -34,14 +34,14 @@ _encode = msgspec.json.Encoder().encode
 async def rerank(service: Service, http: HttpRequest) -> bytes:
     """Read, check, queue and wait. Documents with equal scores keep their order."""
     body = await service.read(http, RERANK)
-    model = service.check_model(body.model, generates=False)
+    model = service.check_model(body.model)
     call_id = service.new_id("rerank-", http, body.request_id)
     if (body.query is None) == (body.queries is None):
         raise invalid("give one of query, queries", "query", "missing_required_parameter")
     query = body.query or body.queries or ""
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     scoring = await plan_pairs(service, http, body, [query], texts, call_id)
-    vectors = await run_vectors(service, http, scoring.requests)
+    vectors = await run_vectors(service, http, scoring.requests, model)
     scores = await service.make(len(vectors), lambda: scoring.scores(vectors))
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
     shown = texts if body.return_documents else [None] * len(scores)

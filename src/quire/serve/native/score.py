@@ -43,13 +43,10 @@ _SECONDS = ("text_2", "documents", "items", "data_2")
 
 async def score(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, SCORE)
-    model, call_id = (
-        service.check_model(body.model, generates=False),
-        service.new_id("score-", http, body.request_id),
-    )
+    model, call_id = service.check_model(body.model), service.new_id("score-", http, body.request_id)
     firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
     scoring = await plan_pairs(service, http, body, firsts, seconds, call_id)
-    vectors = await run_vectors(service, http, scoring.requests)
+    vectors = await run_vectors(service, http, scoring.requests, model)
 
     def answer() -> bytes:
         data = [Scored(i, value) for i, value in enumerate(scoring.scores(vectors))]

@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 async def embed(service: Service, http: HttpRequest) -> bytes | Response:
     """Read, check, queue and wait. Vectors come in the order of the input."""
     body = await service.read(http, EMBEDDINGS)
-    model = service.check_model(body.model, generates=False)
+    model = service.check_model(body.model)
     if service.front.info.scores is not None:
         raise invalid(
             f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
@@ -54,7 +54,7 @@ async def embed(service: Service, http: HttpRequest) -> bytes | Response:
     call_id = service.new_id("embd-", http, body.request_id)
     requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
     one_each(requests, "pooling")
-    vectors = await run_vectors(service, http, requests)
+    vectors = await run_vectors(service, http, requests, model)
 
     def answer() -> bytes | Response:
         kept, usage = vectors_of(vectors, body.dimensions), usage_of(requests)

@@ -120,6 +120,9 @@ class SamplingFields(DrawFields, kw_only=True):
     beam_width: Count | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    num_beam_groups: Count | None = None
+    diversity_penalty: float | None = None
+    no_repeat_ngram_size: Count | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):

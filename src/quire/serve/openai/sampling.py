@@ -53,6 +53,9 @@ def _beam(body: SamplingFields) -> dict[str, Any]:
         beam_width=body.beam_width or body.n or 1,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         early_stopping=body.early_stopping,
+        num_beam_groups=1 if body.num_beam_groups is None else body.num_beam_groups,
+        diversity_penalty=body.diversity_penalty or 0.0,
+        no_repeat_ngram_size=body.no_repeat_ngram_size or 0,
     )
     return {"beam": rules}
 

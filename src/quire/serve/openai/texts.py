@@ -88,11 +88,16 @@ def usage_of(requests: Sequence[Request]) -> TextUsage:
     return TextUsage(count, count)
 
 
-async def run_vectors(service: Service, http: HttpRequest, requests: list[Request]) -> list[list[float]]:
-    """Queue pooled requests and wait for their vectors, in order. A client that disconnects aborts them."""
+async def run_vectors(
+    service: Service, http: HttpRequest, requests: list[Request], model: str
+) -> list[list[float]]:
+    """Queue pooled requests of a model or adapter and wait for their vectors, in order.
+
+    A client that disconnects aborts them.
+    """
     service.check_draining()
     front = service.front
-    own = [service.owned(http, request, http.state.request_id) for request in requests]
+    own = [service.assigned(http, request, http.state.request_id, model) for request in requests]
     texts = split_long(own, front.longest_input)
     with service.engine.submit([part for parts in texts for part in parts]) as generation:
         async with watched(http.receive, generation):

@@ -38,7 +38,7 @@ async def _vectors(service: Service, http: HttpRequest, fields: EmbedFields, act
     texts = TextsRequest(input=[*prompts], priority=body.priority, use_activation=activate)
     requests = await pooled_requests(service, http, texts, None, service.new_id("", http))
     one_each(requests, "model")
-    vectors = await run_vectors(service, http, requests)
+    vectors = await run_vectors(service, http, requests, service.name)
 
     def answer() -> bytes:
         seconds = time.monotonic() - began

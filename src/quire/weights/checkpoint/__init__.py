@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from quire.weights.checkpoint.torch_pickle import TorchFile
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
 
-__all__ = ["Checkpoint", "ShardedCheckpoint", "open_checkpoint"]
+__all__ = ["ChangedCheckpoint", "Checkpoint", "ShardedCheckpoint", "open_checkpoint"]
 
 # In order of preference, as transformers looks for them.
 FORMATS: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
@@ -66,6 +66,21 @@ class ShardedCheckpoint:
 
     def rounding(self, name: str) -> Rounding | None:
         return self._owner[name].rounding(name)
+
+
+class ChangedCheckpoint(ShardedCheckpoint):
+    """A checkpoint with some tensors replaced by others of the same shape. `read` notes which of them were read."""
+
+    def __init__(self, base: Checkpoint, changes: Mapping[str, Array]) -> None:
+        super().__init__([base])
+        self._changes = changes
+        self.read: set[str] = set()
+
+    def get(self, name: str) -> Array:
+        if name not in self._changes:
+            return super().get(name)
+        self.read.add(name)
+        return self._changes[name]
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
