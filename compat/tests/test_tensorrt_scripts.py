@@ -98,20 +98,37 @@ def test_quantize(qformat: str, installed: Installed, tmp_path: Path) -> None:
     assert text_of(tmp_path / "e") == text_of(tmp_path / "q")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (f"trtllm-build --checkpoint_dir {MODEL} --max_draft_len 4", "--max_draft_len 4 is not supported"),
-        (f"trtllm-build --checkpoint_dir {MODEL} --gather_context_logits", "nearest is logprobs and prompt"),
-        (f"convert_checkpoint.py --model_dir {MODEL} --int8_kv_cache", "chosen when the engine serves"),
-        (f"convert_checkpoint.py --model_dir {MODEL} --smoothquant 0.5", "quantize.py --qformat int8_sq"),
-        (f"convert_checkpoint.py --model_dir {MODEL} --tp_size 7", "can be divided among"),
-        (f"quantize.py --model_dir {MODEL} --kv_cache_dtype fp8", "--kv_cache_dtype fp8 is not supported"),
-        (f"trtllm-serve {MODEL} --context_parallel_size 2", "--context_parallel_size 2 is not supported"),
-    ],
-)
-def test_what_is_not_done_is_named(line: str, said: str, installed: Installed, tmp_path: Path) -> None:
-    assert said in run(installed, tmp_path, line, status=1)
+REFUSED = [
+    (f"build --checkpoint_dir {MODEL} --max_draft_len 4", "--max_draft_len 4 is not supported"),
+    (f"build --checkpoint_dir {MODEL} --gather_context_logits", "nearest is logprobs and prompt"),
+    (f"build --checkpoint_dir {MODEL} --streamingllm enable", "--streamingllm enable is not supported"),
+    ("build", "name the checkpoint"),
+    (f"convert --model_dir {MODEL} --int8_kv_cache", "chosen when the engine serves"),
+    (f"convert --model_dir {MODEL} --smoothquant 0.5", "quantize.py --qformat int8_sq"),
+    (f"convert --model_dir {MODEL} --tp_size 7", "can be divided among"),
+    (f"quantize --model_dir {MODEL} --kv_cache_dtype fp8", "--kv_cache_dtype fp8 is not supported"),
+    (f"serve {MODEL} --context_parallel_size 2", "--context_parallel_size 2 is not supported"),
+    ("bench build", "name the model"),
+]
+
+
+def test_what_is_not_done_is_named(installed: Installed, tmp_path: Path) -> None:
+    code = """
+import importlib, shlex, sys
+
+for line in sys.argv[1:]:
+    program, *words = shlex.split(line)
+    try:
+        importlib.import_module(f"tensorrt_llm.commands.{program}").main(words)
+    except SystemExit as stop:
+        print(f"status {stop.code}", file=sys.stderr)
+"""
+    command = [str(installed.python), "-c", code, *(line for line, _ in REFUSED)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=installed.variables)
+    lines = done.stderr.splitlines()
+    assert lines[1::2] == ["status 1"] * len(REFUSED), done.stderr
+    for line, (_, said) in zip(lines[::2], REFUSED, strict=True):
+        assert said in line
 
 
 def test_an_unknown_option_is_refused(installed: Installed, tmp_path: Path) -> None:

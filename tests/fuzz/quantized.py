@@ -77,7 +77,7 @@ def fuzz_quantized(folder: Path) -> Callable[[Random], None]:
         if rng.random() < 0.3:
             settings = mutate_json(rng, settings)
         for _ in range(rng.randint(0, 2)):
-            _spoil(rng, tensors)
+            spoil(rng, tensors)
         save_file(
             {name: np.ascontiguousarray(t) for name, t in tensors.items()}, folder / "model.safetensors"
         )
@@ -92,7 +92,7 @@ def fuzz_quantized(folder: Path) -> Callable[[Random], None]:
     return case
 
 
-def _spoil(rng: Random, tensors: Tensors) -> None:
+def spoil(rng: Random, tensors: Tensors) -> None:
     """Remove, retype, reshape or fill one tensor, or give it a value at the edge."""
     name = rng.choice(list(tensors))
     tensor, kind = tensors[name], rng.randrange(6)

@@ -31,6 +31,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
 from tests.engine_files import rewrite_weights, seal
+from tests.fuzz.converted import fuzz_converted
 from tests.fuzz.gguf_files import fuzz_gguf, fuzz_gguf_blocks
 from tests.fuzz.mutate import mutate_bytes, mutate_json, read_all
 from tests.fuzz.quantized import fuzz_quantized
@@ -215,4 +216,5 @@ TARGETS: Mapping[str, Callable[[Path], Case]] = {
     "tokenizers": fuzz_tokenizers,
     "quantized": fuzz_quantized,
     "engines": fuzz_engines,
+    "converted": fuzz_converted,
 }

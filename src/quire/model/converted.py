@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix
-from quire.errors import ConfigError, ModelError
+from quire.errors import ConfigError, EngineError, ModelError
 from quire.files import read_bytes, replaced
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use, WeightSource
@@ -40,6 +40,7 @@ MANIFEST = "checkpoint.json"
 FORMAT = 1
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_SUBLAYERS = 64
+UNSOUND = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 MAX_ENTRIES = 1 << 20  # of a row's sparse part
 CODES, SCALES, ZEROS, ORDER, FACTORS = ".codes", ".scales", ".zeros", ".order", ".factors"
 STARTS, COLUMNS, VALUES = ".starts", ".columns", ".values"  # of a sparse part
@@ -281,7 +282,7 @@ class OpenConverted:
                 f"--tensor-parallel-size {self.shard.size}: {directory} was converted for {manifest.ranks}: give "
                 f"{manifest.ranks}, or run `quire convert` again"
             )
-        path = directory / rank_file(self.shard.rank)
+        self._where, path = str(directory / MANIFEST), directory / rank_file(self.shard.rank)
         self._checkpoint = RankCheckpoint(path, manifest)
         self.dtype = manifest.dtype if dtype == "auto" else choose_dtype(dtype, {}, self._checkpoint)
         if asked is None and isinstance(manifest.quantized, Scheme):
@@ -294,4 +295,9 @@ class OpenConverted:
         """The rank's packed weights, or their outline. ModelError if the file is not what the manifest says."""
         types = WeightTypes.of(self.dtype, self.quantized)
         source = StoredParts(Packer(self._checkpoint, backend, types, outline), self._checkpoint)
-        return Assembly(self.manifest.spec, self.manifest.names, source, self.shard).weights()
+        try:
+            return Assembly(self.manifest.spec, self.manifest.names, source, self.shard).weights()
+        except (ModelError, EngineError):
+            raise
+        except UNSOUND as error:  # a description that no conversion wrote
+            raise ModelError(f"{self._where}: the model cannot be read ({error}); {_AGAIN}") from error
