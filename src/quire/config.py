@@ -98,7 +98,7 @@ class ModelConfig:
     quantization_activations: Literal["auto", "int8", "float", "checkpoint"] = option(
         "auto",
         "Activations beside quantized weights: int8, float, checkpoint (rounded as its config says), or auto: int8 for "
-        "GGUF files, else float.",
+        "GGUF files and W8A8, else float.",
     )
     quantization_pure: bool = option(False, "Hold the embedding and the head in int4 too, not in int8.")
     model_impl: ModelImpl = option(

@@ -226,6 +226,7 @@ def reader(path: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Che
             Rounding(number="int8", scales="fixed", outer=0.5, zero=-3),
         ),
         (INT8_TENSORS, ct_settings(num_bits=8, type="int", dynamic=True), Rounding(number="int8")),
+        (INT8_TENSORS, {**ct_settings(num_bits=8, dynamic=True), "ignore": ["b"]}, Rounding(number="int8")),
         (
             INT8_TENSORS,
             ct_settings(num_bits=8, type="int", dynamic=True, symmetric=False),
@@ -251,7 +252,20 @@ def reader(path: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Che
 def test_configs_say_how_inputs_are_rounded(
     tensors: dict[str, Any], settings: dict[str, Any], rounding: Rounding | None, tmp_path: Path
 ) -> None:
-    assert reader(tmp_path, tensors, settings).rounding("a.weight") == rounding
+    checkpoint = reader(tmp_path, tensors, settings)
+    assert checkpoint.rounding("a.weight") == rounding
+    if rounding is not None:
+        assert checkpoint.activations == ("checkpoint" if rounding.number == "int8" else "float")
+
+
+def test_experts_are_rounded_only_to_integers(tmp_path: Path) -> None:
+    for tensors, settings, rounds in (
+        (INT8_TENSORS, ct_settings(num_bits=8, type="int", dynamic=True), True),
+        (FP8_TENSORS, {"quant_method": "fp8"}, False),
+    ):
+        named = {name.replace("a.", "mlp.experts.3.up_proj."): array for name, array in tensors.items()}
+        found = reader(tmp_path, named, settings).rounding("mlp.experts.3.up_proj.weight")
+        assert (found is not None) == rounds
 
 
 @pytest.mark.parametrize(

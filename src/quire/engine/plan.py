@@ -121,7 +121,8 @@ class EnginePlan:
         """The arithmetic of most products."""
         scheme = self.model.quantized
         if isinstance(scheme, Kept):
-            return "int8" if scheme.activations == "int8" else "fp32"
+            integers = scheme.activations == "checkpoint" and scheme.kinds[:1] == ("int8",)
+            return "int8" if integers or scheme.activations == "int8" else "fp32"
         return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
 
 

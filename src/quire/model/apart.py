@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout
 from quire.weights.parts import Take
@@ -63,7 +63,7 @@ class ApartCheckpoint:
         return np.ascontiguousarray(self._pieces[name].take(read(self._pieces[name].source)))
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         return self._inner.activations
 
     def layout(self, name: str) -> AnyLayout | None:

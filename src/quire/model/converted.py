@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
 from quire.model.shard import MOST_RANKS, Shard
 from quire.model.spec import ArchSpec
 from quire.model.weights import DecoderWeights
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.layouts import AnyLayout, Blocks, Int4
@@ -65,7 +65,7 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-    activations: Literal["float", "int8"]
+    activations: KeptActivations
     layouts: dict[str, AnyLayout]
     roundings: dict[str, Rounding] = msgspec.field(default_factory=dict)
     kv_scales: tuple[KVScales | None, ...] = ()
@@ -157,7 +157,7 @@ class RankCheckpoint:
         self._names = (present - of_quantized) | self._layouts.keys()
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         return self._manifest.activations
 
     def names(self) -> Iterable[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ from quire.model.families.names import TensorNames
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
 from quire.model.weights import DecoderWeights
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks, Int8, stackable
 from quire.weights.layouts.blocks import KINDS
@@ -57,7 +57,7 @@ class WeightTypes:
     """
 
     types: Mapping[Use, WeightType]
-    kept: Literal["float", "int8", "checkpoint"] | None
+    kept: KeptActivations | None
 
     @classmethod
     def of(cls, dtype: FloatDtype, scheme: Quantization | None) -> WeightTypes:

@@ -15,6 +15,8 @@ from quire.errors import ModelError
 from quire.weights.layouts.rounding import LEAST
 from quire.weights.tensor import FloatArray
 
+# What multiplies weights that stay as a checkpoint quantized them: "checkpoint" rounds as its config says, by weight.
+KeptActivations = Literal["float", "int8", "checkpoint"]
 Number = Literal["int8", "e4m3", "e2m1"]
 MOST = {"int8": np.float32(127), "e4m3": np.float32(448), "e2m1": np.float32(6)}
 EXPONENT_OF_MOST = {"e4m3": 8, "e2m1": 2}

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from quire.errors import ConfigError
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.tensor import FloatDtype, Layout
 
@@ -26,8 +26,7 @@ METHODS: Mapping[str, str] = {
 # Names that round float checkpoints, and check that quantized ones are of that method: the kinds of their blocks.
 FLOAT_KINDS = {"fp8": "e4m3", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 Activations = Literal["float", "int8"]
-# What --quantization-activations takes; "checkpoint" rounds as the checkpoint's config says, by weight.
-Asked = Literal["auto", "int8", "float", "checkpoint"]
+Asked = Literal["auto", "int8", "float", "checkpoint"]  # what --quantization-activations takes
 
 
 class Quantized(msgspec.Struct, frozen=True):
@@ -50,7 +49,7 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
     `kinds` names their types once they are known, the most frequent first.
     """
 
-    activations: Literal["float", "int8", "checkpoint"]
+    activations: KeptActivations
     kinds: tuple[str, ...] = ()
 
 

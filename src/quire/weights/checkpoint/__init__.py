@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
@@ -55,7 +55,7 @@ class ShardedCheckpoint:
         return self._owner[name].get(name)
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         return "float"
 
     def layout(self, name: str) -> AnyLayout | None:

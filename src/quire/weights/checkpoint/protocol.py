@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
 
@@ -34,7 +34,7 @@ class Checkpoint(Protocol):
         """The values, C-contiguous and aligned: a read-only view of the file if its order and type allow."""
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         """The activations that multiply its quantized tensors, unless the user chooses others."""
 
     def layout(self, name: str) -> AnyLayout | None:
@@ -51,7 +51,7 @@ class Unquantized:
     """The part of a `Checkpoint` that holds no quantized tensors."""
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         return "float"
 
     def layout(self, name: str) -> AnyLayout | None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.names import Place
 from quire.weights.gguf.parts import GGUFParts
@@ -48,7 +48,7 @@ class GGUFCheckpoint:
         return self.parts.path_of(self.tensors[name].tensor)
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         """Rounded, as llama.cpp does it."""
         return "int8"
 

@@ -20,7 +20,7 @@ INPUTS = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_sca
 class InputRoundings:
     """The roundings of a checkpoint's modules. `blocks` are the rows and columns that share a scale of a weight.
 
-    Inputs of a mixture's experts stay whole.
+    Inputs of a mixture's experts stay whole, unless they are multiplied as integers.
     """
 
     def __init__(self, settings: Mapping[str, Any], checkpoint: Checkpoint, blocks: tuple[int, int]) -> None:
@@ -34,10 +34,25 @@ class InputRoundings:
         self._targets = Targets(settings) if by_group else None
         self._skipped = Rules.skipped(settings) if by_group else None
 
+    @property
+    def are_integers(self) -> bool:
+        """Whether the format rounds to int8 wherever it rounds at all."""
+        if self._targets is not None:
+            abouts = [group.get("input_activations") for group in self._targets.groups]
+            given = [about for about in abouts if isinstance(about, dict)]
+            return bool(given) and all(
+                about.get("type", "int") == "int" and about.get("num_bits") == 8 for about in given
+            )
+        about = module_settings(self._settings, "").get("input_tensors")
+        return isinstance(about, dict) and about.get("dtype") == "int8"
+
     def of(self, module: str, suffixes: Iterable[str]) -> Rounding | None:
         """The rounding of a module with these tensors. Raises ModelError if a static scale is missing or wrong."""
-        if ".experts." in module:
-            return None
+        found = self._found(module, suffixes)
+        integers = found is not None and (found.is_int8_by_row or found.is_int8_of_all)
+        return found if integers or ".experts." not in module else None
+
+    def _found(self, module: str, suffixes: Iterable[str]) -> Rounding | None:
         own = frozenset(name for name in INPUTS if f"{module}.{name}" in self._names)
         fields = Fields(self._checkpoint, module, frozenset(suffixes) | own)
         if self._targets is not None and self._skipped is not None:

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import AnyLayout
 from quire.weights.readers.fields import FLOATS, Fields
@@ -111,7 +111,7 @@ class ModuleCheckpoint:
         return self._packed[name].decode() if name in self._packed else self._inner.get(name)
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         return "float"
 
     def is_packed(self, name: str) -> bool:

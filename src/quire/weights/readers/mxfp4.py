@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks
 from quire.weights.layouts.blocks.make import mxfp4_rows
@@ -74,7 +74,7 @@ class MXFP4Checkpoint:
         return self.quantized(name, rows).dequantize().astype(VALUES).reshape(shape)
 
     @property
-    def activations(self) -> Literal["float", "int8"]:
+    def activations(self) -> KeptActivations:
         return "float"
 
     def layout(self, name: str) -> AnyLayout | None:

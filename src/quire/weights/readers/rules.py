@@ -108,6 +108,7 @@ class Targets:
         groups = settings.get("config_groups")
         if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
             raise ModelError("quantization_config (compressed-tensors): config_groups is missing")
+        self.groups = list(groups.values())
         self._names: dict[str, Mapping[str, Any]] = {}
         self._expressions: list[tuple[re.Pattern[str], Mapping[str, Any]]] = []
         for group in groups.values():

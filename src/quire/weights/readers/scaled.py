@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.activations import Rounding
+from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks.make import byte_kind, byte_rows, nvfp4_rows
@@ -64,6 +64,11 @@ class ScaledCheckpoint(ModuleCheckpoint):
         self._padded = _is_old(settings.get("version"))
         self._inputs = InputRoundings(settings, checkpoint, self._blocks)
         super().__init__(checkpoint, self._find, USED, IGNORED, floats_beside=True)
+
+    @property
+    def activations(self) -> KeptActivations:
+        """Rounded where they are multiplied as integers: that is fast, and as every engine has it."""
+        return "checkpoint" if self._inputs.are_integers else "float"
 
     def rounding(self, name: str) -> Rounding | None:
         module = name.removesuffix(".weight")
