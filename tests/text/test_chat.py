@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, RequestError
-from quire.text.template.messages import answer_turn, parse_messages
+from quire.text.template.messages import MAX_BROKEN, answer_turn, parse_messages
 from quire.text.template.process import TemplateProcess
 from quire.text.template.render import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
@@ -253,7 +253,7 @@ def test_content_reaches_the_template_in_the_form_it_reads(
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
             "messages[0].tool_calls[0].function.arguments",
         ),
     ],
@@ -530,6 +530,27 @@ def test_a_template_may_have_roles_of_its_own(make: Callable[..., ChatTemplate])
 def test_the_first_name_of_the_reasoning_counts() -> None:
     given = [{"role": "assistant", "content": "x", "reasoning_content": "b", "reasoning": "a"}]
     assert parse_messages(given)[0]["reasoning_content"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ('{"a": 1, "b": [2, {"c": "x"', {"a": 1, "b": [2, {}]}),
+        ('{"a": "cut of', {}),
+        ('{"a": 1,, "b": 2}', {"a": 1}),
+        ("{" * 500, {}),
+    ],
+)
+def test_calls_that_broke_off_can_be_sent_back(text: str, members: dict[str, Any]) -> None:
+    call = {"function": {"name": "f", "arguments": text}}
+    (message,) = parse_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == members
+
+
+def test_long_arguments_that_are_malformed_are_refused() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": "' + "x" * MAX_BROKEN}}
+    with pytest.raises(RequestError, match="is not valid JSON"):
+        parse_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
 
 
 def test_arguments_are_given_as_text_to_a_template_that_needs_it(make: Callable[..., ChatTemplate]) -> None:

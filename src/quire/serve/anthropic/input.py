@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.serve.errors import invalid, unsupported
-from quire.text.output.literals import CLOSING
 
 _NEEDED = {
     "text": ("text",),
@@ -157,45 +155,3 @@ def choice_of(choice: Mapping[str, Any] | None) -> tuple[str | dict[str, Any] | 
         message = f"tool_choice.type must be auto, any, none or tool, not {str(kind)[:64]!r}"
         raise invalid(message, "tool_choice", "invalid_value")
     return ("required" if kind == "any" else str(kind)), parallel
-
-
-def partial_object(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; only complete members if the call was cut off."""
-    whole = _object(text)
-    if whole is not None:
-        return whole
-    for end, closing in reversed(_cuts(text)):
-        found = _object(text[:end] + closing)
-        if found is not None:
-            return found
-    return {}
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _cuts(text: str) -> list[tuple[int, str]]:
-    """The last places where the JSON text can end, each with the brackets that close it there."""
-    stack: list[str] = []
-    cuts: deque[tuple[int, str]] = deque(maxlen=64)
-    quoted = escape = False
-    for i, c in enumerate(text):
-        if quoted:
-            quoted = escape or c != '"'
-            escape = c == "\\" and not escape
-        elif c == '"':
-            quoted = True
-        elif c in "{[":
-            stack.append(CLOSING[c])
-            cuts.append((i + 1, "".join(reversed(stack))))
-        elif c == ",":
-            cuts.append((i, "".join(reversed(stack))))
-        elif c in "}]" and stack:
-            stack.pop()
-            cuts.append((i + 1, "".join(reversed(stack))))
-    return list(cuts)

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.serve.anthropic.conversation import conversation
-from quire.serve.anthropic.input import Tools, partial_object, tools_of
+from quire.serve.anthropic.input import Tools, tools_of
 from quire.serve.anthropic.protocol import (
     Block,
     MessageObject,
@@ -27,6 +27,7 @@ from quire.serve.openai.conversation import prepare
 from quire.serve.openai.sampling import sampling_params
 from quire.serve.service import Service
 from quire.serve.stream import event
+from quire.text.partial import partial_object
 from quire.types import Usage
 
 _encode = msgspec.json.Encoder().encode

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import RequestError
+from quire.text.partial import partial_object
 from quire.text.tokenizer import check_text
 
 MAX_MESSAGES = 100_000
 MAX_DEPTH = 64
 MAX_ROLE = 64
+MAX_BROKEN = 16384  # characters of malformed arguments that are looked through
 # Names of the reasoning in messages, in order of preference.
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -125,12 +127,18 @@ def _put_tool_calls(message: dict[str, Any], where: str) -> None:
         arguments = function.get("arguments")
         if isinstance(arguments, str) and arguments.strip():
             param = f"{where}[{i}].function.arguments"
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
-                raise RequestError(f"{param} is not valid JSON: {error}", param) from error
-            arguments = plain(arguments, param)
+            arguments = plain(_arguments(arguments, param), param)
         function["arguments"] = arguments or {}
+
+
+def _arguments(text: str, param: str) -> Any:
+    """The arguments of a call. Of an object that breaks off, as models may write it, the members before that place."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if not text.lstrip().startswith("{") or len(text) > MAX_BROKEN:
+            raise RequestError(f"{param} is not valid JSON: {error}", param) from error
+        return partial_object(text)
 
 
 def with_text_arguments(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
