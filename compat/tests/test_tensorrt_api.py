@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import Installed
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.engine.source import ASSETS, SHIPPED_MODEL
 
 MODEL = ASSETS / SHIPPED_MODEL
@@ -450,6 +450,46 @@ def test_a_network_of_its_layers_is_the_loaded_model(scripts: Scripts) -> None:
         """
     )
     assert out == "True\n"
+
+
+def test_every_module_has_the_names_that_it_lists(scripts: Scripts) -> None:
+    out, _ = scripts.run(
+        """
+        import importlib, pkgutil
+        import tensorrt_llm
+
+        for found in pkgutil.walk_packages(tensorrt_llm.__path__, "tensorrt_llm."):
+            module = importlib.import_module(found.name)
+            for name in getattr(module, "__all__", []):
+                getattr(module, name)
+            print(found.name)
+        """
+    )
+    assert {"tensorrt_llm.hlapi", "tensorrt_llm.models.modeling_utils", "tensorrt_llm.commands.bench"} <= set(
+        out.split()
+    )
+
+
+def test_adapters_of_the_llm_api(scripts: Scripts) -> None:
+    found = scripts.value(
+        f"""
+        import json
+        from tensorrt_llm import LLM
+        from tensorrt_llm.executor import LoRARequest
+        from tensorrt_llm.lora_helper import LoraConfig
+
+        adapter = {str(ASSETS / "quire-stories-lora-oldtale")!r}
+        llm = LLM(MODEL, lora_config=LoraConfig(lora_dir=[adapter], max_lora_rank=64, max_loras=2, max_cpu_loras=2))
+        outputs = llm.generate(["Once upon a time"] * 2, lora_request=[None, LoRARequest("old", 1, adapter)])
+        print(json.dumps([output.outputs[0].text for output in outputs]))
+        """
+    )
+    params, adapter = SamplingParams(temperature=0, max_tokens=32), ASSETS / "quire-stories-lora-oldtale"
+    with LLM(enable_lora=True, max_lora_rank=64) as llm:
+        requests = [None, LoRARequest("old", 1, str(adapter))]
+        wanted = llm.generate(["Once upon a time"] * 2, params, use_tqdm=False, lora_request=requests)
+    assert found == [output.outputs[0].text for output in wanted]
+    assert found[0] != found[1]
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat-tensorrt-llm.md"
