@@ -190,6 +190,7 @@ def test_mistakes_are_named(scripts: Scripts) -> None:
         print(config.options)
         engine = tensorrt_llm.build(tensorrt_llm.LLaMAForCausalLM.from_hugging_face(MODEL))
         says(GenerationSession, ModelConfig(num_layers=32), engine)
+        says(GenerationSession, ModelConfig(), b"engine")
         session = GenerationSession(ModelConfig(), engine)
         says(session.decode_batch, [[1]], SamplingConfig())
         says(session.setup, 1, 1000, 1000)
@@ -214,6 +215,7 @@ def test_mistakes_are_named(scripts: Scripts) -> None:
             "nothing",
             "{'dtype': 'bfloat16'}",
             "num_layers is 32, and the engine was built with 6",
+            "takes what build_engine returned, or the directory of an engine",
             "call setup(batch_size",
             "are more than the engine's 1024 positions",
             "do not fit setup's batch_size 1 and max_context_length 2",

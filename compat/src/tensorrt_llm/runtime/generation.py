@@ -43,7 +43,10 @@ class GenerationSession:
         self, model_config: ModelConfig, engine: BuiltEngine | str | Path, mapping: Mapping | None = None
     ) -> None:
         """ConfigError if the engine has other sizes than `model_config` says."""
-        engine = engine if isinstance(engine, BuiltEngine) else BuiltEngine(Path(engine))
+        if isinstance(engine, (str, Path)):
+            engine = BuiltEngine(Path(engine))
+        elif not isinstance(engine, BuiltEngine):
+            raise ConfigError("a session takes what build_engine returned, or the directory of an engine")
         engine.check(
             vocab_size=model_config.vocab_size,
             num_layers=model_config.num_layers,
