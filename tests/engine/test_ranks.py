@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.engine.commands import packed_step, unpacked_step
+from quire.engine.commands import RunStep, packed_step, unpacked_step
 from quire.errors import ConfigError, EngineError, ModelError, QuireError
 from tests.adapter_files import write_adapter
 from tests.model.test_stages import steps
@@ -167,6 +167,15 @@ def test_steps_reach_other_ranks_whole() -> None:
         adapted = unpacked_step(packed_step(msgspec.structs.replace(step, adapters_B=slots), block_size=4))
         assert adapted.adapters_B is not None
         assert adapted.adapters_B.tolist() == slots.tolist()
+
+
+def test_damaged_steps_are_refused() -> None:
+    step = packed_step(steps()[0], block_size=4)
+    tokens, *others = step.arrays
+    with pytest.raises(EngineError, match="a step that is damaged"):
+        unpacked_step(RunStep((tokens[:-1], *others)))  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="a step that is damaged"):
+        unpacked_step(RunStep(step.arrays, echoes=b"abcd"))
 
 
 def test_what_cannot_be_divided_is_refused(model: Path, tmp_path: Path) -> None:
