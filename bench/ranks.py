@@ -106,36 +106,44 @@ def sums() -> None:
     process.join()
 
 
-def speed(llm: LLM) -> tuple[float, float]:
-    """Tokens per second of one sequence that generates, and of a prompt."""
+def speed(llm: LLM) -> tuple[float, float, float]:
+    """Tokens per second of one sequence that generates, of eight, and of a prompt."""
     prompt = {"prompt_token_ids": [7 + i % 900 for i in range(512)]}
     began = time.perf_counter()
     llm.generate(prompt, SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)
     first = time.perf_counter() - began
     began = time.perf_counter()
     llm.generate({"prompt_token_ids": [5]}, SamplingParams(max_tokens=33, ignore_eos=True), use_tqdm=False)
-    return 32 / (time.perf_counter() - began), 512 / first
+    one = 32 / (time.perf_counter() - began)
+    began, several = time.perf_counter(), [{"prompt_token_ids": [5 + i]} for i in range(8)]
+    llm.generate(several, SamplingParams(max_tokens=17, ignore_eos=True), use_tqdm=False)
+    return one, 8 * 16 / (time.perf_counter() - began), 512 / first
 
 
 def model(name: str) -> None:
     layouts: dict[str, dict[str, Any]] = {
         "1 x 2 threads": {"threads": 2},
         "tp 2 x 1 thread": {"threads": 2, "tensor_parallel_size": 2},
+        "pp 2 x 1 thread": {"threads": 2, "pipeline_parallel_size": 2},
     }
-    ratios: list[tuple[float, ...]] = []
+    found: dict[str, list[tuple[float, ...]]] = {label: [] for label in layouts}
     engines = {
         label: LLM(name, max_model_len=1024, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
         for label, options in layouts.items()
     }
     for llm in engines.values():
         speed(llm)
-    for _ in range(5):
-        found = [speed(llm) for llm in engines.values()]
-        ratios.append(tuple(b / a for a, b in zip(*found, strict=True)))
-        for label, (decode, prompt) in zip(engines, found, strict=True):
-            print(f"{label}: decode {decode:.1f} tok/s, prompt {prompt:.0f} tok/s", flush=True)
-    decode, prompt = (statistics.median(column) for column in zip(*ratios, strict=True))
-    print(f"tp 2 beside one rank: decode {decode:.2f} x, prompt {prompt:.2f} x")
+    for _ in range(4):
+        for label, llm in engines.items():
+            found[label].append(speed(llm))
+            shown = ", ".join(f"{value:.1f}" for value in found[label][-1])
+            print(f"{label}: one sequence, eight, a prompt: {shown} tok/s", flush=True)
+    first, *others = layouts
+    for label in others:
+        ratios = zip(found[first], found[label], strict=True)
+        columns = zip(*([b / a for a, b in zip(*pair, strict=True)] for pair in ratios), strict=True)
+        shown = ", ".join(f"{statistics.median(column):.2f} x" for column in columns)
+        print(f"{label} beside {first}: {shown}")
     for llm in engines.values():
         llm.shutdown()
 
