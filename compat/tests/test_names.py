@@ -224,6 +224,11 @@ def test_programs_run_on_sglangs_server(installed: Installed, expected: str) -> 
             assert json.load(answer)["text"] == expected
 
 
+def test_a_runtime_takes_sglangs_options() -> None:
+    sgl = importlib.import_module("sglang")
+    assert sgl.Runtime is importlib.import_module("sglang.lang.backend.runtime_endpoint").Runtime
+
+
 def test_images_are_refused_by_name() -> None:
     sgl = importlib.import_module("sglang")
     with pytest.raises(RequestError, match="image"):

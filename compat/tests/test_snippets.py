@@ -12,10 +12,6 @@ from conftest import Installed, shared
 
 FOUND = all_snippets() if (SNIPPETS / "snippets.json").exists() else []
 RUNNABLE = [snippet for snippet in FOUND if snippet.runs]
-# What waits for another part of Quire.
-NOT_YET = {
-    "004-21-fully-sharded-loras.txt": "adapters on several ranks",
-}
 pytestmark = pytest.mark.skipif(not FOUND, reason=f"the articles are not at {SNIPPETS}")
 
 
@@ -35,8 +31,6 @@ def test_a_snippet_runs(
         pytest.skip("port 8000, which the articles name, is in use")
     result = run_one(snippet.file, zoo, installed.variables)
     record_property("snippet", result)
-    if not result["ran"] and snippet.file in NOT_YET:
-        pytest.xfail(NOT_YET[snippet.file])
     assert result["ran"], result["output"]
 
 

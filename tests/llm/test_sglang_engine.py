@@ -13,7 +13,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.engine.source import ASSETS
-from quire.entrypoints.sglang.runtime import Runtime, as_flags
+from quire.entrypoints.sglang.runtime import Runtime
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.flags.sglang import parsed, read_options
 from quire.llm.sglang_engine import Engine
@@ -166,10 +166,18 @@ def test_a_runtime_is_a_server_and_a_backend(expected: list[str]) -> None:
     async def pieces(runtime: Runtime) -> list[str]:
         return [piece async for piece in runtime.async_generate(PROMPTS[0], GREEDY)]
 
-    with Runtime(model_path="", max_total_tokens=4096) as runtime:
+    adapters = {"bard": str(ASSETS / "quire-stories-lora-shakespeare")}
+    options = {
+        "max_total_tokens": 4096,
+        "lora_paths": adapters,
+        "disable_cuda_graph": True,
+        "is_embedding": False,
+    }
+    with Runtime(model_path="", **options) as runtime:
         assert tale.run(backend=runtime)["rest"] == expected[0]
         assert json.loads(runtime.generate(PROMPTS, GREEDY))[1]["text"] == expected[1]
         assert "".join(asyncio.run(pieces(runtime))) == expected[0]
+        assert json.loads(runtime.generate(PROMPTS[0], GREEDY, lora_path="bard"))["text"]
         assert len(json.loads(runtime.encode("one"))["embedding"]) == 128
         assert runtime.get_model_name() == "quire-stories"
         assert runtime.get_server_info()["max_total_num_tokens"] == 4096
@@ -184,13 +192,3 @@ def test_a_runtime_that_cannot_start_says_so(tmp_path: Path, capfd: pytest.Captu
     with pytest.raises(EngineError, match="ended with status 1"):
         Runtime(model_path=str(tmp_path / "nowhere"))
     assert "nowhere" in capfd.readouterr().err
-
-
-def test_options_of_python_become_a_launch_line() -> None:
-    options = {
-        "tp_size": 2,
-        "disable_radix_cache": True,
-        "trust_remote_code": False,
-        "lora_paths": {"a": "b"},
-    }
-    assert as_flags(options) == ["--tp-size", "2", "--disable-radix-cache", "--lora-paths", "a=b"]

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.errors import EngineError
 from quire.program.language.endpoint import RuntimeEndpoint
@@ -25,6 +26,8 @@ NAMES = {
     "tp_size": "tensor_parallel_size",
 }
 
+R = TypeVar("R", bound="Runtime")
+
 
 class Runtime(RuntimeEndpoint):
     """`quire serve MODEL` in a process, until `shutdown` or the end of this process.
@@ -35,15 +38,25 @@ class Runtime(RuntimeEndpoint):
 
     def __init__(self, model_path: str = "", *, launch_timeout: float = 300.0, **options: Any) -> None:
         port = options.pop("port", None) or _free_port()
-        arguments = [model_path] if model_path else []
-        for name, value in options.items():
-            arguments += _arguments(NAMES.get(name, name), value)
-        command = [sys.executable, "-c", "from quire.cli import main; main()", "serve", *arguments]
+        command = self._command(model_path, options)
         self._process = subprocess.Popen([*command, "--host", HOST, "--port", str(port)])
         self._end = weakref.finalize(self, _stop, self._process)
         self.url = f"http://{HOST}:{port}"
         super().__init__(self.url, options.get("api_key"))
         self._wait(port, launch_timeout)
+
+    def _command(self, model_path: str, options: Mapping[str, Any]) -> list[str]:
+        """The command that serves a model, without host and port."""
+        words = [model_path] if model_path else []
+        for name, value in options.items():
+            words += arguments(NAMES.get(name, name), value)
+        return [sys.executable, "-c", "from quire.cli import main; main()", "serve", *words]
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
 
     def shutdown(self) -> None:
         """End the server."""
@@ -60,7 +73,8 @@ class Runtime(RuntimeEndpoint):
             time.sleep(POLL)
 
 
-def _arguments(name: str, value: Any) -> list[str]:
+def arguments(name: str, value: Any) -> list[str]:
+    """An option of Python as words of a command line."""
     flag = name.replace("_", "-")
     if value is None:
         return []
