@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, BeamSearchParams, RequestError, SamplingParams
-from quire.errors import QuireError
-from quire.llm.pending import PendingOutput
+from quire.errors import EngineError, QuireError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8], [9, 10]]
@@ -42,22 +41,45 @@ def test_a_pending_output_is_the_whole_one(llm: LLM) -> None:
     assert awaited == seen[-1] == wanted[1]
 
 
-def test_a_pending_output_ends_early_or_with_its_error(llm: LLM) -> None:
+def test_a_pending_output_is_refused_or_ended_early(llm: LLM) -> None:
     with pytest.raises(RequestError, match="prompt"):
         llm.submit([1] * 500, GREEDY)
     long = llm.submit(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True, temperature=0))
     long.abort()
     assert len(long.result(60).outputs[0].token_ids) <= 60
 
-    def fails() -> Iterator[object]:
-        yield from ()
-        raise QuireError("it broke")
 
-    broken = PendingOutput(fails)  # type: ignore[arg-type]
-    with pytest.raises(QuireError, match="it broke"):
+def test_pending_outputs_end_with_their_engine(tiny_model: Callable[..., str]) -> None:
+    with LLM(tiny_model(), max_model_len=512) as engine:
+        long = engine.submit([5, 6], SamplingParams(max_tokens=500, ignore_eos=True))
+    with pytest.raises(EngineError):
+        long.result(60)
+    with pytest.raises(EngineError):
+        list(long)
+    with pytest.raises(EngineError, match="was shut down"):
+        engine.submit([5, 6], GREEDY)
+
+
+def test_who_stops_awaiting_does_not_end_it(llm: LLM) -> None:
+    pending = llm.submit(PROMPTS[0], SamplingParams(max_tokens=50, ignore_eos=True))
+
+    async def leave() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(pending.aresult(), 0)
+
+    asyncio.run(leave())
+    assert len(pending.result(60).outputs[0].token_ids) == 50
+
+
+def test_an_error_of_one_ends_it_alone(llm: LLM) -> None:
+    def breaks(tokens: list[int], logits: object) -> object:
+        raise ValueError("no")
+
+    broken = llm.submit(PROMPTS[0], SamplingParams(max_tokens=8, logits_processors=[breaks]))
+    fine = llm.submit(PROMPTS[1], GREEDY)
+    with pytest.raises(QuireError, match="failed"):
         broken.result(60)
-    with pytest.raises(QuireError, match="it broke"):
-        list(broken)
+    assert len(fine.result(60).outputs[0].token_ids) == 8
 
 
 def test_token_arrays(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,7 +18,7 @@ from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.llm.arrays import TokenArrays, token_arrays
 from quire.llm.engine_args import EngineArgs, engine_config
-from quire.llm.pending import PendingOutput
+from quire.llm.pending import PendingOutput, PendingOutputs
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
 from quire.llm.prompts import Message, Prompt, as_list, no_media, salt_of, tokens_of
@@ -61,14 +62,18 @@ class LLM(PoolingMethods, ProgramRunner):
         names = tuple(one for one in processors if isinstance(one, str))
         given = {"model": str(model), "logits_processors": names, **options}
         self._start(engine_config(given, self.defaults), classes)
+
+    def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
+        super()._start(config, processors)
         self._enqueued: list[tuple[LocalCall, list[OutputStream]]] = []
+        self._pending = PendingOutputs()
+        weakref.finalize(self, self._pending.close)
 
     @classmethod
     def from_config(cls: type[L], config: EngineConfig) -> L:
         """An engine from options that are sorted already, such as the command line's."""
         llm = cls.__new__(cls)
         llm._start(config)
-        llm._enqueued = []
         return llm
 
     @classmethod
@@ -287,7 +292,7 @@ class LLM(PoolingMethods, ProgramRunner):
         (stream,) = self._streams(
             [prompt], self._params_for(sampling_params, 1), None, lora_request=lora_request
         )
-        return PendingOutput(lambda: (stream.snapshot() for _ in self._updates(stream)))
+        return self._pending.add(stream, self._submit_streams)
 
     def generate_ids(
         self,

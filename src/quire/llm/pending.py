@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
-from quire.client.outputs import RequestOutput
-from quire.errors import QuireError
+from quire.client.outputs import OutputStream, RequestOutput
+from quire.engine.local import LocalCall, News
+from quire.errors import EngineError, QuireError
+from quire.llm.running import push, raise_error
 
-Updates = Callable[[], Iterator[RequestOutput]]
+Submit = Callable[[Sequence[OutputStream], News], LocalCall]
 
 
 class PendingOutput:
-    """The output of a request whose `updates` are read in a thread of its own.
+    """The output of a request that runs.
 
     `result()` waits for the whole output, `await` does so on an event loop. Iterating, with `for` or `async for`,
-    gives the output each time it grows. `abort` ends the request; its output is then what there is.
+    gives the output each time it has grown. `abort` ends the request; its output is then what there is.
     """
 
-    def __init__(self, updates: Updates) -> None:
+    def __init__(self, stream: OutputStream, call: LocalCall) -> None:
+        self._stream, self._call = stream, call
         self._future: Future[RequestOutput] = Future()
-        self._queue: queue.SimpleQueue[RequestOutput | None] = queue.SimpleQueue()
-        self._aborted = threading.Event()
-        threading.Thread(target=self._run, args=(updates,), daemon=True).start()
-
-    def _run(self, updates: Updates) -> None:
-        last: RequestOutput | None = None
-        try:
-            for output in updates():
-                last = output
-                self._queue.put(last)
-                if self._aborted.is_set():
-                    break
-            if last is None:
-                raise QuireError("the request ended without an output")
-            self._future.set_result(last)
-        except BaseException as error:
-            self._future.set_exception(error)
-        finally:
-            self._queue.put(None)
+        self._future.set_running_or_notify_cancel()  # who stops awaiting it does not end it
+        self._updates: SimpleQueue[RequestOutput | None] = SimpleQueue()
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Wait for the whole output. TimeoutError after `timeout` seconds; RequestError or QuireError if it failed."""
+        """Wait for the whole output. TimeoutError after `timeout` seconds; QuireError if the request failed."""
         return self._future.result(timeout)
 
     async def aresult(self) -> RequestOutput:
@@ -56,18 +42,82 @@ class PendingOutput:
         return self.aresult().__await__()
 
     def __iter__(self) -> Iterator[RequestOutput]:
-        while (output := self._queue.get()) is not None:
+        while (output := self._updates.get()) is not None:
             yield output
         self._future.result()  # raises what ended the request
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        while (output := await asyncio.to_thread(self._queue.get)) is not None:
+        while (output := await asyncio.to_thread(self._updates.get)) is not None:
             yield output
         self._future.result()
 
     def abort(self) -> None:
-        self._aborted.set()
+        for index in range(self._stream.request.sampling.n):
+            self._call.abort(self._stream.request.id, index)
 
     @property
     def finished(self) -> bool:
         return self._future.done()
+
+    def grow(self) -> bool:
+        """For the thread that reads the deltas: report what has come. True: the request has ended."""
+        try:
+            raise_error(self._stream)
+        except QuireError as error:
+            self.fail(error)
+            return True
+        output = self._stream.snapshot()
+        self._updates.put(output)
+        if self._stream.finished:
+            self._future.set_result(output)
+            self._updates.put(None)
+        return self._stream.finished
+
+    def fail(self, error: BaseException) -> None:
+        self._future.set_exception(error)
+        self._updates.put(None)
+
+
+class PendingOutputs:
+    """The pending outputs of an engine. One thread reads the deltas of all, from the first one until `close`."""
+
+    def __init__(self) -> None:
+        self._news: SimpleQueue[Any] = SimpleQueue()
+        self._open: dict[str, tuple[PendingOutput, OutputStream, LocalCall]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, stream: OutputStream, submit: Submit) -> PendingOutput:
+        """Submit a request, whose deltas are to come to the queue that `submit` gets."""
+        with self._lock:  # deltas wait until their request is known
+            call = submit([stream], self._news)
+            pending = PendingOutput(stream, call)
+            self._open[stream.request.id] = pending, stream, call
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._read, name="quire-pending", daemon=True)
+                self._thread.start()
+        return pending
+
+    def close(self) -> None:
+        self._news.put(None)
+
+    def _read(self) -> None:
+        while (deltas := self._news.get()) is not None:
+            if isinstance(deltas, BaseException):
+                self._fail(deltas)
+                continue
+            grown: dict[str, PendingOutput] = {}
+            with self._lock:
+                for delta in deltas:
+                    if delta.request_id in self._open:
+                        grown[delta.request_id], stream, call = self._open[delta.request_id]
+                        push(call, stream, delta)
+            for name, pending in grown.items():
+                if pending.grow():
+                    self._open.pop(name, None)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            pending, self._open = list(self._open.values()), {}
+        for one, _, _ in pending:
+            one.fail(EngineError(f"the engine failed: {error}"))
