@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/format.h"
+#include "linear/source_rows.h"
 #include "simd/simd.h"
 #include "simd/simd_int.h"
 
@@ -27,17 +28,6 @@ inline float largest(RoundedNumber number) {
   return number == RoundedNumber::int8 ? 127.0f : number == RoundedNumber::e4m3 ? 448.0f : 6.0f;
 }
 
-inline uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-inline float of_bits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
 // The scale of a group whose largest magnitude, which is finite, is `most`.
 inline float group_scale(const InputRounding& r, float most) {
   switch (r.scales) {
@@ -50,8 +40,8 @@ inline float group_scale(const InputRounding& r, float most) {
     }
     case RoundedScale::e8m0: {
       const bool fp4 = r.number == RoundedNumber::e2m1;
-      const int exponent = int((bits_of(most) + (fp4 ? 0x00200000u : 0u)) >> 23) - (fp4 ? 2 : 8);
-      return of_bits(uint32_t(max_of(exponent, 1)) << 23);
+      const int exponent = int((quire::to_bits(most) + (fp4 ? 0x00200000u : 0u)) >> 23) - (fp4 ? 2 : 8);
+      return quire::from_bits(uint32_t(max_of(exponent, 1)) << 23);
     }
     case RoundedScale::float32:
     case RoundedScale::powers:
@@ -59,7 +49,7 @@ inline float group_scale(const InputRounding& r, float most) {
   }
   const float bounded = max_of(r.most > 0 ? min_of(most, r.most) : most, kLeastMagnitude);
   const float scale = bounded / largest(r.number);
-  return r.scales == RoundedScale::powers ? of_bits((bits_of(scale) + 0x007fffffu) & 0xff800000u) : scale;
+  return r.scales == RoundedScale::powers ? quire::from_bits((quire::to_bits(scale) + 0x007fffffu) & 0xff800000u) : scale;
 }
 
 // int8 codes less their zero, times the scale.
