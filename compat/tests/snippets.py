@@ -51,6 +51,10 @@ AFTERWARDS = {
 # What a snippet that has nothing to build is told.
 TOLD = {"001-02-builder.py": "the network is empty"}
 KEYS = {"004-12-serve.sh": "token-abc123"}
+# What the log says of an option that means nothing here.
+NOTICES = {
+    "004-18-speculative.sh": "--use-v2-block-manager changes nothing: there is one way to manage blocks"
+}
 # The test that holds each picture of text to its word.
 PROMISES = {
     "002-04-serving-stack.txt": "tests/serve/test_operations_page.py for health and metrics",
@@ -292,6 +296,7 @@ class Run:
                 assert scores[0] != scores[1], "the adapter changes nothing"
                 text += f" (log-probability {scores[0]:.3f}, with the adapter {scores[1]:.3f})"
             self._refuses_strangers(body)
+            assert NOTICES.get(self.snippet.file, "") in log.read_text()
             assert f"at http://0.0.0.0:{PORT}" in log.read_text()
         return f"{model}: {text}"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire import LLM
-from quire.cli import main
+from quire.cli import Program, main
 from quire.commands import flags, serve
 from quire.config import SECTIONS, EngineConfig
 from quire.engine.numa import parse_cores
@@ -28,7 +28,9 @@ NAMES = Path(__file__).parents[3] / "shared" / "reference" / "vllm-0.32-names.tx
 OPTIONS = {f.name for part in (*SECTIONS.values(), ServerConfig) for f in fields(part)} | {"seed", "config"}
 
 
-def parsed(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[EngineConfig, ServerConfig]:
+def parsed(
+    monkeypatch: pytest.MonkeyPatch, *args: str, program: Program | None = None
+) -> tuple[EngineConfig, ServerConfig]:
     seen: list[Any] = []
     monkeypatch.setattr(
         serve,
@@ -37,7 +39,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[EngineConfig, S
             lambda *configs: seen.append(configs), ServerConfig, arguments=("model",), read_config=read_config
         ),
     )
-    main(["serve", *args])
+    main(["serve", *args], program)
     engine, server = seen[0]
     return engine, server
 
@@ -191,3 +193,17 @@ def test_flags_of_vllms_benchmarks_are_known(
         main(line.split())
     assert ended.value.code == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_program_may_have_other_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file of options prevails over them, and a flag over the file."""
+    program = Program("other", defaults={"serve": {"host": "0.0.0.0", "gpu_memory_utilization": 0.9}})
+    engine, server = parsed(monkeypatch, "m", program=program)
+    assert (server.host, engine.cache.gpu_memory_utilization) == ("0.0.0.0", 0.9)
+    file = tmp_path / "options.yaml"
+    file.write_text("host: 127.0.0.2\ngpu-memory-utilization: 0.4\n")
+    engine, server = parsed(
+        monkeypatch, "m", "--config", str(file), "--gpu-memory-utilization", "0.3", program=program
+    )
+    assert (server.host, engine.cache.gpu_memory_utilization) == ("127.0.0.2", 0.3)
+    assert parsed(monkeypatch, "m")[1].host == "127.0.0.1"
