@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from quire import LLM, SamplingParams
 from quire.engine.source import ASSETS
 from quire.entrypoints.sglang.runtime import Runtime
 from quire.errors import ConfigError, EngineError, RequestError
-from quire.flags.sglang import parsed, read_options
+from quire.flags.sglang import ServerArgs, parsed, read_options
 from quire.llm.sglang_engine import Engine
 from quire.program import function, gen
 
@@ -133,6 +135,20 @@ def test_options_are_quires(caplog: pytest.LogCaptureFixture) -> None:
         "uvicorn_log_level": "error",
     }
     assert [notice.split()[0] for notice in notices] == ["--attention-backend", "--dp-size"]
+
+
+def test_options_of_a_script_are_those_of_the_engine() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--own", default=1)
+    ServerArgs.add_cli_args(parser)  # type: ignore[attr-defined]
+    args = parser.parse_args(["--page-size", "32", "--disable-cuda-graph"])
+    found = dataclasses.asdict(ServerArgs.from_cli_args(args))  # type: ignore[attr-defined]
+    assert {name: value for name, value in found.items() if value is not None} == {
+        "page_size": 32,
+        "disable_cuda_graph": True,
+    }
+    with Engine(**found) as engine:
+        assert engine.generate(PROMPTS[0], GREEDY)["meta_info"]["completion_tokens"] == 6
 
 
 def test_drafts_are_asked_for_as_sglang_does() -> None:

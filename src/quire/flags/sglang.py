@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import make_dataclass
 from typing import Any
 
 from quire.errors import ConfigError
@@ -241,16 +242,12 @@ def _settled(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def parser(prog: str) -> argparse.ArgumentParser:
-    """A parser of SGLang's launch lines; what it reads is for `read_options`."""
-    made = FlexibleArgumentParser(prog, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+def add_flags(made: argparse.ArgumentParser) -> None:
+    """Add SGLang's flags to a parser; what it reads is for `read_options`."""
     for name in NAMES:
-        flags = [
-            f"--{name.replace('_', '-')}",
-            *(f"--{short}" for short, long in _SHORT.items() if long == name),
-        ]
+        short = [f"--{short}" for short, long in _SHORT.items() if long == name]
         foreign = FOREIGN.get(name)
-        settings: dict[str, Any] = {"dest": name}
+        settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         if name in SWITCHES or name in _MADE_SWITCHES or (foreign is not None and foreign.takes == "switch"):
             settings["action"] = "store_true"
         elif name == "lora_paths" or (foreign is not None and foreign.takes == "list"):
@@ -260,10 +257,27 @@ def parser(prog: str) -> argparse.ArgumentParser:
                 int if name in _INTEGERS.split() else float if name == "mem_fraction_static" else str
             )
         settings["help"] = argparse.SUPPRESS if name in FOREIGN else f"{meaning(name)} of quire serve"
-        made.add_argument(*dict.fromkeys(flags), **settings)
-    return made
+        made.add_argument(*dict.fromkeys([f"--{name.replace('_', '-')}", *short]), **settings)
 
 
 def parsed(prog: str, argv: Sequence[str]) -> dict[str, Any]:
     """SGLang's options in a launch line."""
-    return vars(parser(prog).parse_args(list(argv)))
+    made = FlexibleArgumentParser(prog, allow_abbrev=False)
+    add_flags(made)
+    return vars(made.parse_args(list(argv)))
+
+
+def _from_cli_args(kind: type[Any], args: argparse.Namespace) -> Any:
+    """The options that a parser has read. Its other arguments are left alone."""
+    return kind(**{name: value for name, value in vars(args).items() if name in NAMES})
+
+
+ServerArgs = make_dataclass(
+    "ServerArgs",
+    [(name, Any, None) for name in NAMES],
+    namespace={
+        "__doc__": "SGLang's options by name, None being unset: for `Engine(**dataclasses.asdict(args))`.",
+        "add_cli_args": staticmethod(add_flags),
+        "from_cli_args": classmethod(_from_cli_args),
+    },
+)

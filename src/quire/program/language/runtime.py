@@ -37,7 +37,7 @@ class Runtime(RuntimeEndpoint):
     """
 
     def __init__(self, model_path: str = "", *, launch_timeout: float = 300.0, **options: Any) -> None:
-        port = options.pop("port", None) or _free_port()
+        port = options.pop("port", None) or free_port()
         command = self._command(model_path, options)
         self._process = subprocess.Popen([*command, "--host", HOST, "--port", str(port)])
         self._end = weakref.finalize(self, _stop, self._process)
@@ -91,7 +91,8 @@ def _is_up(port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]

@@ -1,0 +1,5 @@
+"""SGLang's options."""
+
+from quire.flags.sglang import ServerArgs
+
+__all__ = ["ServerArgs"]
