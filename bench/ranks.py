@@ -1,8 +1,7 @@
 """Sums between two ranks beside their limits, in turns: `python bench/ranks.py [MODEL]`.
 
-For each size of a message: the sum through shared memory, over TCP and through gloo, between two processes; handing the
-message over (one process writes what the other has read before, and waits for the answer); and a copy within one
-process. With MODEL also its speed with two ranks of one thread beside one rank of two threads.
+For each size of a message: the sum through shared memory, over TCP and through gloo, between two processes, and a copy
+within one process. With MODEL its speed with two ranks of one thread beside one rank of two threads, in place of sums.
 """
 
 from __future__ import annotations

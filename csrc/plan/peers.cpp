@@ -20,6 +20,7 @@ constexpr int kSpins = 2000;  // before a rank yields its core, which its peer m
 
 struct alignas(64) Posted {
   std::atomic<uint64_t> message;
+  std::atomic<uint64_t> floats[2];  // the lengths of this message and of the one before, as in slots
 };
 
 inline void relax() {
@@ -55,7 +56,10 @@ SharedPeers::SharedPeers(int fd, int rank, int size, double patience) : Peers(ra
 
 SharedPeers::~SharedPeers() { munmap(memory_, mapped_); }
 
-void SharedPeers::begin(size_t) { ++message_; }
+void SharedPeers::begin(size_t n) {
+  ++message_;
+  floats_ = n;
+}
 
 float* SharedPeers::slot(int rank) {
   char* slots = static_cast<char*>(memory_) + (mapped_ - size_t(size()) * 2 * kSlotFloats * sizeof(float));
@@ -64,6 +68,7 @@ float* SharedPeers::slot(int rank) {
 
 void SharedPeers::exchange() {
   Header& header = *static_cast<Header*>(memory_);
+  header.posted[rank()].floats[message_ % 2].store(floats_, std::memory_order_relaxed);
   header.posted[rank()].message.store(message_, std::memory_order_release);
   for (int rank = 0; rank < size(); ++rank) {
     const std::atomic<uint64_t>& posted = header.posted[rank].message;
@@ -82,6 +87,8 @@ void SharedPeers::exchange() {
                                  std::to_string(int(patience_)) + " s");
       sched_yield();
     }
+    if (header.posted[rank].floats[message_ % 2].load(std::memory_order_relaxed) != floats_)
+      throw std::runtime_error("rank " + std::to_string(rank) + " computes another step");
   }
 }
 

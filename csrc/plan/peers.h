@@ -69,6 +69,7 @@ class SharedPeers : public Peers {
   size_t mapped_ = 0;
   double patience_;
   uint64_t message_ = 0;  // the number of the last one
+  size_t floats_ = 0;     // and its length
 };
 
 }  // namespace quire

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -342,6 +342,13 @@ def test_sums_have_the_bits_of_the_plain_order() -> None:
             with ThreadPoolExecutor(size) as threads:
                 list(threads.map(_native.Peers.all_reduce, peers, parts))
             assert all(part.tobytes() == wanted.tobytes() for part in parts)
+
+
+def test_ranks_that_compute_different_steps_notice() -> None:
+    with native_peers(2, patience=5) as peers, ThreadPoolExecutor(2) as threads:
+        sums = [threads.submit(peers[r].all_reduce, np.zeros(n, np.float32)) for r, n in enumerate((4, 8))]
+        with pytest.raises(RuntimeError, match="computes another step"):
+            list(map(Future.result, sums))
 
 
 def test_a_rank_that_is_gone_or_silent_ends_the_wait() -> None:

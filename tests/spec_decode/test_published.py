@@ -190,3 +190,17 @@ def test_drafters_that_do_not_fit_are_refused(
         config = {**config, "model": str(data / config["model"])}
     with pytest.raises((ModelError, ConfigError), match=message):
         LLM(str(data / target), speculative_config=config)
+
+
+@pytest.mark.parametrize("folder", ["eagle-llama", "eagle3-llama", "mtp-deepseek-v3", "dflash-qwen3"])
+def test_drafters_run_beside_ranks(folder: str, data: Path) -> None:
+    """The drafter runs on the engine's own rank, which shares the embedding and reads the whole head."""
+    data = data / "speculators"
+    expected = json.loads((data / folder / "expected.json").read_text())
+    tokens = expected["prompt"] + expected["continuation"]
+    alone = start(data, folder)
+    wanted = outputs(alone, tokens)
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "exact_across_ranks": True, "threads": 2}
+    with start(data, folder, **ranks) as llm:
+        assert outputs(llm, tokens) == wanted
+        assert llm.stats().spec_accepted_tokens == alone.stats().spec_accepted_tokens

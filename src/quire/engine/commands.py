@@ -15,11 +15,15 @@ MOST_REPORT = 1 << 16
 
 
 class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank computes, and where it reaches the others: `addresses` by rank."""
+    """What a rank computes, and where it reaches the others: `addresses` by rank.
+
+    All ranks of a stage tap the same layers, because what is tapped is computed for all tokens.
+    """
 
     limits: Limits
     num_blocks: int
     block_size: int
+    taps: tuple[int, ...]
     addresses: list[Address]
 
 

@@ -48,7 +48,7 @@ from quire.engine.links import Hello, Links, NoEngineError, connect, own_host
 from quire.engine.members import BEAT, NO_ENGINE, Join
 from quire.engine.numa import bind_rank
 from quire.engine.pipes import leave_with_parent, read_frame, write_frame
-from quire.engine.plan import device_of, kv_dtype, make_backend
+from quire.engine.plan import device_of, kv_dtype, make_backend, tapped
 from quire.engine.residence import Residence
 from quire.engine.shares import share_of
 from quire.engine.source import Loader, agreement, find_source
@@ -222,7 +222,7 @@ def _load(
         return backend.kv_cache(kv_spec, launch.num_blocks, launch.block_size)
 
     def compile(model: ServedModel, cache: KVCache) -> Executable:
-        return backend.compile(model.graph, cache, launch.limits)
+        return backend.compile(tapped(model, launch.taps), cache, launch.limits)
 
     model, cache = load_share(), make_cache()
     executable = compile(model, cache)

@@ -248,7 +248,8 @@ def _start_ranks(plan: EnginePlan) -> Ranks:
         raise ConfigError("a model that runs through transformers cannot be divided among ranks")
     ranks = Ranks(config, spec.hidden_size, plan.limits, agreement(config, plan.model, fingerprint))
     branches = tree_blocks(plan.draft.trees, memory.block_size)
-    ranks.start(with_trees(plan.limits, plan.draft.trees), memory.num_blocks + branches, memory.block_size)
+    limits, taps = with_trees(plan.limits, plan.draft.trees), plan.draft.taps
+    ranks.start(limits, memory.num_blocks + branches, memory.block_size, taps)
     bind_rank(
         device_of(config, 0), 0, config.parallel.ranks_per_node
     )  # now that the others, who inherit it, run
