@@ -3,12 +3,14 @@
     python bench/kernels.py [--models S,M,T] [--rows 1,4,32,1024] [--weights bfloat16] [--threads N] [--isa auto]
     python bench/kernels.py --no-compact        bfloat16 weights in 16 bits, not 12
     python bench/kernels.py --attention [--models S,M]
+    python bench/kernels.py --experts [--rows 1,8,32] [--weights int8]
 
 Few rows are limited by reading weights: GB/s beside the read bandwidth. Many are limited by arithmetic: GFLOP/s beside
 the peak of multiply-adds. Product and limit take turns of equal length, since a shared machine changes while it is
 watched; a line is the median turn. Shapes: S is Qwen3-0.6B, M is Llama-3.2-1B, T a Llama of 15 M parameters.
 Attention is one layer of it over a bfloat16 cache: chunks of 1,024 tokens beside the peak of what it computes in
-(bfloat16 where the CPU multiplies it, else float32), and single tokens beside the read bandwidth.
+(bfloat16 where the CPU multiplies it, else float32), and single tokens beside the read bandwidth. Experts are a layer
+of a mixture beside the read bandwidth, counting those that some token chose: E has 64, Q has 128 and is Qwen3-30B-A3B.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import Expert, Graph, KVSpec, Limits, ModelInput, Routing
 from quire.weights.layouts import Blocks, Int4, Int8
 from quire.weights.layouts.blocks import ROUNDED
 from quire.weights.layouts.blocks.make import byte_rows, lut_rows, table_rows
@@ -32,6 +35,7 @@ STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
 ROUNDS = 9
 TYPES: dict[str, WeightType] = {
     "float32": "float32",
+    "float16": "float16",
     "bfloat16": "bfloat16",
     "int8": Quantized(Int8()),
     "int8wo": Quantized(Int8(), "float"),
@@ -104,11 +108,23 @@ STEPS = [  # sequences, new tokens of each, tokens in the cache with them
 BLOCK_SIZE = 16
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """A layer of experts."""
+
+    model: str
+    hidden: int
+    inner: int
+    experts: int
+    chosen: int
+
+
+MIXTURES = [Mixture("E", 1024, 512, 64, 8), Mixture("Q", 2048, 768, 128, 8)]
+
+
 def peak_kind(backend: NativeBackend, dtype: WeightType) -> str:
     """What multiplies: bytes for rounded activations, bfloat16 pairs where the set has them, else float32."""
-    if isinstance(dtype, Quantized):
-        return "int8" if dtype.activations == "int8" else "fp32"
-    return "bf16" if dtype == "bfloat16" and backend.isa == "avx512_bf16" else "fp32"
+    return backend.arithmetic(dtype)
 
 
 def make_weights(backend: NativeBackend, shape: Shape, dtype: WeightType, total: int) -> list[Any]:
@@ -195,6 +211,56 @@ def measure_attention(
     return seconds, limit, share
 
 
+def measure_experts(
+    backend: NativeBackend, mixture: Mixture, dtype: WeightType, rows: int
+) -> tuple[float, float, float]:
+    """(seconds, limit, share) of a layer of experts beside the read bandwidth."""
+    rng = np.random.default_rng(0)
+    hidden, inner = mixture.hidden, mixture.inner
+
+    def random(outputs: int, columns: int) -> Any:
+        return rng.standard_normal((outputs, columns), np.float32) / np.float32(columns**0.5)
+
+    gate, up, down = (
+        held(random(*shape), dtype) for shape in ((inner, hidden), (inner, hidden), (hidden, inner))
+    )
+    experts = [
+        Expert(backend.gated_matrix(gate, up, dtype), None, backend.matrix([down], dtype), None)
+        for _ in range(mixture.experts)
+    ]
+    x, scores = random(rows, hidden), random(mixture.experts, hidden)
+    table, router = backend.matrix([x], "float32"), backend.matrix([scores], "float32")
+    head = backend.matrix([np.ones((1, hidden), np.float32)], "float32")
+    routing = Routing(mixture.experts, mixture.chosen)
+
+    def layer(ops: Any) -> Any:
+        tokens = ops.embed(table)
+        return ops.experts(tokens, ops.route(ops.linear(tokens, router), routing), experts, "silu")
+
+    graph = Graph(lambda ops: ops.select_rows(layer(ops)), lambda ops, h: ops.linear(h, head), rows, 1)
+    kv = backend.kv_cache(KVSpec(1, 1, 4, "float32"), rows, 1)
+    executable = backend.compile(graph, kv, Limits(1024, rows, rows))
+    numbers = np.arange(rows, dtype=np.int32)
+    ends = np.arange(rows + 1, dtype=np.int32)
+    step = ModelInput(
+        numbers, np.zeros_like(numbers), ends, np.ones_like(numbers), numbers, numbers[:, None], numbers
+    )
+    drawn = len(np.unique(np.argsort(-(x @ scores.T), axis=1)[:, : mixture.chosen]))
+    read = drawn * (experts[0].up.nbytes + experts[0].down.nbytes)
+    turns = []
+    executable.run(step)
+    for _ in range(ROUNDS):
+        repeats = 1 + STREAMING_BYTES // read
+        start = time.perf_counter()
+        for _ in range(repeats):
+            executable.run(step)
+        seconds = (time.perf_counter() - start) / repeats
+        limit = _native.measure_read_bandwidth(STREAMING_BYTES, backend.threads)
+        turns.append((read / seconds / limit, seconds, limit))
+    share, seconds, limit = sorted(turns)[len(turns) // 2]
+    return seconds, limit, share
+
+
 def show(name: str, streaming: bool, seconds: float, limit: float, share: float) -> None:
     unit, value = ("GB/s", "read") if streaming else ("GFLOP/s", "peak")
     print(
@@ -215,27 +281,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default="S,M,T")
-    parser.add_argument("--rows", default="1,4,32,1024")
+    parser.add_argument("--models")
+    parser.add_argument("--rows")
     parser.add_argument("--weights", choices=list(TYPES), default="bfloat16")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa", default="auto")
     parser.add_argument(
         "--compact", action=argparse.BooleanOptionalAction, help="bfloat16 weights in 12 bits"
     )
-    parser.add_argument("--attention", action="store_true", help="attention instead of matrix products")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--attention", action="store_true", help="attention instead of matrix products")
+    kinds.add_argument("--experts", action="store_true", help="layers of experts instead of matrix products")
     options = parser.parse_args()
+    models = (options.models or ("E,Q" if options.experts else "S,M,T")).split(",")
+    rows_of = [
+        int(rows) for rows in (options.rows or ("1,8,32" if options.experts else "1,4,32,1024")).split(",")
+    ]
     backend = NativeBackend(options.threads, options.isa, options.compact)
     if options.attention:
-        return show_attention(backend, options.models.split(","))
+        return show_attention(backend, models)
     dtype = TYPES[options.weights]
+    if options.experts:
+        for mixture in MIXTURES:
+            for rows in rows_of if mixture.model in models else []:
+                show(
+                    f"{mixture.model} experts {rows:5} rows",
+                    True,
+                    *measure_experts(backend, mixture, dtype, rows),
+                )
+        return None
     peak = peak_kind(backend, dtype)
     print(f"{backend.name}, {options.weights} weights, peak of {peak}")
     shares: dict[bool, list[float]] = {True: [], False: []}
     for shape in SHAPES:
-        if shape.model not in options.models.split(","):
+        if shape.model not in models:
             continue
-        for rows in map(int, options.rows.split(",")):
+        for rows in rows_of:
             if shape.name == "head" and rows > 64:
                 continue  # no step asks for so many logits at once
             streaming = rows <= 8

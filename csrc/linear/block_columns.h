@@ -1,6 +1,7 @@
 // Columns of a panel of blocks, unpacked to codes or to floats. Knows panels; knows no product and no thread.
 #pragma once
 
+#include "linear/block_tables.h"
 #include "linear/block_unpack_grids.h"
 #include "linear/block_values.h"
 #include "simd/kernels.h"
@@ -10,18 +11,32 @@ namespace quire::QUIRE_ISA {
 constexpr int kChunkColumns = 256;  // unpacked at a time: a multiple of every block
 constexpr size_t kChunkBytes = size_t(kChunkColumns / 16) * group_bytes(16);
 
-// Codes of columns [k, k + columns) of a panel; k is a multiple of kChunkColumns.
-template <BlockKind kind>
-void unpack_codes(const char* panel, int k, int columns, char* out) {
+// Calls f(block, its first column) for the blocks of columns [k, k + columns) of a panel; k is a multiple of kChunkColumns.
+// If several adjacent panels are read together, blocks prefetch what is read after them.
+template <BlockKind kind, class F>
+QUIRE_INLINE void for_panel_blocks(const char* panel, int k, int columns, F&& f, size_t panel_bytes = 0, int panels = 1) {
   constexpr BlockShape shape = shape_of(kind);
-  constexpr int group = Unpack<kind>::shape.group, per_unit = shape.per_unit();
+  constexpr int per_unit = shape.per_unit();
   constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
   constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
   const char* unit = panel + 16 * row_bytes(kind) + size_t(k / (shape.columns * per_unit)) * unit_bytes;
-  for (int column = 0; column < columns; unit += unit_bytes)
-    for (int i = 0; i < per_unit; ++i, column += shape.columns)
-      Unpack<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel},
-                          UnpackedBlock<group>{out + size_t(column / group) * group_bytes(group)});
+  for (const int end = k + columns; k < end; unit += unit_bytes) {
+    // What lies behind a panel is the next one, which is being read; what is read next lies behind the last.
+    const bool last = panels > 1 && unit + PackedBlock::kAhead >= panel + panel_bytes;
+    const ptrdiff_t ahead = PackedBlock::kAhead + (last ? ptrdiff_t(panel_bytes) * (panels - 1) : 0);
+    for (int i = 0; i < per_unit; ++i, k += shape.columns)
+      f(PackedBlock{unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel, ahead}, k);
+  }
+}
+
+// Codes of columns [k, k + columns) of a panel; k is a multiple of kChunkColumns.
+template <BlockKind kind>
+void unpack_codes(const char* panel, int k, int columns, char* out) {
+  constexpr int group = Unpack<kind>::shape.group;
+  for_panel_blocks<kind>(panel, k, columns, [&](const PackedBlock& block, int) QUIRE_INLINE_LAMBDA {
+    Unpack<kind>::block(block, UnpackedBlock<group>{out});
+    out += size_t(shape_of(kind).columns / group) * group_bytes(group);
+  });
 }
 
 using UnpackCodes = void(const char* panel, int k, int columns, char* out);
@@ -52,24 +67,25 @@ constexpr CodeShape kCodeShapes[] = {
 
 QUIRE_INLINE const CodeShape& codes_of(BlockKind kind) { return kCodeShapes[int(kind)]; }
 
-// Values of columns [k, k + columns) of a panel of floats; k is a multiple of kChunkColumns.
+// Values of columns [k, k + columns) of a panel whose kind has Values; k is a multiple of kChunkColumns.
 template <BlockKind kind>
 void unpack_floats(const char* panel, int k, int columns, float* out) {
-  constexpr BlockShape shape = shape_of(kind);
-  constexpr int per_unit = shape.per_unit();
-  constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
-  constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
-  const char* unit = panel + 16 * row_bytes(kind) + size_t(k / (shape.columns * per_unit)) * unit_bytes;
-  for (int column = 0; column < columns; unit += unit_bytes)
-    for (int i = 0; i < per_unit; ++i, column += shape.columns, out += size_t(shape.columns) * 16)
-      Values<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel}, out);
+  for_panel_blocks<kind>(panel, k, columns, [&](const PackedBlock& packed, int) QUIRE_INLINE_LAMBDA {
+    const Values<kind> block(packed);
+    constexpr int run = Values<kind>::kRun;
+    for_runs<shape_of(kind).columns / run>([&](int r) QUIRE_INLINE_LAMBDA {
+      block.run(r, [&](int j, V value) QUIRE_INLINE_LAMBDA { store(out + j * 16, value); });
+      out += run * 16;
+    });
+  });
 }
 
 using UnpackFloats = void(const char* panel, int k, int columns, float* out);
 
 template <BlockKind kind>
 constexpr UnpackFloats* floats_unpacker() {
-  if constexpr (holds_floats(kind)) return unpack_floats<kind>;
+  if constexpr (kHasValues<kind>) return unpack_floats<kind>;
+  else if constexpr (table_bits(kind) > 0) return unpack_tables<table_bits(kind)>;
   else return nullptr;
 }
 
@@ -81,7 +97,7 @@ constexpr UnpackFloats* kUnpackFloats[] = {
 
 // The values of columns [k, k + columns) of a panel: [columns][16], rounded as the formats' decoders round.
 inline void unpack_values(const BlockPanel& panel, int k, int columns, float* out) {
-  if (holds_floats(panel.kind)) return kUnpackFloats[int(panel.kind)](panel.data, k, columns, out);
+  if (UnpackFloats* unpack = kUnpackFloats[int(panel.kind)]) return unpack(panel.data, k, columns, out);
   alignas(64) char codes[kChunkBytes];
   kUnpackCodes[int(panel.kind)](panel.data, k, columns, codes);
   const CodeShape& shape = codes_of(panel.kind);

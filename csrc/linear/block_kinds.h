@@ -61,17 +61,22 @@ enum class BlockKind : uint8_t {
 #undef QUIRE_BLOCK_NAME
 };
 
+// Bits of a code into a table of its row; 0: codes of the kind are no such codes.
+constexpr int table_bits(BlockKind kind) { return kind == BlockKind::lut3 ? 3 : kind == BlockKind::lut4 ? 4 : 0; }
+
 struct BlockShape {
   const char* name;
   int columns, bytes, head, head_bytes;
+  bool table;
 
-  // The number of blocks of a row that lie together in a panel: their heads first, then their words.
-  constexpr int per_unit() const { return columns == 32 ? 2 : 1; }
+  // The number of blocks of a row that lie together in a panel: their heads first, then their words. Those of tables lie
+  // otherwise (layouts/blocks.h).
+  constexpr int per_unit() const { return table ? 4 : columns == 32 ? 2 : 1; }
   constexpr int words() const { return (bytes - head_bytes) / 4; }
 };
 
 constexpr BlockShape kBlockShapes[] = {
-#define QUIRE_BLOCK_SHAPE(name, columns, bytes, head, head_bytes) {#name, columns, bytes, head, head_bytes},
+#define QUIRE_BLOCK_SHAPE(name, columns, bytes, head, head_bytes) {#name, columns, bytes, head, head_bytes, table_bits(BlockKind::name) > 0},
     QUIRE_BLOCK_KINDS(QUIRE_BLOCK_SHAPE)
 #undef QUIRE_BLOCK_SHAPE
 };
@@ -87,12 +92,8 @@ constexpr int row_words(BlockKind kind) {
     case BlockKind::e4m3:
     case BlockKind::e5m2:
       return 1;
-    case BlockKind::lut3:
-      return 8;
-    case BlockKind::lut4:
-      return 16;
     default:
-      return 0;
+      return table_bits(kind) ? 1 << table_bits(kind) : 0;
   }
 }
 QUIRE_INLINE constexpr size_t row_bytes(BlockKind kind) { return size_t(row_words(kind)) * 4; }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "linear/block_columns.h"
+#include "linear/linear_micro.h"
 #include "simd/simd_dots.h"
 
 namespace quire::QUIRE_ISA {

@@ -89,23 +89,19 @@ template <BlockKind kind>
 void multiply_row(const char* panel, int columns, const RoundedRow& row, float* c) {
   using Block = MultipliedBlock<kind>;
   constexpr BlockShape shape = shape_of(kind);
-  constexpr int per_unit = shape.per_unit();
-  constexpr size_t head_bytes = 16 * size_t(shape.head_bytes), words_bytes = 64 * size_t(shape.words());
-  constexpr size_t heads = head_bytes * size_t(per_unit), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
-  const char* unit = panel + 16 * row_bytes(kind);
   const uint32_t* words = row.words;
   const float* scales = row.scales;
   const int32_t* sums = row.sums;
   V total = set1(0), part = set1(0);
   int open = 0;  // columns in `part`
-  for (int k = 0; k < columns; unit += unit_bytes)
-    for (int i = 0; i < per_unit; ++i) {
-      Block block(words, sums);
-      Unpack<kind>::block({unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel}, block);
-      part = block.added_to(part);
-      words += shape.columns / 4, sums += Block::kGroups, k += shape.columns, open += shape.columns;
-      if (open == row.scaled || k == columns) total = fma(set1(*scales++), part, total), part = set1(0), open = 0;
-    }
+  for_panel_blocks<kind>(panel, 0, columns, [&](const PackedBlock& packed, int k) QUIRE_INLINE_LAMBDA {
+    Block block(words, sums);
+    Unpack<kind>::block(packed, block);
+    part = block.added_to(part);
+    words += shape.columns / 4, sums += Block::kGroups, open += shape.columns;
+    if (open == row.scaled || k + shape.columns == columns)
+      total = fma(set1(*scales++), part, total), part = set1(0), open = 0;
+  });
   store(c, total);
 }
 

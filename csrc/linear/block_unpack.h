@@ -24,16 +24,18 @@ QUIRE_INLINE constexpr size_t group_bytes(int group) { return kGroupHeader + siz
 
 // A block of a panel, and the words of its rows. Reading a word prefetches a later one.
 struct PackedBlock {
+  static constexpr ptrdiff_t kAhead = 4096;
+
   const char *head, *words, *row;
+  ptrdiff_t ahead = kAhead;
 
   QUIRE_INLINE I word(int i) const {
-    __builtin_prefetch(words + i * 64 + kAhead, 0, 3);
+    __builtin_prefetch(words + i * 64 + ahead, 0, 3);
     return iload(words + i * 64);
   }
   QUIRE_INLINE V scale() const { return load_halves(head); }
-
- private:
-  static constexpr int kAhead = 4096;
+  // The same block of a panel so many bytes on.
+  QUIRE_INLINE PackedBlock after(size_t bytes) const { return {head + bytes, words + bytes, row + bytes, ahead}; }
 };
 
 // The destination of an unpacked block.
@@ -322,6 +324,13 @@ struct Unpack<BlockKind::int8_32> : UnpackInt8<32> {};
 template <>
 struct Unpack<BlockKind::int8_128> : UnpackInt8<128> {};
 
+// Half the scale of nvfp4: E4M3 in the low byte, times or divided by the scale of the row.
+template <bool divides>
+QUIRE_INLINE V nvfp4_scale(I byte, V outer) {
+  const V inner = e4m3_byte<0>(byte) * set1(kE4m3Scale);
+  return (divides ? inner / outer : inner * outer) * set1(0.5f);
+}
+
 // A word of four scales in E4M3, one for each 16 columns, which a scale of the whole row multiplies or divides; then
 // codes in FP4: of each four bytes the low halves are four columns, the high halves the next four.
 template <bool divides>
@@ -330,11 +339,10 @@ struct UnpackNvfp4 {
   template <class Out>
   QUIRE_INLINE static void block(const PackedBlock& b, Out&& out) {
     const I scales = b.word(0), table = repeat16(kDoubledFp4);
-    const V outer = load(reinterpret_cast<const float*>(b.row)), half = set1(0.5f);
+    const V outer = load(reinterpret_cast<const float*>(b.row));
     unrolled<4>([&](auto g) QUIRE_INLINE_LAMBDA {
       constexpr int at = decltype(g)::value;
-      const V inner = e4m3_byte<at>(scales) * set1(kE4m3Scale);
-      out.scale(at, (divides ? inner / outer : inner * outer) * half);
+      out.scale(at, nvfp4_scale<divides>(shr<8 * at>(scales), outer));
       for (int i = 0; i < 2; ++i) {
         const I w = b.word(1 + 2 * at + i);
         out.codes(16 * at + 8 * i, lookup(table, low_nibbles(w)));

@@ -13,6 +13,7 @@ namespace quire {
 // them all and calls the right one.
 #define QUIRE_LAYOUTS(X)  \
   X(float32, Float32)     \
+  X(float16, Float16)     \
   X(bfloat16, Bfloat16)   \
   X(bfloat16_12, Bfloat16In12) \
   X(int8, Int8)           \

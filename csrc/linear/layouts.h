@@ -15,6 +15,7 @@
 #include "linear/layouts/bfloat16.h"
 #include "linear/layouts/bfloat16_12.h"
 #include "linear/layouts/blocks.h"
+#include "linear/layouts/float16.h"
 #include "linear/layouts/float32.h"
 #include "linear/layouts/int4.h"
 #include "linear/layouts/int8.h"

@@ -220,12 +220,6 @@ inline void for_panels(const LinearArgs& a, int group, ThreadPool& pool, F&& mul
   });
 }
 
-template <class Dot>
-inline void linear_stream(const LinearArgs& a, const typename Dot::A* tile, ThreadPool& pool) {
-  for_panels(a, max_of(max_panels(a.rows), a.weight.gated ? 2 : 1), pool,
-             [&](int first, int last, int) { stream_panels<Dot>(a, tile, first, last); });
-}
-
 // Tiles [tile0, tile1) times panels [first, last), in blocks of K that are unpacked once for all tiles.
 template <class Dot, class Unpacked>
 inline void block_product(const LinearArgs& a, const typename Dot::A* packed, const Tiles& tiles, int tile0, int tile1,
@@ -346,54 +340,120 @@ inline void for_tiles(const LinearArgs& a, const Tiles& tiles, ThreadPool& pool,
   });
 }
 
-// Packs x and runs the product; a single row of float32 activations without a norm is used in place.
+// A product with weights of floats, or of codes that are widened. The tiles of activations are packed first; a single
+// row of float32 activations without a norm is used in place. If there is one tile, panels stream; else `multiply` makes
+// the product.
 template <class Dot>
-void linear_as(const LinearArgs& args, ThreadPool& pool) {
-  LinearArgs a = args;
+struct FloatProduct {
   using A = typename Dot::A;
   using Product = typename ManyTiles<Dot>::Product;
   using Many = typename ManyTiles<Dot>::Many;
-  const int padded = a.weight.padded_cols();
-  const bool widen = !std::is_void_v<Many> && tiles_for<Product>(a.rows).count >= kWidenTiles;
-  const Tiles tiles = widen ? tiles_for<DotF32>(a.rows) : tiles_for<Product>(a.rows);
-  A* packed = static_cast<A*>(a.workspace);
-  int32_t* sums = static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(padded) + 15) / 16 * 16;
-  if (a.weight.format.offsets) a.x_sums = sums;
-  if constexpr (sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK)
-    if (a.rows == 1 && padded == a.weight.cols && !a.norm.weight && !a.weight.format.offsets &&
-        !a.weight.format.inputs && !a.weight.format.rounding.present())
-      return linear_stream<Dot>(a, a.x, pool);
-  auto pack = [&](int tile, int thread) {
+
+  LinearArgs a;
+  bool widens;
+  Tiles tiles;
+  A* packed;
+  int32_t* sums;
+
+  explicit FloatProduct(const LinearArgs& args)
+      : a(args),
+        widens(!std::is_void_v<Many> && tiles_for<Product>(a.rows).count >= kWidenTiles),
+        tiles(widens ? tiles_for<DotF32>(a.rows) : tiles_for<Product>(a.rows)),
+        packed(static_cast<A*>(a.workspace)),
+        sums(static_cast<int32_t*>(a.workspace) + (size_t(a.rows) * size_t(a.weight.padded_cols()) + 15) / 16 * 16) {
+    if (a.weight.format.offsets) a.x_sums = sums;
+  }
+
+  static constexpr bool kPlain = sizeof(A) == sizeof(float) && Dot::kStepA == Dot::kStepK;
+  bool in_place() const {
+    const Format& format = a.weight.format;
+    return kPlain && a.rows == 1 && a.weight.padded_cols() == a.weight.cols && !a.norm.weight && !format.offsets &&
+           !format.inputs && !format.rounding.present();
+  }
+  void pack(int tile, void* scratch) const {
     const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
-    const LinearArgs rows = normed(a, begin, end, static_cast<float*>(pool.scratch(thread)));
-    if (a.weight.format.offsets) sum_groups(rows, begin, end, sums);
+    const LinearArgs rows = normed(a, begin, end, static_cast<float*>(scratch));
+    if (a.weight.format.offsets) sum_groups<Product>(rows, begin, end, sums);
     pack_tile<Product>(rows, tiles, tile, packed);
-  };
-  for_tiles(a, tiles, pool, pack);
-  if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
-  if constexpr (!std::is_void_v<Many>)
-    if (widen) return linear_blocks<DotF32, Many>(a, packed, tiles, pool);
-  linear_blocks<Product, typename ManyTiles<Dot>::Few>(a, packed, tiles, pool);
+  }
+  int group() const { return max_of(max_panels(a.rows), a.weight.gated ? 2 : 1); }
+  void stream(int first, int last, void*) const {
+    const A* tile = packed;
+    if constexpr (kPlain)
+      if (in_place()) tile = a.x;
+    stream_panels<Dot>(a, tile, first, last);
+  }
+  void multiply(ThreadPool& pool) const {
+    if constexpr (!std::is_void_v<Many>)
+      if (widens) return linear_blocks<DotF32, Many>(a, packed, tiles, pool);
+    linear_blocks<Product, typename ManyTiles<Dot>::Few>(a, packed, tiles, pool);
+  }
+};
+
+// The same with activations that are rounded to int8.
+template <class Dot>
+struct QuantizedProduct {
+  LinearArgs a;
+  Tiles tiles;
+  QuantizedRows rows;
+
+  explicit QuantizedProduct(const LinearArgs& args) : a(args), tiles(tiles_for<Dot>(a.rows)), rows(a) {
+    a.x_scale = rows.scale, a.x_sums = rows.sums;
+  }
+
+  uint32_t* packed() const { return static_cast<uint32_t*>(a.workspace); }
+  bool in_place() const { return false; }
+  void pack(int tile, void* scratch) const {
+    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+    float* memory = static_cast<float*>(scratch) + kMaxRows * BlocksOfK(a.weight).size;
+    quantize_tile<Dot>(normed(a, begin, end, memory), rows, begin, end, static_cast<uint32_t*>(scratch),
+                       [&](int k, int columns) { return packed() + packed_offset<Dot>(tiles, tile, k, columns); });
+  }
+  int group() const { return max_of(max_panels(a.rows), a.weight.gated ? 2 : 1); }
+  void stream(int first, int last, void*) const { stream_panels<Dot>(a, packed(), first, last); }
+  void multiply(ThreadPool& pool) const { linear_blocks<Dot, AsPacked>(a, packed(), tiles, pool); }
+};
+
+template <class Product>
+void make_product(const LinearArgs& args, ThreadPool& pool) {
+  const Product product(args);
+  if (!product.in_place())
+    for_tiles(product.a, product.tiles, pool, [&](int tile, int thread) { product.pack(tile, pool.scratch(thread)); });
+  if (product.tiles.count > 1) return product.multiply(pool);
+  for_panels(product.a, product.group(), pool,
+             [&](int first, int last, int thread) { product.stream(first, last, pool.scratch(thread)); });
 }
 
-// Rounds x to int8, packs it and runs the product.
-template <class Dot>
-void linear_quantized(const LinearArgs& args, ThreadPool& pool) {
-  LinearArgs a = args;
-  const Tiles tiles = tiles_for<Dot>(a.rows);
-  uint32_t* packed = static_cast<uint32_t*>(a.workspace);
-  const QuantizedRows rows(a);
-  a.x_scale = rows.scale, a.x_sums = rows.sums;
-  auto pack = [&](int tile, int thread) {
-    const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
-    uint32_t* rounded = static_cast<uint32_t*>(pool.scratch(thread));
-    float* memory = static_cast<float*>(pool.scratch(thread)) + kMaxRows * BlocksOfK(a.weight).size;
-    quantize_tile<Dot>(normed(a, begin, end, memory), rows, begin, end, rounded,
-                       [&](int k, int columns) { return packed + packed_offset<Dot>(tiles, tile, k, columns); });
-  };
-  for_tiles(a, tiles, pool, pack);
-  if (tiles.count == 1) return linear_stream<Dot>(a, packed, pool);
-  linear_blocks<Dot, AsPacked>(a, packed, tiles, pool);
+// Products that do not depend on each other, each with its own workspace and without maxima. Those of one tile are made
+// together: threads meet twice for all of them, and weights stream without a pause.
+template <class Product>
+void make_products(const LinearArgs* args, int count, ThreadPool& pool) {
+  if (count == 1) return make_product<Product>(*args, pool);
+  pool.parallel_for(count, [&](int i, int thread) {
+    const Product product(args[i]);
+    if (product.tiles.count == 1 && !product.in_place()) product.pack(0, pool.scratch(thread));
+  });
+  size_t bytes = 0;
+  for (int i = 0; i < count; ++i) bytes += args[i].weight.nbytes();
+  const size_t piece = max_of(min_of(kTaskBytes, bytes / size_t(8 * pool.threads())), size_t{1});
+  int begin[kMostProducts + 1] = {};  // the first task of each product
+  for (int i = 0; i < count; ++i) {
+    const Product product(args[i]);
+    const int groups = (product.a.weight.panels() + product.group() - 1) / product.group();
+    const int tasks = min_of(groups, max_of(1, int(product.a.weight.nbytes() / piece)));
+    begin[i + 1] = begin[i] + (product.tiles.count == 1 ? tasks : 0);
+  }
+  pool.parallel_shares(begin[count], [&](int task, int thread) {
+    int i = 0;
+    while (task >= begin[i + 1]) ++i;
+    const Product product(args[i]);
+    const int panels = product.a.weight.panels(), group = product.group(), groups = (panels + group - 1) / group;
+    const int64_t part = task - begin[i], parts = begin[i + 1] - begin[i];
+    product.stream(int(groups * part / parts) * group, min_of(panels, int(groups * (part + 1) / parts) * group),
+                   pool.scratch(thread));
+  });
+  for (int i = 0; i < count; ++i)
+    if (begin[i] == begin[i + 1]) make_product<Product>(args[i], pool);
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -3,8 +3,11 @@
 #pragma once
 
 #include "linear/block_micro.h"
+#include "linear/block_pairs.h"
 #include "linear/block_row.h"
+#include "linear/block_value_row.h"
 #include "linear/linear.h"
+#include "linear/linear_tables.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -13,6 +16,8 @@ struct ExactBlocks {
   // The columns unpacked at a time for tiles of so many rows, and the bytes of a column.
   static int chunk(int) { return kChunkColumns; }
   static constexpr size_t kColumnBytes = 64;
+
+  static constexpr int kRowPanels = kValuePanels;
 
   float* packed;  // [tile][K][R]
 
@@ -25,23 +30,18 @@ struct ExactBlocks {
     pack_block(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
                packed + size_t(begin) * size_t(a.weight.padded_cols()));
   }
+  // Whether multiply_row has loops for all kinds of a weight.
+  static bool takes_row(const MatrixView& w) {
+    for (int i = 0; i < w.format.blocks.count; ++i)
+      if (!kMultiplyValues[int(w.format.blocks.parts[i].kind)][0]) return false;
+    return true;
+  }
+  // The outputs of the only row and 1, 2 or 4 panels of a kind, without a place for their values.
+  void multiply_row(const MatrixView& w, const BlockPanel& panel, int panels, float* c) const {
+    kMultiplyValues[int(panel.kind)][panels / 2](panel.data, w.padded_cols(), packed, c);
+  }
   void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
     unpack_values(panel, k, columns, reinterpret_cast<float*>(out));
-  }
-  // Adds the products of rows [begin, end) with a panel's sparse part to c, each output's in the order of its entries.
-  void add_sparse(const MatrixView& w, int panel, int begin, int end, float* c, size_t c_stride) const {
-    const int rows = end - begin;
-    const float* x = packed + size_t(begin) * size_t(w.padded_cols());
-    const int32_t* starts = w.sparse_starts() + panel * 16;
-    for (int lane = 0; lane < 16; ++lane)
-      for (int32_t j = starts[lane]; j < starts[lane + 1]; ++j) {
-        const SparseEntry entry = w.sparse_entries()[j];
-        const float* column = x + size_t(entry.column) * size_t(rows);
-        for (int r = 0; r < rows; ++r) {
-          float* to = c + size_t(r) * c_stride + lane;
-          *to = __builtin_fmaf(entry.value, column[r], *to);
-        }
-      }
   }
   // Rows [begin, end) times panels whose columns [k, k + columns) were unpacked to b.
   void multiply(const MatrixView& w, int, const BlockPanel&, int begin, int end, int k, int columns, const char* b,
@@ -53,6 +53,39 @@ struct ExactBlocks {
     micro_for<DotF32, Prefetch::weights>(rows, panels)(m);
   }
 };
+
+#if defined(QUIRE_BF16_DOT)
+// Activations rounded to bfloat16.
+struct PairBlocks {
+  static int chunk(int) { return kChunkColumns; }
+  static constexpr size_t kColumnBytes = pair_group_bytes(16) / 16;
+  static constexpr int kRowPanels = 1;
+
+  uint32_t* packed;  // [tile][K / 2][R]
+
+  explicit PairBlocks(const LinearArgs& a) : packed(static_cast<uint32_t*>(a.workspace)) {}
+  static Tiles tiles(int rows) { return {rows, kBlockTileRows}; }
+  static int panels(int rows) { return block_panels(rows); }
+
+  void pack(const LinearArgs& a, int begin, int end, void*) const {
+    pack_block(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
+               packed + size_t(begin) * size_t(a.weight.padded_cols() / 2));
+  }
+  static bool takes_row(const MatrixView&) { return true; }
+  void multiply_row(const MatrixView& w, const BlockPanel& panel, int, float* c) const {
+    kPairKernels[int(panel.kind)].multiply(panel.data, w.padded_cols(), packed, c);
+  }
+  void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
+    kPairKernels[int(panel.kind)].unpack(panel.data, k, columns, out);
+  }
+  void multiply(const MatrixView& w, int, const BlockPanel& panel, int begin, int end, int k, int columns, const char* b,
+                size_t panel_bytes, int panels, float* c, size_t c_stride) const {
+    const int rows = end - begin, group = kPairKernels[int(panel.kind)].group;
+    const size_t at = size_t(begin) * size_t(w.padded_cols() / 2) + size_t(k / 2) * size_t(rows);
+    pair_micro(rows, panels)({packed + at, b, panel_bytes, columns / group, group / 2, c, c_stride});
+  }
+};
+#endif
 
 // Activations rounded to int8 by blocks of columns.
 struct RoundedBlocks {
@@ -146,8 +179,9 @@ struct RoundedBlocks {
     }
   }
 
-  // The outputs of one row, without a place for its codes.
-  void multiply_one(const MatrixView& w, const BlockPanel& panel, float* c) const {
+  static constexpr int kRowPanels = 1;
+  static bool takes_row(const MatrixView&) { return true; }
+  void multiply_row(const MatrixView& w, const BlockPanel& panel, int, float* c) const {
     const RoundedRow row{words, scales, scaled, sums_at(w, 1, panel.part, 0, 1, 0)};
     kMultiplyRow[int(panel.kind)](panel.data, w.padded_cols(), row, c);
   }
@@ -177,6 +211,17 @@ struct RoundedBlocks {
   }
 };
 
+// Finds panels [first, first + most) of one part: how many of them from the first on, a power of two.
+inline int panels_alike(const MatrixView& w, int first, int most, BlockPanel* panels) {
+  int width = 0;
+  for (; width < most; ++width) {
+    panels[width] = Blocks::panel(w, first + width);
+    if (panels[width].part != panels[0].part) break;
+  }
+  while (width & (width - 1)) --width;
+  return width;
+}
+
 // Panels [first, last) times tiles [tile0, tile1).
 template <class Product>
 inline void multiply_block_panels(const LinearArgs& a, const Product& product, const Tiles& tiles, int tile0, int tile1,
@@ -192,13 +237,8 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
   for (int panel = first; panel < last; panel += group) {
     const int count = min_of(group, last - panel);
     for (int done = 0, width; done < count; done += width) {
-      // As many panels as a loop takes, all of one part.
       BlockPanel panels[8];
-      for (width = 0; width < min_of(most, count - done); ++width) {
-        panels[width] = Blocks::panel(w, panel + done + width);
-        if (panels[width].part != panels[0].part) break;
-      }
-      while (width & (width - 1)) --width;
+      width = panels_alike(w, panel + done, min_of(most, count - done), panels);
       for (int r = 0; r < rows; ++r) std::memset(c + size_t(r) * c_stride + done * 16, 0, size_t(width) * 64);
       for (int k = 0; k < w.padded_cols(); k += chunk) {
         const int columns = min_of(chunk, w.padded_cols() - k);
@@ -214,45 +254,76 @@ inline void multiply_block_panels(const LinearArgs& a, const Product& product, c
       const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
       float* sums = c + size_t(begin - row0) * c_stride;
       if constexpr (std::is_same_v<Product, ExactBlocks>)
-        for (int p = 0; p < count && w.format.nonzeros > 0; ++p)
-          product.add_sparse(w, panel + p, begin, end, sums + p * 16, c_stride);
+        add_sparse(w, panel, count, end - begin, product.packed + size_t(begin) * size_t(w.padded_cols()), 1,
+                   size_t(end - begin), sums, c_stride);
       epilogue<DotF32>(a, sums, c_stride, begin, end - begin, panel, count);
     }
   }
 }
 
 // Panels [first, last) times the only row.
-inline void multiply_row_panels(const LinearArgs& a, const RoundedBlocks& product, int first, int last) {
+template <class Product>
+inline void multiply_row_panels(const LinearArgs& a, const Product& product, int first, int last) {
   const MatrixView& w = a.weight;
-  const int group = w.gated ? 2 : 1;
-  alignas(64) float c[32];
+  constexpr int most = Product::kRowPanels;
+  const int group = max_of(most, w.gated ? 2 : 1);
+  alignas(64) float c[max_of(most, 2) * 16];
   for (int panel = first; panel < last; panel += group) {
     const int count = min_of(group, last - panel);
-    for (int p = 0; p < count; ++p) product.multiply_one(w, Blocks::panel(w, panel + p), c + p * 16);
-    epilogue<DotF32>(a, c, 32, 0, 1, panel, count);
+    for (int done = 0, width; done < count; done += width) {
+      BlockPanel panels[most];
+      width = panels_alike(w, panel + done, min_of(most, count - done), panels);
+      product.multiply_row(w, panels[0], width, c + done * 16);
+    }
+    if constexpr (std::is_same_v<Product, ExactBlocks>)
+      add_sparse(w, panel, count, 1, product.packed, 0, 1, c, size_t(group) * 16);
+    epilogue<DotF32>(a, c, size_t(group) * 16, 0, 1, panel, count);
   }
 }
 
-template <class Product>
-void linear_of_blocks(const LinearArgs& a, ThreadPool& pool) {
-  const Product product(a);
-  const Tiles tiles = Product::tiles(a.rows);
-  for_tiles(a, tiles, pool, [&](int tile, int thread) {
+// A product with weights of blocks, for make_products.
+template <class Activations>
+struct BlockProduct {
+  LinearArgs a;
+  Activations activations;
+  Tiles tiles;
+
+  explicit BlockProduct(const LinearArgs& args) : a(args), activations(a), tiles(Activations::tiles(a.rows)) {}
+
+  bool in_place() const { return false; }
+  void pack(int tile, void* scratch) const {
     const int begin = tiles.begin(tile), end = tiles.begin(tile + 1);
-    float* memory = static_cast<float*>(pool.scratch(thread));
+    float* memory = static_cast<float*>(scratch);
     float* rounded = memory + size_t(end - begin) * size_t(a.weight.cols);
-    product.pack(normed(a, begin, end, memory), begin, end, rounded);
-  });
-  const int step = max_of(2, Product::panels(tiles.begin(1)));
-  if constexpr (std::is_same_v<Product, RoundedBlocks>)
-    if (a.rows == 1)
-      return for_panels(a, step, pool, [&](int first, int last, int) { multiply_row_panels(a, product, first, last); });
-  auto multiply = [&](int tile0, int tile1, int first, int last, int thread) {
-    multiply_block_panels(a, product, tiles, tile0, tile1, first, last, pool.scratch(thread));
-  };
-  if (tiles.count == 1)
-    return for_panels(a, step, pool, [&](int first, int last, int thread) { multiply(0, 1, first, last, thread); });
-  for_blocks(a, tiles, step, pool, multiply);
+    activations.pack(normed(a, begin, end, memory), begin, end, rounded);
+  }
+  int group() const { return max_of(2, Activations::panels(tiles.begin(1))); }
+  void stream(int first, int last, void* scratch) const {
+    if (a.rows == 1 && Activations::takes_row(a.weight)) multiply_row_panels(a, activations, first, last);
+    else multiply_block_panels(a, activations, tiles, 0, 1, first, last, scratch);
+  }
+  void multiply(ThreadPool& pool) const {
+    for_blocks(a, tiles, group(), pool, [&](int tile0, int tile1, int first, int last, int thread) {
+      multiply_block_panels(a, activations, tiles, tile0, tile1, first, last, pool.scratch(thread));
+    });
+  }
+};
+
+// The products of a weight of blocks with float activations.
+inline Linear* block_product(const MatrixView& w) {
+  if (has_tables(w)) return make_products<TableProduct>;
+#if defined(QUIRE_BF16_DOT)
+  if (has_pairs(w)) return make_products<BlockProduct<PairBlocks>>;
+#endif
+  return make_products<BlockProduct<ExactBlocks>>;
+}
+
+inline void make_block_products(const LinearArgs* args, int count, ThreadPool& pool) {
+  for (int first = 0, next; first < count; first = next) {
+    Linear* product = block_product(args[first].weight);
+    for (next = first + 1; next < count && block_product(args[next].weight) == product;) ++next;
+    product(args + first, next - first, pool);
+  }
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -3,8 +3,10 @@
 
 #include "linear/compact.h"
 #include "simd/simd.h"
+#include "simd/simd_bytes.h"
 #include "simd/simd_dots.h"
 #include "simd/simd_int.h"
+#include "simd/simd_values.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -43,6 +45,23 @@ struct DotF32 : FloatSums {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) w[p] = load(reinterpret_cast<const float*>(b[p]));
     add_products(a, w, acc);
+  }
+};
+
+// float16 weights widened to float32, two columns per step; activations stay float32.
+struct DotHalves : FloatSums {
+  using A = float;
+  static constexpr int kStepK = 2, kStepBytes = 64, kStepA = 2;
+
+  template <int R, int P>
+  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k) {
+      V w[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) w[p] = load_halves(b[p] + k * 32);
+      add_products(a + k * R, w, acc);
+    }
   }
 };
 
@@ -182,12 +201,24 @@ struct DotI4 {
   static inline V shift(V, V offset) { return set1(0) - offset; }  // times the float sum of the activations
 };
 
-// int4 weights converted to float32; activations stay float32. Without offsets a group's sums are scaled together.
-struct DotI4Wide {
-  using A = float;
+// int4 weights converted to floats. Without offsets a group's sums are scaled together.
+struct FloatsOfI4 {
   using Sum = V;
   static constexpr Loop kLoop = Loop::groups;
-  static constexpr int kStepK = 8, kStepBytes = 64, kStepA = 8, kRun = 1;
+  static constexpr int kStepK = 8, kStepBytes = 64, kRun = 1;
+
+  static inline V settled(V acc) { return acc; }
+
+  // As in DotI4, but weights are already q - 8 here, so with offsets 8 scales are added back.
+  static inline V begin(int32_t) { return set1(0); }
+  static inline V scaled(V acc, V scale, V before) { return fma(scale, acc, before); }
+  static inline V shift(V scale, V offset) { return fma(set1(8), scale, set1(0) - offset); }
+};
+
+// float32; activations stay float32.
+struct DotI4Wide : FloatsOfI4 {
+  using A = float;
+  static constexpr int kStepA = 8;
 
   template <int R, int P>
   static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
@@ -199,13 +230,36 @@ struct DotI4Wide {
       add_products(a + k * R, w, acc);
     }
   }
-
-  static inline V settled(V acc) { return acc; }
-
-  // As in DotI4, but weights are already q - 8 here, so with offsets 8 scales are added back.
-  static inline V begin(int32_t) { return set1(0); }
-  static inline V scaled(V acc, V scale, V before) { return fma(scale, acc, before); }
-  static inline V shift(V scale, V offset) { return fma(set1(8), scale, set1(0) - offset); }
 };
+
+#if defined(QUIRE_BF16_DOT)
+// bfloat16, which holds q - 8; activations are rounded to it.
+struct DotI4Pairs : FloatsOfI4 {
+  using A = uint32_t;
+  static constexpr int kStepA = 4;
+
+  template <int R, int P>
+  static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
+    static constexpr uint16_t values[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                            0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    const Table32 table = twice16(values);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      I pairs[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        const I four = k < 2 ? iload(b[p]) : shr<4>(iload(b[p]));
+        pairs[p] = pick_pairs(table, k % 2 ? paired_bytes<2, false>(four) : paired_bytes<0, false>(four));
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const I x = iset1(int32_t(a[k * R + r]));
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) acc[r][p] = dot_pairs(acc[r][p], x, pairs[p]);
+      }
+    }
+  }
+};
+#endif
 
 }  // namespace quire::QUIRE_ISA

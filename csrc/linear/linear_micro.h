@@ -50,6 +50,8 @@ struct BlockTile<DotWide> {
   static constexpr int rows = 13, panels = 2;
 };
 template <>
+struct BlockTile<DotHalves> : BlockTile<DotWide> {};
+template <>
 struct BlockTile<DotI4> : BlockTile<DotWide> {};
 #endif
 template <class Pairs>

@@ -106,7 +106,21 @@ inline void quantize_tile(const LinearArgs& a, const QuantizedRows& rows, int be
   }
 }
 
-// Sums of a tile's float activations by group, as DotI4Wide::group reads them.
+// Rounds activations as the product does.
+template <class Dot>
+inline V multiplied(V v) {
+#if defined(QUIRE_BF16_DOT)
+  if constexpr (Dot::kStepA < Dot::kStepK) {
+    uint16_t halves[kLanes];
+    store_halves(halves, v);
+    return load_bf16(halves);
+  }
+#endif
+  return v;
+}
+
+// Sums of a tile's float activations by group, as the product multiplies them.
+template <class Dot>
 inline void sum_groups(const LinearArgs& a, int begin, int end, int32_t* sums) {
   const MatrixView& w = a.weight;
   const int group = w.format.group;
@@ -115,7 +129,7 @@ inline void sum_groups(const LinearArgs& a, int begin, int end, int32_t* sums) {
     for (int first = 0; first < w.cols; first += group) {
       V sum = set1(0);
       for (int k = first; k < min_of(first + group, w.cols); k += 16)
-        sum = sum + load_first(x + k, min_of(16, w.cols - k));
+        sum = sum + multiplied<Dot>(load_first(x + k, min_of(16, w.cols - k)));
       const float total = reduce_add(sum);
       std::memcpy(sums + group_sums_offset(w, begin, end - begin, first) + size_t(r - begin), &total, 4);
     }

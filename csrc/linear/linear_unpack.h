@@ -48,6 +48,17 @@ struct Widened {
   }
 };
 
+// float16 widened to float32.
+struct WidenedHalves {
+  static constexpr int kColumnBytes = 64;
+  static void unpack(const MatrixView& w, int panel, int count, int k, int columns, char* out) {
+    for (int p = panel; p < panel + count; ++p) {
+      const char* from = w.data + w.panel_bytes() * size_t(p) + w.offset(k);
+      for (int i = 0; i < columns; ++i, out += kColumnBytes) store(reinterpret_cast<float*>(out), load_halves(from + i * 32));
+    }
+  }
+};
+
 // bfloat16 in 12 bits expanded and widened to float32.
 struct ExpandedWide {
   static constexpr int kColumnBytes = 64;
@@ -78,6 +89,12 @@ struct ManyTiles<DotWide> {
   using Product = DotWide;
   using Few = AsPacked;
   using Many = Widened;
+};
+template <>
+struct ManyTiles<DotHalves> {
+  using Product = DotHalves;
+  using Few = AsPacked;
+  using Many = WidenedHalves;
 };
 template <class Pairs>
 struct ManyTiles<Compact<Pairs>> {

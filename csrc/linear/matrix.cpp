@@ -38,8 +38,8 @@ bool pack_screen_panel(const PanelRows& rows, const MatrixView& view, ElementTyp
   for (int lane = 0; lane < kLanes; ++lane) {
     const SourceRow& source = rows.lanes[lane];
     read_row(source, view.cols, columns, values.data());
-    if (of == ElementType::bfloat16 && source.type != of)
-      for (float& v : values) v = widened(float_to_bf16(v));
+    if (of != ElementType::float32 && source.type != of)
+      for (float& v : values) v = of == ElementType::float16 ? f16_to_float(float_to_f16(v)) : widened(float_to_bf16(v));
     const ScreenWeightRow row = kernels.screen_weight_row(values.data(), columns, bytes.data());
     if (!(row.rounding < kNoBound)) return false;
     float scale = row.scale;
@@ -107,7 +107,7 @@ PackedMatrix::PackedMatrix(size_t rows, size_t cols, const Format& format, bool 
     : view_(make_view(rows, cols, format, gated)) {
   const bool floats = with_layout(format.layout, [](auto layout) QUIRE_INLINE_LAMBDA { return layout.kHolds == Holds::floats; });
   if (format.screened && (gated || !floats))
-    throw std::invalid_argument("only float32 and bfloat16 weights that are not gated have a screen");
+    throw std::invalid_argument("only weights of floats that are not gated have a screen");
   if (format.layout == Layout::bfloat16_12) {  // with few columns its tail takes more than it saves
     Format wide = format;
     wide.layout = Layout::bfloat16;
@@ -174,8 +174,10 @@ PackedMatrix::PackedMatrix(const std::vector<SourceRows>& parts, size_t cols, co
     for (size_t r = 0; r < part.rows; ++r) table.push_back({part.data + r * part.row_bytes, part.type});
 
   std::atomic<bool> fits = true, screens = true;
-  const ElementType held = format.layout == Layout::float32 ? ElementType::float32 : ElementType::bfloat16;
   auto pack_all = [&] {
+    const ElementType held = view_.format.layout == Layout::float32   ? ElementType::float32
+                             : view_.format.layout == Layout::float16 ? ElementType::float16
+                                                                      : ElementType::bfloat16;
     allocate();
     const MatrixView screen = view_.has_screen() ? view_.screen() : MatrixView{};
     pool.parallel_for(view_.panels(), [&](int panel, int) {

@@ -22,6 +22,11 @@ struct ProductsOf<Float32> {
   using Int8 = void;
 };
 template <>
+struct ProductsOf<Float16> {
+  using Float = DotHalves;
+  using Int8 = void;
+};
+template <>
 struct ProductsOf<Bfloat16> {
   using Float = DotBf16;
   using Int8 = void;

@@ -62,19 +62,6 @@ inline size_t workspace_with_screen(const MatrixView& weight, int max_rows) {
   return weight.has_screen() ? max_of(product, ScreenMemory::bytes(weight, min_of(max_rows, kScreenedRows))) : product;
 }
 
-// Converts an activation as the product does.
-template <class Dot>
-inline V multiplied(V v) {
-#if defined(QUIRE_BF16_DOT)
-  if constexpr (Dot::kStepA < Dot::kStepK) {
-    uint16_t halves[kLanes];
-    store_halves(halves, v);
-    return load_bf16(halves);
-  }
-#endif
-  return v;
-}
-
 // Bounds of the length of n values and of the change by rounding them to int8; NaN if a value is too large or NaN.
 struct LengthBounds {
   float length, rounding;
@@ -161,7 +148,7 @@ inline bool find_candidates(const LinearArgs& a, Linear* screen_product, const S
   coarse.weight = a.weight.screen();
   coarse.y_stride = 0, coarse.maxima = nullptr;
   coarse.screening = &screening;
-  screen_product(coarse, pool);
+  screen_product(&coarse, 1, pool);
   int64_t total = 0;
   for (int r = 0; r < a.rows; ++r) {
     ScreenRow& row = memory.rows[r];

@@ -7,16 +7,6 @@ namespace quire {
 
 namespace {
 
-float half_to_float(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
-  if (exponent == 0) {
-    const float magnitude = float(mantissa) * 0x1p-24f;  // zero and subnormals, exact
-    return from_bits(to_bits(magnitude) | sign);
-  }
-  if (exponent == 31) return from_bits(sign | 0x7f800000u | (mantissa << 13));
-  return from_bits(sign | ((exponent + 112) << 23) | (mantissa << 13));
-}
-
 uint16_t half_at(const char* p, int i) {
   uint16_t half;
   std::memcpy(&half, p + size_t(i) * 2, 2);
@@ -24,6 +14,14 @@ uint16_t half_at(const char* p, int i) {
 }
 
 }  // namespace
+
+uint16_t float_to_f16(float f) {
+  const uint32_t sign = to_bits(f) >> 16 & 0x8000u, bits = to_bits(f) & 0x7fffffffu;
+  if (bits > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+  if (bits < 0x38800000u) return uint16_t(sign | uint32_t(nearest(from_bits(bits) * 0x1p24f)));  // zero and subnormals
+  const uint32_t rounded = (bits + 0xfffu + (bits >> 13 & 1u)) >> 13;
+  return uint16_t(sign | std::min(rounded - (112u << 10), 0x7c00u));
+}
 
 uint16_t float_to_bf16(float f) {
   const uint32_t bits = to_bits(f);
@@ -45,7 +43,7 @@ void read_bf16(const SourceRow& row, int k, int n, uint16_t* out) {
     std::memcpy(values, row.data + size_t(k) * 4, size_t(n) * 4);
     for (int i = 0; i < n; ++i) out[i] = float_to_bf16(values[i]);
   } else {
-    for (int i = 0; i < n; ++i) out[i] = float_to_bf16(half_to_float(half_at(row.data, k + i)));
+    for (int i = 0; i < n; ++i) out[i] = float_to_bf16(f16_to_float(half_at(row.data, k + i)));
   }
 }
 
@@ -57,8 +55,23 @@ void read_f32(const SourceRow& row, int k, int n, float* out) {
     std::memcpy(halves, row.data + size_t(k) * 2, size_t(n) * 2);
     for (int i = 0; i < n; ++i) out[i] = widened(halves[i]);
   } else {
-    for (int i = 0; i < n; ++i) out[i] = half_to_float(half_at(row.data, k + i));
+    for (int i = 0; i < n; ++i) out[i] = f16_to_float(half_at(row.data, k + i));
   }
+}
+
+bool read_f16(const SourceRow& row, int k, int n, uint16_t* out) {
+  if (row.type == ElementType::float16) {
+    std::memcpy(out, row.data + size_t(k) * 2, size_t(n) * 2);
+    return true;
+  }
+  float values[kPackColumns];
+  read_f32(row, k, n, values);
+  bool fits = true;
+  for (int i = 0; i < n; ++i) {
+    out[i] = float_to_f16(values[i]);
+    fits = fits && ((out[i] & 0x7fffu) != 0x7c00u || (to_bits(values[i]) & 0x7fffffffu) == 0x7f800000u);
+  }
+  return fits;
 }
 
 void read_row(const SourceRow& row, int cols, int padded, float* out) {

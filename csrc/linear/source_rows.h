@@ -66,14 +66,25 @@ QUIRE_INLINE uint32_t to_bits(float f) {
 
 QUIRE_INLINE float widened(uint16_t bfloat16) { return from_bits(uint32_t{bfloat16} << 16); }
 
+QUIRE_INLINE float f16_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
+  if (exponent == 0) {
+    const float magnitude = float(mantissa) * 0x1p-24f;  // zero and subnormals, exact
+    return from_bits(to_bits(magnitude) | sign);
+  }
+  if (exponent == 31) return from_bits(sign | 0x7f800000u | (mantissa << 13));
+  return from_bits(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
 QUIRE_INLINE float float_at(const char* p, int i) {
   float f;
   std::memcpy(&f, p + size_t(i) * 4, 4);
   return f;
 }
 
-// Rounds to nearest even; NaN stays NaN.
+// Round to nearest even; NaN stays NaN.
 uint16_t float_to_bf16(float f);
+uint16_t float_to_f16(float f);
 
 // The nearest integer, ties to even, of a magnitude below 2^22.
 int nearest(float f);
@@ -84,6 +95,8 @@ constexpr float kLeastScale = 1e-30f;  // smaller magnitudes are held as zero: t
 // Columns [k, k + n) of a row, n at most kPackColumns.
 void read_bf16(const SourceRow& row, int k, int n, uint16_t* out);
 void read_f32(const SourceRow& row, int k, int n, float* out);
+// False if a finite value becomes infinite.
+bool read_f16(const SourceRow& row, int k, int n, uint16_t* out);
 
 // The values of a row as float32, zero from `cols` to `padded` and everywhere in a row of padding.
 void read_row(const SourceRow& row, int cols, int padded, float* out);

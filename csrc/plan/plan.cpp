@@ -406,13 +406,7 @@ size_t Plan::shared_workspace() const {
     if (op.kind == OpKind::attention)
       bytes = std::max(bytes, attention_workspace(op));
     for (const auto& weight : op.weights) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), rows));
-    if (op.kind == OpKind::experts) {
-      size_t linear = 0;
-      for (const ExpertWeights& e : op.experts)
-        if (e.up) linear = std::max({linear, kernels_.linear_workspace(e.up->view(), rows),
-                           kernels_.linear_workspace(e.down->view(), rows)});
-      bytes = std::max(bytes, expert_floats(op) * 4 + linear);
-    }
+    if (op.kind == OpKind::experts) bytes = std::max(bytes, expert_workspace(op));
   }
   return bytes;
 }

@@ -218,7 +218,9 @@ class Plan {
   size_t attention_workspace(const Op& op) const;
   KVLayer cached(int layer, int num_heads, const char* what) const;
   void check_angles(int angles, int head_dim) const;
+  int expert_rows(const Op& op) const;
   size_t expert_floats(const Op& op) const;
+  size_t expert_workspace(const Op& op) const;
 
   // Rows of a product that an adapter changes, and where its own part is added; `fresh`: written, whatever is there.
   struct AdapterTarget {
@@ -267,7 +269,16 @@ class Plan {
   void execute_exchange(const Op& op);
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
-  void run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out);
+  struct ExpertMemory {  // rows of a mixture in the workspace (plan_moe.cpp), then the workspaces of its products
+    size_t width, out_width, inner_width;
+    float *in, *out, *inner;
+    char* products;
+  };
+  ExpertMemory expert_memory(const Op& op) const;
+  void gather_routes(const Op& op, int first, int count, const ExpertMemory& memory);
+  void scatter_routes(const Op& op, int first, int count, const ExpertMemory& memory);
+  void run_together(const Op& op, int routed);
+  void run_expert(const Op& op, int expert, int first, int rows, const ExpertMemory& memory);
   LinearArgs product_args(const PackedMatrix& weight, const std::vector<float>& bias, Activation activation,
                           const float* x, size_t x_stride, int rows, float* y, size_t y_stride, void* workspace) const;
 

@@ -14,6 +14,9 @@ namespace quire {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int kTaskElements = 16384;     // that one task gathers or adds, about
+constexpr int kFewRows = 8;              // of an expert, on average: all experts run together
+constexpr size_t kExpertWorkspace = 512;  // what rounding up adds to the workspaces of an expert's products, at most
 
 // Indices of the `count` largest values, largest first; the lower index first among equals.
 void greatest(const float* values, int n, int count, std::vector<int>& chosen) {
@@ -119,6 +122,12 @@ class Router {
 
 int inner_width(const ExpertWeights& e) { return e.down ? e.down->view().cols : 0; }
 
+int widest_inner(const std::vector<ExpertWeights>& experts) {
+  int most = 0;
+  for (const ExpertWeights& e : experts) most = std::max(most, inner_width(e));
+  return most;
+}
+
 }  // namespace
 
 void Plan::execute_route(const Op& op) {
@@ -158,17 +167,38 @@ void Plan::execute_head_linear(const Op& op) {
                     *pool_);
 }
 
-// One expert's tokens: their inputs gathered, their inner activations, and their results.
+// Tokens of one expert, or of all experts that run together: their inputs gathered, their inner activations, and their
+// results.
 size_t Plan::expert_floats(const Op& op) const {
-  int inner = 0;
-  for (const ExpertWeights& e : op.experts) inner = std::max(inner, inner_width(e));
   const size_t width = size_t(buffers_[size_t(op.in)].width) + size_t(buffers_[size_t(op.out)].width);
-  return (size_t(limits_.max_tokens) * (width + size_t(inner)) + 15) / 16 * 16;
+  return (size_t(expert_rows(op)) * (width + size_t(widest_inner(op.experts))) + 15) / 16 * 16;
+}
+
+// Rows that there is memory for: all tokens for one expert, or few for each.
+int Plan::expert_rows(const Op& op) const {
+  const int chosen = buffers_[size_t(op.other)].width / 2;
+  return std::max(limits_.max_tokens, std::min(limits_.max_tokens * chosen, kFewRows * int(op.experts.size())));
+}
+
+Plan::ExpertMemory Plan::expert_memory(const Op& op) const {
+  const size_t width = size_t(buffers_[size_t(op.in)].width), out_width = size_t(buffers_[size_t(op.out)].width);
+  float *in = static_cast<float*>(workspace_.data()), *out = in + size_t(expert_rows(op)) * width;
+  return {width, out_width, size_t(widest_inner(op.experts)), in, out, out + size_t(expert_rows(op)) * out_width,
+          reinterpret_cast<char*>(in + expert_floats(op))};
+}
+
+// Working memory of experts and their products.
+size_t Plan::expert_workspace(const Op& op) const {
+  size_t bytes = 0;
+  for (const ExpertWeights& e : op.experts)
+    for (const auto& weight : {e.up, e.down})
+      if (weight) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), expert_rows(op)));
+  return expert_floats(op) * sizeof(float) + bytes + op.experts.size() * kExpertWorkspace;
 }
 
 void Plan::execute_experts(const Op& op) {
   const int rows = rows_of(op.out), chosen = buffers_[size_t(op.other)].width / 2;
-  const size_t width = size_t(buffers_[size_t(op.in)].width), out_width = size_t(buffers_[size_t(op.out)].width);
+  const size_t out_width = size_t(buffers_[size_t(op.out)].width);
   const float* routes = data(op.other);
   // Counting sort of (token, place among its choices) by expert.
   expert_begin_.assign(op.experts.size() + 1, 0);
@@ -181,52 +211,90 @@ void Plan::execute_experts(const Op& op) {
   for (int r = 0; r < rows; ++r)
     for (int i = 0; i < chosen; ++i) expert_rows_[size_t(next[expert_of(r, i)]++)] = r * chosen + i;
 
-  float* in = static_cast<float*>(workspace_.data());
-  float *out = in + size_t(limits_.max_tokens) * width, *inner = out + size_t(limits_.max_tokens) * out_width;
   std::memset(data(op.out), 0, size_t(rows) * out_width * sizeof(float));
+  const int routed = rows * chosen;
+  if (routed <= kFewRows * int(op.experts.size()) && !adapters_.active()) return run_together(op, routed);
+  const ExpertMemory memory = expert_memory(op);
   for (size_t e = 0; e < op.experts.size(); ++e) {
     const int first = expert_begin_[e], count = expert_begin_[e + 1] - first;
-    if (count > 0) run_expert(op, int(e), first, count, in, inner, out);
+    if (count > 0) run_expert(op, int(e), first, count, memory);
   }
 }
 
-void Plan::run_expert(const Op& op, int expert, int first, int rows, float* in, float* inner, float* out) {
-  const ExpertWeights& e = op.experts[size_t(expert)];
-  const size_t width = size_t(buffers_[size_t(op.in)].width), out_width = size_t(buffers_[size_t(op.out)].width);
-  const size_t inner_stride = size_t(inner_width(e));
-  const int chosen = buffers_[size_t(op.other)].width / 2, per_task = std::max(1, 16384 / int(width));
+// Gathers the inputs of routes [first, first + count), sorted by expert.
+void Plan::gather_routes(const Op& op, int first, int count, const ExpertMemory& memory) {
+  const size_t width = memory.width;
+  const int chosen = buffers_[size_t(op.other)].width / 2, per_task = std::max(1, kTaskElements / int(width));
   const float *x = data(op.in), *routes = data(op.other);
-  float* y = data(op.out);
-  void* workspace = reinterpret_cast<float*>(workspace_.data()) + expert_floats(op);
-  auto for_rows = [&](auto&& each) {
-    pool_->parallel_for((rows + per_task - 1) / per_task, [&](int task, int) {
-      for (int r = task * per_task; r < std::min(rows, (task + 1) * per_task); ++r)
-        each(size_t(r), size_t(expert_rows_[size_t(first + r)] / chosen), expert_rows_[size_t(first + r)] % chosen);
-    });
-  };
-  auto weight_of = [&](size_t token, int place) { return routes[(token * 2 + 1) * size_t(chosen) + size_t(place)]; };
-  for_rows([&](size_t r, size_t token, int place) {
-    const float weight = op.weigh_inputs ? weight_of(token, place) : 1.0f;
-    for (size_t i = 0; i < width; ++i) in[r * width + i] = weight * x[token * width + i];
+  pool_->parallel_for((count + per_task - 1) / per_task, [&](int task, int) {
+    for (int r = task * per_task; r < std::min(count, (task + 1) * per_task); ++r) {
+      const int route = expert_rows_[size_t(first + r)], place = route % chosen;
+      const size_t token = size_t(route / chosen);
+      const float weight = op.weigh_inputs ? routes[(token * 2 + 1) * size_t(chosen) + size_t(place)] : 1.0f;
+      for (size_t i = 0; i < width; ++i) memory.in[size_t(r) * width + i] = weight * x[token * width + i];
+    }
   });
+}
+
+// Adds the results of routes to their tokens, in the order of experts: a task adds some columns of all.
+void Plan::scatter_routes(const Op& op, int first, int count, const ExpertMemory& memory) {
+  const size_t width = memory.out_width, tasks = std::max<size_t>(1, std::min(size_t(count) * width / kTaskElements, width / 64));
+  const int chosen = buffers_[size_t(op.other)].width / 2;
+  const float* routes = data(op.other);
+  float* y = data(op.out);
+  pool_->parallel_for(int(tasks), [&](int task, int) {
+    const size_t begin = width * size_t(task) / tasks, end = width * size_t(task + 1) / tasks;
+    for (int r = 0; r < count; ++r) {
+      const int route = expert_rows_[size_t(first + r)], place = route % chosen;
+      const size_t token = size_t(route / chosen);
+      const float weight = op.weigh_inputs ? 1.0f : routes[(token * 2 + 1) * size_t(chosen) + size_t(place)];
+      for (size_t i = begin; i < end; ++i) y[token * width + i] += weight * memory.out[size_t(r) * width + i];
+    }
+  });
+}
+
+// All experts of a step of few tokens: the products of all up projections together, then those of all down projections.
+void Plan::run_together(const Op& op, int routed) {
+  const ExpertMemory m = expert_memory(op);
+  gather_routes(op, 0, routed, m);
+  std::vector<LinearArgs> up, down;
+  char* workspace = m.products;
+  for (size_t e = 0; e < op.experts.size(); ++e) {
+    const ExpertWeights& expert = op.experts[e];
+    const size_t first = size_t(expert_begin_[e]);
+    const int count = expert_begin_[e + 1] - expert_begin_[e];
+    float *in = m.in + first * m.width, *inner = m.inner + first * m.inner_width, *out = m.out + first * m.out_width;
+    if (count > 0 && !expert.up) std::memcpy(out, in, size_t(count) * m.width * sizeof(float));
+    if (count == 0 || !expert.up) continue;
+    up.push_back(product_args(*expert.up, expert.up_bias, op.activation, in, m.width, count, inner, m.inner_width, workspace));
+    down.push_back(product_args(*expert.down, expert.down_bias, Activation::none, inner, m.inner_width, count, out,
+                                m.out_width, workspace));
+    workspace += (std::max(kernels_.linear_workspace(expert.up->view(), count),
+                           kernels_.linear_workspace(expert.down->view(), count)) + 63) / 64 * 64;
+  }
+  kernels_.linear(up.data(), int(up.size()), *pool_);
+  kernels_.linear(down.data(), int(down.size()), *pool_);
+  scatter_routes(op, 0, routed, m);
+}
+
+void Plan::run_expert(const Op& op, int expert, int first, int rows, const ExpertMemory& m) {
+  const ExpertWeights& e = op.experts[size_t(expert)];
+  const int chosen = buffers_[size_t(op.other)].width / 2;
+  gather_routes(op, first, rows, m);
   if (e.up) {
     auto changed = [&](int which) {
       if (!adapters_.active()) return std::vector<ChangedRows>{};
       return adapters_.changes_of({op.out, 2 * expert + which}, buffers_[size_t(op.out)].rows, rows,
                                   [&](int r) { return expert_rows_[size_t(first + r)] / chosen; });
     };
-    run_product(product_args(*e.up, e.up_bias, op.activation, in, width, rows, inner, inner_stride, workspace),
-                changed(0));
-    run_product(product_args(*e.down, e.down_bias, Activation::none, inner, inner_stride, rows, out, out_width, workspace),
+    const size_t inner = size_t(inner_width(e));
+    run_product(product_args(*e.up, e.up_bias, op.activation, m.in, m.width, rows, m.inner, inner, m.products), changed(0));
+    run_product(product_args(*e.down, e.down_bias, Activation::none, m.inner, inner, rows, m.out, m.out_width, m.products),
                 changed(1));
   } else {
-    std::memcpy(out, in, size_t(rows) * width * sizeof(float));
+    std::memcpy(m.out, m.in, size_t(rows) * m.width * sizeof(float));
   }
-  for_rows([&](size_t r, size_t token, int place) {
-    const float weight = op.weigh_inputs ? 1.0f : weight_of(token, place);
-    float* to = y + token * out_width;
-    for (size_t i = 0; i < out_width; ++i) to[i] += weight * out[r * out_width + i];
-  });
+  scatter_routes(op, first, rows, m);
 }
 
 }  // namespace quire

@@ -5,10 +5,21 @@
 
 namespace quire {
 
-void Kernels::linear(const LinearArgs& a, ThreadPool& pool) const {
-  const int layout = int(a.weight.format.layout);
-  if (a.weight.format.int8_rows) return int8_products[layout](a, pool);
-  (bf16_products[layout] ? bf16_products : float_products)[layout](a, pool);
+void Kernels::linear(const LinearArgs& a, ThreadPool& pool) const { linear(&a, 1, pool); }
+
+void Kernels::linear(const LinearArgs* products, int count, ThreadPool& pool) const {
+  auto kernel = [this](const LinearArgs& a) {
+    const int layout = int(a.weight.format.layout);
+    if (a.weight.format.int8_rows) return int8_products[layout];
+    // Activations that the format rounded keep their values.
+    const bool exact = !bf16_products[layout] || (a.weight.format.rounding.present() && float_products[layout]);
+    return (exact ? float_products : bf16_products)[layout];
+  };
+  for (int first = 0, next; first < count; first = next) {
+    for (next = first + 1; next < std::min(count, first + kMostProducts) && kernel(products[next]) == kernel(products[first]);)
+      ++next;
+    kernel(products[first])(products + first, next - first, pool);
+  }
 }
 
 size_t Kernels::linear_workspace(const MatrixView& weight, int max_rows) const {

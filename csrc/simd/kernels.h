@@ -228,7 +228,9 @@ struct AttentionLimits {
 // Kernels come in three groups, by what they multiply, so that instruction sets that differ in one group share the
 // others: AVX-512 with and without VNNI multiply floats with the same code. CMakeLists.txt lists the sets that compile
 // a group; isa.cpp puts the groups of a set together.
-using Linear = void(const LinearArgs&, ThreadPool&);
+// At most kMostProducts that do not depend on each other.
+using Linear = void(const LinearArgs*, int count, ThreadPool&);
+constexpr int kMostProducts = 64;
 #define QUIRE_COUNT_LAYOUT(name, Traits) +1
 constexpr int kLayouts = 0 QUIRE_LAYOUTS(QUIRE_COUNT_LAYOUT);
 #undef QUIRE_COUNT_LAYOUT
@@ -285,6 +287,8 @@ struct Kernels : FloatKernels, ByteKernels, PairKernels {
   const char* name;
 
   void linear(const LinearArgs&, ThreadPool&) const;
+  // Any number of products without maxima that do not depend on each other, each with a workspace of its own.
+  void linear(const LinearArgs* products, int count, ThreadPool&) const;
   size_t linear_workspace(const MatrixView& weight, int max_rows) const;
   // Finds the result of `best` for at most `screened_rows` rows by a weight's screen, without the whole product: only
   // that output of y is valid. False if it cannot, or not more quickly (screen.h).

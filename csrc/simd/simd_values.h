@@ -73,13 +73,55 @@ inline M has_bit(I code) {
 }
 #endif
 
-// tables[code][lane], each lane with a table of its own of 2^bits entries.
-template <int bits>
-inline V pick_own(const float* tables, I code) {
-  if constexpr (bits == 0) return load(tables);
-  else
-    return select(has_bit<bits - 1>(code), pick_own<bits - 1>(tables + (kLanes << (bits - 1)), code),
-                  pick_own<bits - 1>(tables, code));
+#if defined(QUIRE_BF16_DOT)
+// Bytes `first` and `first + 1` of each integer as the low, or the high, bytes of a pair of 16 bits.
+template <int first, bool high>
+inline I paired_bytes(I w) {
+  constexpr int a = first, none = 0x80;
+  constexpr auto at = [](int lane, int i) { return i % 2 == int(high) ? 4 * lane + a + i / 2 : none; };
+  const __m128i places = _mm_setr_epi8(
+      char(at(0, 0)), char(at(0, 1)), char(at(0, 2)), char(at(0, 3)), char(at(1, 0)), char(at(1, 1)), char(at(1, 2)),
+      char(at(1, 3)), char(at(2, 0)), char(at(2, 1)), char(at(2, 2)), char(at(2, 3)), char(at(3, 0)), char(at(3, 1)),
+      char(at(3, 2)), char(at(3, 3)));
+  return {_mm512_shuffle_epi8(w.r, _mm512_broadcast_i32x4(places))};
+}
+
+// table[the low five bits] of each 16 bits.
+struct Table32 {
+  __m512i values;
+};
+inline Table32 table32(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+// Sixteen entries, so that the fifth bit does not count.
+inline Table32 twice16(const uint16_t* p) {
+  return {_mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline I pick_pairs(const Table32& table, I codes) { return {_mm512_permutexvar_epi16(codes.r, table.values)}; }
+
+// E4M3 in the high bytes of pairs as bfloat16. `subnormals`: the numbers of the codes 0 to 7, which bfloat16 holds as
+// normal ones.
+inline I e4m3_pairs(I high, const Table32& subnormals) {
+  const __m512i exponents = _mm512_set1_epi16(0x7800), rest = _mm512_set1_epi16(0x07f0);
+  const __m512i magnitude = _mm512_and_si512(_mm512_srli_epi16(high.r, 4), rest);
+  const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16((127 - 7) << 7));
+  const __m512i value = _mm512_mask_permutexvar_epi16(normal, _mm512_testn_epi16_mask(high.r, exponents),
+                                                      _mm512_srli_epi16(high.r, 8), subnormals.values);
+  // value | sign
+  return {_mm512_ternarylogic_epi32(value, high.r, _mm512_set1_epi16(int16_t(0x8000)), 0xf8)};
+}
+#endif
+
+// Eight entries, so that the fourth bit does not count.
+inline Table16 twice8(const float* p) {
+#if defined(QUIRE_AVX512)
+  return {_mm512_broadcast_f32x8(_mm256_loadu_ps(p))};
+#elif defined(QUIRE_AVX2)
+  return {_mm256_loadu_ps(p), _mm256_loadu_ps(p)};
+#else
+  alignas(64) float both[16];
+  std::memcpy(both, p, 32);
+  std::memcpy(both + 8, p, 32);
+  return table16(both);
+#endif
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -23,7 +23,7 @@ from quire.parallel import ParallelConfig
 from quire.params import SamplingParams
 from quire.types import PoolerOptions, Pooling
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 # Beside what Quire makes of weights, the names of methods that a checkpoint may be quantized by (weights/schemes.py).
 Quantization = Literal[
     "auto", "int8", "int8wo", "int4", "int4wo", "auto-round", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors",
@@ -80,9 +80,9 @@ class ModelConfig:
     rope_theta: float | None = option(None, "Base of the rotary embedding, in place of the config's.", low=1)
     dtype: Dtype = option(
         "auto",
-        "Type of the weights in memory; auto takes the checkpoint's. float32 holds float16 exactly.",
+        "Type of the weights in memory; auto takes the checkpoint's, or float32 if it has several.",
         common=True,
-        aliases={"half": "float32", "float16": "float32", "float": "float32"},
+        aliases={"half": "float16", "float": "float32"},
     )
     quantization: Quantization = option(
         "auto",

@@ -11,7 +11,9 @@ import numpy as np
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.cpu.pack import multiplies_pairs
 from quire.devices.protocol import Backend, Graph, KVSpec, Limits, ModelInput, Ops, WeightType
+from quire.weights.schemes import Quantized
 
 ISAS = _native.available_isas()
 KV = KVSpec(num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32")
@@ -26,8 +28,15 @@ def native(
 
 
 def rounds_activations(isa: str) -> bool:
-    """Whether the set multiplies activations rounded to bfloat16 where weights are bfloat16."""
+    """Whether the set multiplies activations rounded to bfloat16 where bfloat16 holds the weights' numbers."""
     return "bf16" in isa
+
+
+def seen(isa: str, x: Any, dtype: WeightType) -> Any:
+    """The float activations as the set's kernels see them."""
+    pairs = multiplies_pairs(dtype.layout) if isinstance(dtype, Quantized) else dtype == "bfloat16"
+    plain = not isinstance(dtype, Quantized) or dtype.activations == "float"
+    return to_bf16(x) if pairs and plain and rounds_activations(isa) else x
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,11 +21,25 @@ from quire.devices.protocol import (
     Norm,
     Rope,
     Routing,
+    WeightType,
 )
 from quire.devices.reference.backend import ReferenceBackend
+from quire.weights.layouts import Blocks, Int4, Int8
+from quire.weights.schemes import Activations, Quantized
 from tests.devices.native_cases import ISAS, apply_rows, native, normal, rounds_activations, rows_step
 
 REFERENCE = ReferenceBackend()
+WEIGHTS: list[WeightType] = [
+    "float32",
+    "float16",
+    "bfloat16",
+    *(
+        Quantized(layout, kind)
+        for layout in (Int8(), Int4(32), Blocks("nvfp4"))
+        for kind in get_args(Activations)
+    ),
+    Quantized(Blocks("e4m3"), "float"),
+]
 
 
 @st.composite
@@ -66,26 +80,28 @@ def test_routes_equal_the_reference(routing: Routing, corrected: bool, rows: int
 
 def mixture(
     backend: Backend,
-    dtype: FloatDtype,
+    dtype: WeightType,
     activation: Activation,
     biases: bool,
     width: int = 40,
     inner: int = 24,
+    shared_inner: int = 33,
 ) -> Any:
     """Router and experts as one operation on rows of `width`; the last expert, shared, is of another size."""
     rng = np.random.default_rng(5)
     routing = Routing(6, 3, renormalize=True, shared=True, shared_gate=True)
 
     def weight(rows: int, columns: int) -> Any:
-        return normal(rng, rows, columns) / np.float32(np.sqrt(columns))
+        values = normal(rng, rows, columns) / np.float32(np.sqrt(columns))
+        return dtype.layout.quantize(values) if isinstance(dtype, Quantized) else values
 
     def expert(size: int) -> Expert:
         up = backend.gated_matrix(weight(size, width), weight(size, width), dtype)
         bias = (normal(rng, 2 * size), normal(rng, width)) if biases else (None, None)
         return Expert(up, bias[0], backend.matrix([weight(width, size)], dtype), bias[1])
 
-    router = backend.matrix([3 * weight(7, width)], "float32")
-    experts = [expert(inner) for _ in range(6)] + [expert(inner + 9)]
+    router = backend.matrix([3 * normal(rng, 7, width) / np.float32(np.sqrt(width))], "float32")
+    experts = [expert(inner) for _ in range(6)] + [expert(shared_inner)]
 
     def op(ops: Any, x: Any) -> Any:
         return ops.experts(x, ops.route(ops.linear(x, router), routing), experts, activation)
@@ -108,18 +124,21 @@ def test_experts_equal_the_reference(
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-2 if rounded else 2e-5)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.sampled_from(ISAS), st.sampled_from(["float32", "bfloat16"]), st.integers(2, 130), st.data())
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ISAS), st.sampled_from(WEIGHTS), st.integers(2, 130), st.data())
 def test_a_token_alone_has_the_bits_it_has_in_any_company(
-    isa: str, dtype: FloatDtype, rows: int, data: st.DataObject
+    isa: str, dtype: WeightType, rows: int, data: st.DataObject
 ) -> None:
-    x = normal(np.random.default_rng(rows), rows, 40)
-    whole = apply_rows(native(isa), x, mixture(native(isa), dtype, "silu", True), 40)
+    """Up to 14 tokens all experts run together, then one after the other."""
+    sizes = (64, 64, 128) if isinstance(dtype, Quantized) else (40, 24, 33)
+    x = normal(np.random.default_rng(rows), rows, sizes[0])
+
+    def run(backend: Backend, rows: Any) -> Any:
+        return apply_rows(backend, rows, mixture(backend, dtype, "silu", True, *sizes), sizes[0])
+
+    whole = run(native(isa), x)
     some = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=5))
-    other = native(isa, data.draw(st.sampled_from([1, 3])))
-    np.testing.assert_array_equal(
-        apply_rows(other, x[some], mixture(other, dtype, "silu", True), 40), whole[some]
-    )
+    np.testing.assert_array_equal(run(native(isa, data.draw(st.sampled_from([1, 3]))), x[some]), whole[some])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -21,16 +21,17 @@ from tests.devices.native_cases import (
     native,
     normal,
     rounds_activations,
+    seen,
     to_bf16,
 )
 
 ACTIVATIONS: list[Activation | None] = [None, "silu", "gelu", "gelu_tanh", "relu"]
-DTYPES: list[FloatDtype] = ["float32", "bfloat16"]
+DTYPES: list[FloatDtype] = ["float32", "float16", "bfloat16"]
 
 
-def seen(isa: str, x: Any, dtype: FloatDtype) -> Any:
-    """The activations as the set's kernels see them."""
-    return to_bf16(x) if dtype == "bfloat16" and rounds_activations(isa) else x
+def held(w: Any, dtype: FloatDtype) -> Any:
+    """The weights as a matrix of this type holds them."""
+    return to_bf16(w) if dtype == "bfloat16" else w.astype(dtype).astype(np.float32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -71,8 +72,7 @@ def test_linear_equals_the_reference(
             residual = ops.linear(t, second) if with_residual else None
             return ops.linear(t, weight, bias, activation, residual)
 
-        inputs = x if dtype == "float32" or not rounds_activations(isa) else to_bf16(x)
-        results.append(apply_rows(backend, inputs, op, outputs))
+        results.append(apply_rows(backend, seen(isa, x, dtype), op, outputs))
     np.testing.assert_allclose(results[0], results[1], rtol=2e-5, atol=2e-5)
 
 
@@ -200,13 +200,11 @@ def test_dequantize_gives_back_the_rounded_rows(
     rng = np.random.default_rng(seed)
     arrays = [(normal(rng, rows, columns) * 10.0 ** rng.integers(-6, 4)).astype(source) for rows in parts]
     matrix = native().matrix(arrays, dtype)
-    want = np.concatenate(arrays).astype(np.float32)
-    want = to_bf16(want) if dtype == "bfloat16" else want
+    want = held(np.concatenate(arrays).astype(np.float32), dtype)
     assert matrix.shape == want.shape
     assert matrix.dequantize().tobytes() == want.tobytes()
     pair = [arrays[0], arrays[0][::-1]]
-    want = np.concatenate(pair).astype(np.float32)
-    want = to_bf16(want) if dtype == "bfloat16" else want
+    want = held(np.concatenate(pair).astype(np.float32), dtype)
     assert native().gated_matrix(pair[0], pair[1], dtype).dequantize().tobytes() == want.tobytes()
 
 
@@ -214,6 +212,34 @@ def test_every_float16_is_widened_exactly() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     got = native().matrix([bits], "float32").dequantize()
     np.testing.assert_array_equal(got, bits.astype(np.float32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("columns", [33, 600])
+def test_float16_takes_half_the_memory_and_has_the_bits_of_float32(isa: str, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    x, w = normal(rng, 80, columns), (normal(rng, 50, columns) * np.float32(1e-4)).astype(np.float16)
+    narrow, wide = native(isa).matrix([w], "float16"), native(isa).matrix([w], "float32")
+    assert narrow.packed.format.layout == "float16"
+    assert narrow.nbytes <= wide.nbytes * (columns + 1) / columns / 2
+    for rows in (1, 2, 7, 80):
+        got, wanted = (linear(native(isa), x[:rows], w, dtype) for dtype in ("float16", "float32"))
+        assert got.tobytes() == wanted.tobytes(), rows
+
+
+def test_rounding_to_float16_is_to_nearest_even_and_values_out_of_range_make_it_bfloat16() -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 32, (64, 512), np.uint32)
+    bits[0, :6] = [0x387FE000, 0x33000000, 0x33000001, 0x477FEFFF, 0x7FC00000, 0x33C00000]
+    values = bits.view(np.float32)
+    with np.errstate(all="ignore"):
+        inside = np.where(np.abs(values) < 65520, values, np.float32(np.inf))
+        wanted = inside.astype(np.float16).astype(np.float32)
+    inside[0, 4], wanted[0, 4] = np.nan, np.nan
+    got = native().matrix([inside], "float16")
+    assert got.packed.format.layout == "float16"
+    np.testing.assert_array_equal(got.dequantize(), wanted)
+    values[0, 0] = 65520
+    assert native().matrix([values], "float16").packed.format.layout == "bfloat16"
 
 
 def test_rounding_to_bfloat16_is_to_nearest_even_and_keeps_nan() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire.devices.reference.backend import ReferenceBackend
 from quire.weights.layouts import Int4, Int8
 from quire.weights.schemes import Activations, Quantized
-from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal
+from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal, seen
 
 BOTH: tuple[Activations, ...] = ("int8", "float")
 TYPES = [
@@ -84,7 +84,7 @@ def test_linear_equals_the_reference(
 ) -> None:
     rng = np.random.default_rng(seed)
     x, w = normal(rng, rows, columns), normal(rng, outputs, columns) / np.float32(np.sqrt(columns))
-    bias = normal(rng, outputs) if with_bias else None
+    x, bias = seen(isa, x, dtype), normal(rng, outputs) if with_bias else None
     got = linear(native(isa, threads), x, w, dtype, bias=bias, activation="relu")
     want = linear(ReferenceBackend(), x, w, dtype, bias=bias, activation="relu")
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)

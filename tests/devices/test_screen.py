@@ -17,6 +17,7 @@ from tests.devices.native_cases import ISAS, KV, native, normal, rows_step, to_b
 
 LAYOUTS: dict[str, tuple[WeightType, bool | None]] = {
     "float32": ("float32", None),
+    "float16": ("float16", None),
     "bfloat16": ("bfloat16", False),
     "bfloat16 in 12 bits": ("bfloat16", True),
 }
@@ -185,7 +186,7 @@ def test_the_screen_is_the_weight_in_int8_with_bounds(isa: str, layout: str) -> 
     w[5] = 0
     data = backend.export(backend.head([w], dtype))[1]
     values = np.zeros((48, 92))
-    values[:37, :90] = w if dtype == "float32" else to_bf16(w)
+    values[:37, :90] = to_bf16(w) if dtype == "bfloat16" else w.astype(dtype)
     panels = data[-3 * (92 * 16 + 192) :].reshape(3, -1)
     held = panels[:, : 92 * 16].reshape(3, 23, 16, 4).swapaxes(1, 2).reshape(48, 92).astype(int) - 128
     scale, length, rounding = (

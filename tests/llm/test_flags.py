@@ -83,7 +83,7 @@ def test_values_are_written_as_vllm_takes_them(
     assert server.served_model_name == ("a", "b")
     assert server.allowed_origins == ("http://ui", "http://x")
     assert (engine.model.max_model_len, engine.scheduler.max_num_batched_tokens) == (4000, 2048)
-    assert (engine.model.model, engine.model.dtype) == ("a/model", "float32")
+    assert (engine.model.model, engine.model.dtype) == ("a/model", "float16")
     assert engine.model.config_changes == {"rope_theta": 1e6, "rope_scaling": {"factor": 4}}
     notices = [record.getMessage() for record in caplog.records]
     assert len([line for line in notices if "changes nothing" in line]) == 4, notices
@@ -134,7 +134,7 @@ def test_llm_takes_every_name_of_vllms(
     tiny_model: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with LLM(tiny_model(), enforce_eager=True, tensor_parallel_size=1, max_model_len=64, dtype="half") as llm:
-        assert llm.config.model.dtype == "float32"
+        assert llm.config.model.dtype == "float16"
     assert "--enforce-eager changes nothing" in caplog.text
     with pytest.raises(ConfigError, match="--data-parallel-size 2 is not supported"):
         LLM(tiny_model(), data_parallel_size=2)

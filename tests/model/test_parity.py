@@ -140,8 +140,8 @@ def test_asking_for_bfloat16_rounds_the_matrices(tmp_path: Path) -> None:
     np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("stored", "kept"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float32")])
-def test_auto_keeps_bfloat16_and_widens_float16(stored: torch.dtype, kept: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stored", "kept"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float16")])
+def test_auto_keeps_bfloat16_and_float16(stored: torch.dtype, kept: str, tmp_path: Path) -> None:
     short, wide, backend = make_model("llama").to(stored), make_model("llama"), ReferenceBackend()
     short.save_pretrained(tmp_path)
     wide.load_state_dict(short.state_dict())  # `short.to(float32)` would keep its rounded rope

@@ -42,11 +42,38 @@ size_t Blocks::nbytes(const MatrixView& view) {
   return bytes;
 }
 
+namespace {
+
+constexpr int kTableColumns = 128;  // of a unit
+
+void pack_tables(const char* const (&rows)[16], int cols, BlockKind kind, char* out) {
+  const int bits = table_bits(kind), row_unit = kTableColumns / 8 * bits;
+  for (int lane = 0; lane < 16; ++lane) {
+    if (!rows[lane]) continue;
+    std::memcpy(out + size_t(lane) * row_bytes(kind), rows[lane], row_bytes(kind));
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(rows[lane]) + row_bytes(kind);
+    for (int column = 0; column < cols; ++column) {
+      const int from = bits * column, at = column % kTableColumns;
+      int code = codes[from / 8] >> (from % 8);
+      if (from % 8 + bits > 8) code |= codes[from / 8 + 1] << (8 - from % 8);
+      char* unit = out + 16 * row_bytes(kind) + size_t(column / kTableColumns * 16 + lane) * size_t(row_unit);
+      for (int bit = 0; bit < bits; ++bit) {
+        const int to = at / 16 * bits + bit;
+        const int byte = bits == 4 ? at % 16 * 4 + to / 8 : to / 8 * 16 + at % 16;
+        unit[byte] = char(unit[byte] | (code >> bit & 1) << (to % 8));
+      }
+    }
+  }
+}
+
+}  // namespace
+
 void Blocks::pack_panel(const char* const (&rows)[16], const MatrixView& view, BlockKind kind, char* out) {
   const BlockShape& shape = shape_of(kind);
   const int blocks = view.cols / shape.columns, per_unit = shape.per_unit(), words = shape.words();
   const size_t head_bytes = size_t(shape.head_bytes), unit_bytes = size_t(shape.bytes) * 16 * size_t(per_unit);
   std::memset(out, 0, panel_bytes(kind, view.cols));
+  if (table_bits(kind)) return pack_tables(rows, view.cols, kind, out);
   for (int lane = 0; lane < 16; ++lane)
     for (int word = 0; rows[lane] && word < row_words(kind); ++word)
       std::memcpy(out + word * 64 + lane * 4, rows[lane] + word * 4, 4);

@@ -1,6 +1,10 @@
 // blocks: rows of blocks (block_kinds.h). A panel begins with the words of its rows: [words][16] of four bytes. A unit of it
 // is one block of each row, or two if they are small: heads [16] of the blocks, then their words [words][16]. Parts of a
 // weight may be of different kinds; a panel has one.
+//
+// Kinds with a table in each row lie row by row instead, because the CPU looks up 16 codes in one table at once: a panel
+// begins with the tables [16][entries]; a unit is 128 columns of each row [16], 16 lanes of eight codes. Code j of lane l
+// is column 16 j + l. Codes of three bits are in three planes of a byte per lane.
 #pragma once
 
 #include "linear/format.h"

@@ -285,7 +285,8 @@ def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "au
         source.names.check_all_used()
         if not (builder.products or builder.embeddings or builder.norms or pooling):
             raise ModelError(f"{files.path}: the adapter changes nothing in this model")
-    kept: WeightType = base.dtype if dtype == "auto" else "bfloat16" if dtype == "bfloat16" else "float32"
+    narrow = (base.dtype if dtype == "auto" else dtype) == "bfloat16"
+    kept: WeightType = "bfloat16" if narrow else "float32"
     return Adapter(
         builder.products, builder.embeddings, builder.norms, kept, str(files.path), files.digest, pooling
     )

@@ -168,7 +168,7 @@ class LoadedModel:
 
 def inspect_model(
     model: str | Path,
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
     quantized: Quantization | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
@@ -190,7 +190,7 @@ def inspect_model(
 def load_model(
     model: str | Path,
     backend: Backend,
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
     quantized: Quantization | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
@@ -200,8 +200,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a directory, a GGUF file or a hub id.
 
-    `dtype` "auto" keeps bfloat16 matrices and makes everything else float32.
-    float16 becomes float32, which holds it exactly, at twice the memory; ask for bfloat16 to round instead.
+    `dtype` "auto" keeps the matrices of a model that has them all in bfloat16, or all in float16; else it makes them
+    float32.
     `quantized` rounds the matrices further, one by one as they are read.
     A built engine is mapped. With `verify`, its bytes are compared with their checksums in the background; `wait`
     raises the outcome. With `shard` only that rank's share is read.
@@ -241,7 +241,7 @@ def pack_model(
 def outline_model(
     model: str | Path,
     backend: Backend,
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
     quantized: Quantization | None = None,
     revision: str | None = None,
     download_dir: str | None = None,
@@ -452,8 +452,7 @@ def model_info(
         dtype=dtype,
         num_parameters=sum(tensor.parameters for tensor in wanted.values()),
         weight_bytes=sum(
-            tensor.parameters * (2 if dtype == "bfloat16" and not tensor.exact else 4)
-            for tensor in wanted.values()
+            tensor.parameters * (4 if dtype == "float32" or tensor.exact else 2) for tensor in wanted.values()
         ),
         eos_token_ids=eos_token_ids,
         generation=generation,

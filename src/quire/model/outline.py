@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -39,13 +40,13 @@ def outline_config(
     named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
     if named is None and config.get("quantization_config") is not None:
         named = "bfloat16"
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float32"
+    if dtype not in ("auto", *get_args(FloatDtype)):
+        raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
+    kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
     if config.get("quantization_config") is not None:
         names = msgspec.structs.replace(names, transposed=False)
     planned = _planned(path, spec, names)
-    if planned is not None and dtype == "auto":
+    if planned is not None and dtype != "float32":
         quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
     info = model_info(path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path)), {})
     weights = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)

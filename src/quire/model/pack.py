@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -243,13 +243,24 @@ def _list(names: Sequence[str]) -> str:
 
 
 def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Checkpoint) -> FloatDtype:
-    """The dtype that holds the model: "auto" is bfloat16 if all its matrices are, else float32."""
-    if dtype == "bfloat16" or dtype == "float32":
-        return "bfloat16" if dtype == "bfloat16" else "float32"
+    """The dtype that holds the model: "auto" is that of its matrices, or float32 if they have several.
+
+    Matrices that keep their codes don't count, since they name bfloat16 whatever the others are.
+    """
+    names: dict[str, FloatDtype] = {name: name for name in get_args(FloatDtype)}
+    if dtype in names:
+        return names[dtype]
     if dtype != "auto":
-        raise ModelError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    matrices = [name for name, tensor in wanted.items() if not tensor.exact]
-    return "bfloat16" if all(checkpoint.dtype(name) == BFLOAT16 for name in matrices) else "float32"
+        raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
+    found = {checkpoint.dtype(name) for name, tensor in wanted.items() if not tensor.exact}
+    if len(found) > 1:
+        packed = {name for name in wanted if checkpoint.layout(name) is not None}
+        found = {
+            checkpoint.dtype(name)
+            for name, tensor in wanted.items()
+            if not tensor.exact and name not in packed
+        }
+    return names[found.pop().name] if len(found) == 1 else "float32"
 
 
 def own_quantization(
@@ -262,7 +273,7 @@ def own_quantization(
     if isinstance(asked, Scheme):
         return asked
     layouts = [layout for name in wanted if (layout := checkpoint.layout(name)) is not None]
-    if (dtype != "auto" and asked != Kept("checkpoint")) or not layouts:
+    if (dtype == "float32" and asked != Kept("checkpoint")) or not layouts:
         if asked in (Kept("int8"), Kept("checkpoint")):
             raise ConfigError(
                 f"--quantization-activations {asked.activations} is for weights that are quantized; leave it out, or "

@@ -13,7 +13,7 @@ FloatArray = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Rows = NDArray[np.intp]
 
-FloatDtype = Literal["float32", "bfloat16"]
+FloatDtype = Literal["float32", "float16", "bfloat16"]
 
 
 class Layout(Protocol):

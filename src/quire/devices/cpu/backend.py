@@ -17,6 +17,7 @@ from quire.devices.cpu.pack import (
     NativeMatrix,
     describe,
     format_of,
+    multiplies_pairs,
     outline,
     pack,
     packed_of,
@@ -120,8 +121,12 @@ class NativeBackend:
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
         if isinstance(weight, Quantized):
-            return "int8" if multiplies_integers(weight) else "fp32"
-        return "bf16" if weight == "bfloat16" and self.isa == "avx512_bf16" else "fp32"
+            if multiplies_integers(weight):
+                return "int8"
+            pairs = weight.activations == "float" and multiplies_pairs(weight.layout)
+        else:
+            pairs = weight == "bfloat16"
+        return "bf16" if pairs and self.isa == "avx512_bf16" else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         return measure_limits(self.threads, arithmetic)

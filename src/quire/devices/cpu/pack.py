@@ -17,10 +17,11 @@ from quire.devices.cpu.errors import native_errors
 from quire.devices.protocol import Array, FloatArray, Matrix
 from quire.errors import EngineError, ModelError
 from quire.weights.activations import Rounding
-from quire.weights.layouts import Blocks
+from quire.weights.layouts import AnyLayout, Blocks, Int4
 from quire.weights.schemes import Quantized, WeightType, multiplies_integers
 from quire.weights.tensor import QuantTensor
 
+PAIRED = ("e4m3", "e4m3_32", "e4m3_128", "mxfp8", "mxfp4", "nvfp4", "nvfp4_div")  # kinds of blocks
 FORMAT_FIELDS = ("layout", "group", "offsets", "narrow", "int8_rows", "inputs", "screened", "blocks",
                  "nonzeros", "rounding")  # fmt: skip
 
@@ -48,6 +49,11 @@ class NativeMatrix:
     def dequantize(self) -> FloatArray:
         values: FloatArray = self.packed.dequantize(self._pool)
         return values
+
+
+def multiplies_pairs(layout: AnyLayout) -> bool:
+    """Whether instruction sets with products of bfloat16 use them for a layout (csrc/linear/block_pairs.h)."""
+    return isinstance(layout, Int4) or (isinstance(layout, Blocks) and layout.kind in PAIRED)
 
 
 def packed_of(weight: Matrix) -> Any:

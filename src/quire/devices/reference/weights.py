@@ -15,7 +15,9 @@ from quire.weights.layouts import Int4, Int8
 from quire.weights.schemes import Quantized, WeightType, input_rounding
 from quire.weights.tensor import FloatDtype, QuantTensor
 
-DTYPES: dict[FloatDtype, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+DTYPES: dict[FloatDtype, Any] = {
+    "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16
+}  # fmt: skip
 
 
 class ReferenceMatrix:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from quire.weights.layouts.base import PlainLayout
 from quire.weights.layouts.rounding import LEAST, grouped, round_to
-from quire.weights.tensor import FloatArray, FloatDtype, QuantTensor, nothing
+from quire.weights.tensor import FloatArray, QuantTensor, nothing
 
 
 class Int4(PlainLayout, frozen=True, tag="int4"):
@@ -20,7 +20,7 @@ class Int4(PlainLayout, frozen=True, tag="int4"):
 
     group_size: int = 64  # 32, 64 or 128
     symmetric: bool = True
-    scales: FloatDtype = "bfloat16"
+    scales: Literal["float32", "bfloat16"] = "bfloat16"
 
     @property
     def name(self) -> str:

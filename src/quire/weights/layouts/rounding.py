@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import ml_dtypes
 import numpy as np
 
-from quire.weights.tensor import FloatArray, FloatDtype
+from quire.weights.tensor import FloatArray
 
 LEAST = np.float32(1e-30)  # smaller magnitudes are held as zero: their reciprocal may not be a number
 
 
-def round_to(values: FloatArray, dtype: FloatDtype) -> FloatArray:
+def round_to(values: FloatArray, dtype: Literal["float32", "bfloat16"]) -> FloatArray:
     """Values as this type holds them, in float32."""
     if dtype == "float32":
         return values
