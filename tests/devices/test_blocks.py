@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gguf
@@ -16,7 +17,7 @@ from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks import KINDS
 from quire.weights.layouts.blocks.scaled import DECODERS
 from quire.weights.schemes import Activations, Quantized
-from quire.weights.tensor import QuantTensor
+from quire.weights.tensor import QuantTensor, Sparse
 from tests.devices.native_cases import ISAS, apply_rows, native, normal, seen
 
 BOTH: tuple[Activations, ...] = ("int8", "float")
@@ -161,6 +162,22 @@ def test_products_are_the_reference_and_alone_as_in_any_batch(
         assert product(native(isa, 1), x[:rows], [tensor], activations).tobytes() == got[:rows].tobytes(), (
             rows
         )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["lut3", "lut4", "nf4", "e4m3"])
+def test_a_sparse_part_is_added_alone_as_in_any_batch(isa: str, kind: str) -> None:
+    rng = np.random.default_rng(4)
+    dense, x = random_blocks(kind, 50, 320), normal(rng, 21, 320)
+    counts = rng.integers(0, 9, 50)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    columns = np.concatenate([np.sort(rng.choice(320, count, False)) for count in counts]).astype(np.int32)
+    layout = Blocks(kind, entries=int(starts[-1]) // 50 + 1)
+    tensor = replace(dense, layout=layout, sparse=Sparse(starts, columns, normal(rng, int(starts[-1]))))
+    got = product(native(isa), x, [tensor], "float")
+    assert_near(got, product(ReferenceBackend(), x, [tensor], "float"))
+    for rows in (1, 2, 7, 15):
+        assert product(native(isa, 1), x[:rows], [tensor], "float").tobytes() == got[:rows].tobytes(), rows
 
 
 @pytest.mark.parametrize("columns", [32, 96, 320])
