@@ -56,6 +56,7 @@ def test_products_are_those_of_the_plain_weight(
         return apply_rows(backend, x[:rows], lambda ops, t: ops.linear(t, weight), 40)
 
     got, wanted = product(native(isa), 33), product(ReferenceBackend(), 33)
+    assert tensor.inputs is not None
     ordered = np.stack([tensor.inputs.seen(row) for row in x]).astype(np.float32)
     rounded = seen(isa, ordered, dtype)
     if rounded is ordered:
