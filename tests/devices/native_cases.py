@@ -16,6 +16,7 @@ from quire.devices.protocol import Backend, Graph, KVSpec, Limits, ModelInput, O
 from quire.weights.schemes import Quantized
 
 ISAS = _native.available_isas()
+EXACT = next(isa for isa in ISAS if "bf16" not in isa)  # never rounds activations to bfloat16
 KV = KVSpec(num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32")
 
 

@@ -22,7 +22,7 @@ from quire.weights.layouts import Blocks, Int4, Int8
 from quire.weights.readers import READERS
 from quire.weights.schemes import Kept, Quantized, scheme, weights_name
 from quire.weights.tensor import QuantTensor
-from tests.devices.native_cases import ISAS, linear, native
+from tests.devices.native_cases import EXACT, ISAS, linear, native
 from tests.model.tiny_models import Session
 from tests.weights.test_quantized_checkpoints import FOLDERS
 
@@ -141,7 +141,7 @@ ROUNDED = [folder for folder in FOLDERS if "logits_act" in np.load(folder / "exp
 
 @pytest.mark.parametrize("folder", ROUNDED, ids=lambda path: path.name)
 def test_a_checkpoint_s_own_roundings_give_its_logits(folder: Path) -> None:
-    expected, backend = np.load(folder / "expected.npz"), NativeBackend(threads=2)
+    expected, backend = np.load(folder / "expected.npz"), native(EXACT)
     model = load_model(folder, backend, "float32", Kept("checkpoint"))
     assert model.info.quantized is not None
     logits = Session(model, backend).feed(expected["prompt"].tolist())

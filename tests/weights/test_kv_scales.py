@@ -22,7 +22,7 @@ from quire.model.shard import Shard
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.readers.kv_scales import read_kv_scales
-from tests.devices.native_cases import ISAS, native
+from tests.devices.native_cases import EXACT, ISAS, native
 from tests.model.tiny_models import Session
 from tests.weights.test_quantized_checkpoints import DATA
 
@@ -68,7 +68,7 @@ def test_scales_of_another_shape_and_nan_are_named(value: Any, said: str, tmp_pa
 def test_a_cache_in_fp8_is_divided_by_them(tmp_path: Path) -> None:
     expected = np.load(FP8 / "expected.npz")
     prompt, results = expected["prompt"].tolist(), []
-    for backend in (NativeBackend(threads=2), ReferenceBackend()):
+    for backend in (native(EXACT), ReferenceBackend()):
         model = load_model(FP8, backend)
         scales = model.info.kv_spec("fp8_e4m3").scales_of(0)
         assert scales is not None

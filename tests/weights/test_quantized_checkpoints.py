@@ -13,6 +13,7 @@ from quire.devices.reference.backend import ReferenceBackend
 from quire.model.load import load_model
 from quire.weights.schemes import Kept
 from quire.weights.source import open_source
+from tests.devices.native_cases import EXACT, native
 from tests.model.tiny_models import Session
 
 DATA = Path(__file__).parents[3] / "shared/data/quantized"
@@ -50,7 +51,7 @@ def test_weights_are_those_of_the_format_s_library(folder: Path) -> None:
 def test_a_model_gives_its_logits(folder: Path) -> None:
     """In float32 as transformers computes them; codes that a layout holds give the same without being decoded."""
     expected = np.load(folder / "expected.npz")
-    backend = NativeBackend(threads=2)
+    backend = native(EXACT)
     checkpoint = open_source(folder).tensors()
     sizes: dict[str, Any] = {}
     for dtype in ("float32", "auto"):
