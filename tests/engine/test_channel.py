@@ -66,11 +66,9 @@ def test_waiting_ends_with_a_frame_or_after_its_time() -> None:
     assert received(other, 1) == [b"x"]
     later.join()
     one.send(bytes(5_000_000))
-    found: list[bytes] = []
-    while not found:
+    while not (found := other.receive()):
         one.wait(10_000)  # until it can send on
         assert one.receive() == []
-        found = other.receive()
     assert len(found[0]) == 5_000_000
     one.close()
     other.close()
