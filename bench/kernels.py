@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +212,12 @@ def measure_attention(
     return seconds, limit, share
 
 
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
 def measure_experts(
     backend: NativeBackend, mixture: Mixture, dtype: WeightType, rows: int
 ) -> tuple[float, float, float]:
@@ -237,7 +244,7 @@ def measure_experts(
         tokens = ops.embed(table)
         return ops.experts(tokens, ops.route(ops.linear(tokens, router), routing), experts, "silu")
 
-    graph = Graph(lambda ops: ops.select_rows(layer(ops)), lambda ops, h: ops.linear(h, head), rows, 1)
+    graph = Graph(lambda ops: ops.select_rows(layer(ops)), lambda ops, h: ops.linear(h, head), 1, hidden)
     kv = backend.kv_cache(KVSpec(1, 1, 4, "float32"), rows, 1)
     executable = backend.compile(graph, kv, Limits(1024, rows, rows))
     numbers = np.arange(rows, dtype=np.int32)
@@ -250,11 +257,7 @@ def measure_experts(
     turns = []
     executable.run(step)
     for _ in range(ROUNDS):
-        repeats = 1 + STREAMING_BYTES // read
-        start = time.perf_counter()
-        for _ in range(repeats):
-            executable.run(step)
-        seconds = (time.perf_counter() - start) / repeats
+        seconds = min(timed(lambda: executable.run(step)) for _ in range(1 + STREAMING_BYTES // read))
         limit = _native.measure_read_bandwidth(STREAMING_BYTES, backend.threads)
         turns.append((read / seconds / limit, seconds, limit))
     share, seconds, limit = sorted(turns)[len(turns) // 2]
