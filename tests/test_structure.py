@@ -131,3 +131,12 @@ def test_import_is_light_and_never_brings_torch() -> None:
     code = f"import sys; from quire import LLM; print(sorted({heavy!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_import_brings_no_family_of_models() -> None:
+    """Families are imported when one of their models is loaded; what they share is what the registry needs."""
+    shared = {"classifiers", "composite", "config", "family", "names", "rope"}
+    start = "quire.model.families."
+    code = f"import sys; from quire import LLM; print(*[m for m in sys.modules if m.startswith({start!r})])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {name.removeprefix(start) for name in result.stdout.split()} <= shared

@@ -292,6 +292,22 @@ OTHERS |= {
             },
         ),
         (
+            "gemma3n_text",
+            "Gemma3n",
+            {
+                **SLIDING,
+                "hidden_act": None,
+                "rope_theta": None,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "hidden_size_per_layer_input": 12,
+                "vocab_size_per_layer_input": VOCAB_SIZE - 9,
+                "num_kv_shared_layers": 0,
+                "altup_num_inputs": 3,
+                "laurel_rank": 8,
+                "activation_sparsity_pattern": [0.5, 0.0, 0.8],
+            },
+        ),
+        (
             "mimo_v2_flash",
             "MiMoV2Flash",
             {

@@ -149,6 +149,8 @@ class Attention {
           row.reach = a_.reach;
           row.bias = a_.bias ? a_.bias + size_t(jobs_.head(p, i, j.head + h)) * size_t(2 * a_.reach + 1) + a_.reach : nullptr;
           row.position = jobs_.position(p, i);
+          const size_t token = size_t(a_.cu_q[p.seq] + jobs_.token(p, i)), head = size_t(jobs_.head(p, i, j.head + h));
+          row.added = a_.added ? a_.added + (token * size_t(a_.num_heads) + head) * a_.added_positions : nullptr;
           row.first = jobs_.first_seen(row.position);
           row.last = jobs_.last_seen(p.seq, row.position);
           store(row.sum, set1(0.0f));

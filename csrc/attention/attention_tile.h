@@ -13,13 +13,14 @@
 namespace quire::QUIRE_ISA {
 
 // A query row's state: largest score, sum of weights by lane, weighted values; not yet divided. `slope` (added per
-// distance), `bias` (added by distance, [-reach, reach]; null: none) and `position` are the row's own; it sees positions
-// first..last.
+// distance), `bias` (added by distance, [-reach, reach]; null: none), `added` (by position; null: none) and `position`
+// are the row's own; it sees positions first..last.
 struct RowState {
   float best, slope;
   int position, first, last;
   int reach;
   const float* bias;
+  const float* added;
   alignas(64) float sum[kLanes];
 
   // The shift subtracted from scores. If all are -inf, so is the largest: whatever the shift, every weight is 0.
@@ -43,18 +44,20 @@ inline V bias_of(const RowState& row, int offset) {
   return load(own);
 }
 
-// A vector of scores with soft-cap, slope and bias; `offset` is the distance from the query to the first lane's position.
+// A vector of scores with soft-cap, slope, bias and what is added; `offset` is the distance from the query to the first
+// lane's position.
 inline V shape_scores(V s, float cap, const RowState& row, int offset) {
   if (cap > 0) s = set1(cap) * tanh(s * set1(1.0f / cap));
   if (row.slope != 0) s = fma(set1(row.slope), set1(float(offset)) + load(kLaneNumbers), s);
-  return row.bias ? s + bias_of(row, offset) : s;
+  if (row.bias) s = s + bias_of(row, offset);
+  return row.added ? s + load(row.added + row.position + offset) : s;
 }
 
 // Prepares scores for softmax: those of positions first..last are shaped, others become -inf. Updates the row's largest
 // score and returns its change; exp of that is the factor that keeps the row's past.
 inline float shape_row(const TileShape& tile, float* scores, int first, int last, RowState& row) {
   const V none = set1(-__builtin_inff());
-  const bool plain = tile.cap == 0 && row.slope == 0 && !row.bias && first == 0 && last == kTile - 1;
+  const bool plain = tile.cap == 0 && row.slope == 0 && !row.bias && !row.added && first == 0 && last == kTile - 1;
   V s[kTileVectors];
   for (int v = 0; v < kTileVectors; ++v) s[v] = load(scores + v * kLanes);
   if (!plain)

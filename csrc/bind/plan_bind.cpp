@@ -50,7 +50,7 @@ using RoundingTuple = std::tuple<std::string, std::string, int, float, float, in
 // (starts [rows + 1], columns [entries], values [entries])
 using SparseTuple = std::tuple<Ints, Ints, Floats>;
 using InputsTuple = std::tuple<Ints, Floats>;
-using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats>>;
+using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats, float>>;
 
 constexpr const char* kLayouts[] = {
 #define QUIRE_LAYOUT_NAME(name, Traits) #name,
@@ -359,10 +359,10 @@ void bind_recording(nb::class_<Plan>& c) {
       .def("norm", [](Plan& p, int x, const NormTuple& norm) { return p.norm(x, to_norm(norm)); })
       .def("linear",
            [](Plan& p, int x, std::shared_ptr<PackedMatrix> weight, const OptionalFloats& bias,
-              const std::string& name, int residual) {
-             return p.linear(x, std::move(weight), to_vector(bias), activation(name), residual);
+              const std::string& name, int residual, float limit) {
+             return p.linear(x, std::move(weight), to_vector(bias), activation(name), residual, limit);
            },
-           "x"_a, "weight"_a, "bias"_a.none(), "activation"_a, "residual"_a)
+           "x"_a, "weight"_a, "bias"_a.none(), "activation"_a, "residual"_a, "limit"_a)
       .def("rope", [](Plan& p, const Floats& inv_freq, float scale) { return p.rope(to_vector(inv_freq), scale); })
       .def("store_kv",
            [](Plan& p, int qkv, int layer, int num_heads, int angles, const std::optional<NormTuple>& q_norm,
@@ -377,16 +377,26 @@ void bind_recording(nb::class_<Plan>& c) {
            "q"_a, "num_heads"_a, "angles"_a, "norm"_a.none())
       .def("attention",
            [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
-              const OptionalFloats& slopes, const OptionalFloats& sinks, const OptionalFloats& bias) {
+              const OptionalFloats& slopes, const OptionalFloats& sinks, const OptionalFloats& bias, int scores) {
              return p.attention(q, layer, num_heads,
-                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks), to_vector(bias)});
+                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks), to_vector(bias)},
+                                scores);
            },
            "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "ahead"_a, "cap"_a, "slopes"_a.none(),
-           "sinks"_a.none(), "bias"_a.none())
+           "sinks"_a.none(), "bias"_a.none(), "scores"_a)
+      .def("relative_scores",
+           [](Plan& p, int by_query, int by_key, int num_heads, const Ints& places, float scale) {
+             return p.relative_scores(by_query, by_key, num_heads,
+                                      {places.data(), places.data() + places.shape(0)}, scale);
+           },
+           "by_query"_a, "by_key"_a, "num_heads"_a, "places"_a, "scale"_a)
       .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
       .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
       .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)
       .def("multiply", &Plan::multiply, "x"_a, "factors"_a)
+      .def("combine", &Plan::combine, "x"_a, "factors"_a, "vectors"_a, "residual"_a)
+      .def("mix", &Plan::mix, "x"_a, "factors"_a, "vectors"_a, "residual"_a)
+      .def("match_rms", &Plan::match_rms, "x"_a, "like"_a, "floor"_a)
       .def("elementwise", &Plan::elementwise, "name"_a, "x"_a, "params"_a)
       .def("store_latent",
            [](Plan& p, int kv, int q_latent, int q_rope, int layer, int angles, const NormTuple& norm) {
@@ -401,8 +411,8 @@ void bind_recording(nb::class_<Plan>& c) {
              for (const ExpertTuple& tuple : tuples) {
                experts.emplace_back();
                if (!tuple) continue;
-               const auto& [up, up_bias, down, down_bias] = *tuple;
-               experts.back() = {up, down, to_vector(up_bias), to_vector(down_bias)};
+               const auto& [up, up_bias, down, down_bias, limit] = *tuple;
+               experts.back() = {up, down, to_vector(up_bias), to_vector(down_bias), limit};
              }
              return p.experts(x, routes, std::move(experts), activation(name), weigh_inputs);
            })

@@ -44,7 +44,7 @@ inline void finish_row(const FinishArgs& a, float* raw, float* y) {
       const V v = changed_product(raw + i, at(a.gain, i), at(a.bias, a.gated ? 2 * i : i), at(a.shift, i), n);
       if (a.gated)
         store_first(y + i, gate(a.activation, v, changed_product(raw + up, at(a.gain, up), at(a.bias, 2 * i + 16),
-                                                                 at(a.shift, up), n)), n);
+                                                                 at(a.shift, up), n), a.limit), n);
       else store_first(y + i, activate(a.activation, v), n);
       continue;
     }

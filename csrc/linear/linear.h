@@ -116,6 +116,7 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
   const float* const* const added = Plain ? nullptr : a.added;
   const size_t y_stride = a.y_stride, residual_stride = a.residual_stride, raw_stride = a.raw_stride;
   const Activation activation = Plain ? Activation::none : a.activation;
+  const float limit = a.limit;
   const int per_group = gated ? 2 : 1, width = gated ? a.weight.rows / 2 : a.weight.rows;
   for (int panel = first; panel < first + panels; panel += per_group) {
     const int column = (gated ? panel / 2 : panel) * 16, n = min_of(16, width - column);
@@ -135,7 +136,7 @@ QUIRE_INLINE void epilogue_as(const LinearArgs& a, const float* c, size_t c_stri
         if (more) up = up + load_first(more + width + column, n);
         else if (raws) store_first(raws + size_t(row) * raw_stride + width + column, up, n);
         if (biases) up = up + bias_up;
-        v = gate(activation, v, up);
+        v = gate(activation, v, up, limit);
       } else {
         v = activate(activation, v);
       }

@@ -125,7 +125,7 @@ int Plan::norm(int x, NormParams params) {
 }
 
 int Plan::linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
-                 int residual) {
+                 int residual, float limit) {
   const Buffer in = checked(x, "the input of linear");
   const MatrixView view = weight->view();
   const int width = view.gated ? view.rows / 2 : view.rows;
@@ -136,7 +136,9 @@ int Plan::linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<
     require(r.width == width && r.rows == in.rows, "linear: the residual's shape is not the output's");
   }
   Op op{.kind = OpKind::linear, .in = x, .residual = residual};
+  require(std::isfinite(limit) && limit >= 0 && (limit == 0 || view.gated), "linear: only gated weights have a limit");
   op.activation = activation;
+  op.limit = limit;
   op.vector = packed_bias(view, bias);
   op.weight = std::move(weight);
   return add_op(std::move(op), width, in.rows);
@@ -195,6 +197,7 @@ int Plan::experts(int x, int routes, std::vector<ExpertWeights> experts, Activat
   require(experts.size() == named, "experts: there are " + std::to_string(experts.size()) + ", the router names " +
                                        std::to_string(named));
   for (ExpertWeights& e : experts) {
+    require(std::isfinite(e.limit) && e.limit >= 0, "experts: a limit is not a number from 0 on");
     require(e.up || width == in.width, "experts: one returns its input, and the others have another width");
     if (!e.up) continue;
     const MatrixView up = e.up->view(), down = e.down->view();
@@ -281,7 +284,8 @@ void Plan::keep_tails() {
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
-        kind == OpKind::store_latent || kind == OpKind::receive || reads_positions(*op))
+        kind == OpKind::store_latent || kind == OpKind::receive || kind == OpKind::relative_scores ||
+        reads_positions(*op))
       // These read the arrays of the whole step.
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
@@ -361,9 +365,10 @@ void Plan::share_buffers() {
     const Op& op = ops_[i];
     Buffer& out = buffers_[size_t(op.out)];
     const bool moves = op.kind == OpKind::tails || op.kind == OpKind::all_reduce;
-    const int changed = op.kind == OpKind::linear ? op.residual : moves ? op.in : -1;
+    const bool adds = op.kind == OpKind::linear || op.kind == OpKind::mix;
+    const int changed = adds ? op.residual : moves ? op.in : -1;
     if (changed < 0 || changed == head_input_ || buffers_[size_t(changed)].last_op != int(i)) continue;
-    if (op.kind == OpKind::linear && (op.residual == op.in || buffers_[size_t(changed)].rows != out.rows)) continue;
+    if (adds && (op.residual == op.in || buffers_[size_t(changed)].rows != out.rows)) continue;
     out.root = buffers_[size_t(changed)].root;
     Buffer& root = buffers_[size_t(out.root)];
     root.last_op = std::max(root.last_op, out.last_op);

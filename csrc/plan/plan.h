@@ -91,6 +91,7 @@ struct RoutingParams {
 struct ExpertWeights {
   std::shared_ptr<PackedMatrix> up, down;
   std::vector<float> up_bias, down_bias;
+  float limit = 0;  // as in Plan::linear
 };
 
 // Recording: the methods named as in the Ops protocol append an op and return the number of its output buffer; all
@@ -110,18 +111,28 @@ class Plan {
   int scale(int x, float scale, float cap);
   // Each element of `factors` multiplies a run of neighbours in x, all runs being equally long.
   int multiply(int x, int factors);
+  // Part b of the result is the sum of factors[b, a] times part a of x, with the residual added (-1: none).
+  int combine(int x, std::vector<float> factors, int vectors, int residual);
+  // The same with factors [rows, B A] of each row.
+  int mix(int x, int factors, int vectors, int residual);
+  // Each part of x, as wide as `like`, scaled to the root mean square of that.
+  int match_rms(int x, int like, float floor);
   // The function of that name in plan_elementwise.cpp, with its parameters, of each element.
   int elementwise(const std::string& name, int x, std::vector<float> params);
   // `bias` is in source order [O], or empty; residual -1: none.
+  // `limit` bounds the factors of a gated weight's product (0: none).
   int linear(int x, std::shared_ptr<PackedMatrix> weight, const std::vector<float>& bias, Activation activation,
-             int residual);
+             int residual, float limit);
   int rope(std::vector<float> inv_freq, float scale);
   int store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_norm, NormParams k_norm,
                NormParams v_norm);
   // Queries of a layer without keys of its own.
   int queries(int q, int num_heads, int angles, NormParams norm);
   int store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm);
-  int attention(int q, int layer, int num_heads, AttentionParams params);
+  // `scores` are added to those of each query, by position (-1: none).
+  int attention(int q, int layer, int num_heads, AttentionParams params, int scores);
+  // What the distances in whole sequences add to scores: scale * (by_query + by_key) at the place of each distance.
+  int relative_scores(int by_query, int by_key, int num_heads, std::vector<int32_t> places, float scale);
   // Head n of x times weights[n]: [T, N K] -> [T, N O].
   int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
   int route(int scores, RoutingParams params);
@@ -172,18 +183,18 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts, receive, multiply, elementwise, all_reduce, all_gather
+    head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, relative_scores, all_reduce, all_gather
   };
 
   struct Op {
     OpKind kind;
     int in = -1, out = -1, residual = -1, angles = -1, other = -1;
     std::shared_ptr<PackedMatrix> weight{};
-    std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq; elementwise: parameters
+    std::vector<float> vector{};  // linear: bias in packed order; rope: inv_freq; elementwise: parameters; mix: factors
     Activation activation = Activation::none;
     NormParams norm{}, k_norm{}, v_norm{};
-    float scale = 1, cap = 0;
-    int layer = 0, num_heads = 0, offset = 0, function = 0;
+    float scale = 1, cap = 0, limit = 0;
+    int layer = 0, num_heads = 0, offset = 0, function = 0, vectors = 0;
     bool weigh_inputs = false;
     int norm_place = -1;  // of its norm: the buffer that the norm made when it was recorded
     AttentionParams attention{};
@@ -191,6 +202,7 @@ class Plan {
     std::vector<std::shared_ptr<PackedMatrix>> weights{};
     std::vector<ExpertWeights> experts{};
     std::vector<int> widths{};
+    std::vector<int32_t> places{};
     std::shared_ptr<Peers> peers{};
 
     std::array<int*, 4> inputs() { return {&in, &residual, &angles, &other}; }
@@ -265,6 +277,10 @@ class Plan {
   void execute_store_latent(const Op& op);
   void execute_head_linear(const Op& op);
   void execute_elementwise(const Op& op);
+  int add_mix(Op op, int64_t made);
+  void execute_mix(const Op& op);
+  void execute_match_rms(const Op& op);
+  void execute_relative_scores(const Op& op);
   bool reads_positions(const Op& op) const;  // of the tokens of the whole step
   void execute_exchange(const Op& op);
   void execute_route(const Op& op);
@@ -294,7 +310,7 @@ class Plan {
   std::vector<int> taps_;
   bool finished_ = false;
   size_t head_begin_ = 0;
-  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0, received_width_ = 0;
+  int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0, received_width_ = 0, scored_positions_ = 0;
   size_t arena_floats_ = 0, workspace_bytes_ = 0, total_bytes_ = 0;
 
   std::mutex running_;

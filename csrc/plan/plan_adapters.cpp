@@ -195,7 +195,7 @@ void Plan::adapt(const LinearArgs& args, const std::vector<ChangedRows>& all) {
     float* raw = args.raw ? args.raw + size_t(c.first) * args.raw_stride : nullptr;
     kernels_.finish({kind, c.count, args.weight.gated ? args.weight.rows / 2 : args.weight.rows, args.weight.gated,
                      args.activation, args.bias, data_of(change.gain), data_of(change.shift), raw, args.raw_stride,
-                     args.y + size_t(c.first) * args.y_stride, args.y_stride},
+                     args.y + size_t(c.first) * args.y_stride, args.y_stride, args.limit},
                     *pool_);
   };
   for (const ChangedRows& c : changed) {

@@ -86,7 +86,7 @@ int Plan::queries(int q, int num_heads, int angles, NormParams norm) {
   return add_op(std::move(op), in.width, RowKind::tokens);
 }
 
-int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
+int Plan::attention(int q, int layer, int num_heads, AttentionParams params, int scores) {
   const Buffer in = checked(q, "the input of attention");
   const int head_dim = cached(layer, num_heads, "attention").head_dim;
   require(in.rows == RowKind::tokens && in.width == int64_t(num_heads) * head_dim, "attention: the input is not [T, N H]");
@@ -98,7 +98,12 @@ int Plan::attention(int q, int layer, int num_heads, AttentionParams params) {
     require(values->empty() || int(values->size()) == num_heads, "attention: slopes and sinks need one value a head");
   require(params.bias.empty() || (params.bias.size() % size_t(num_heads) == 0 && params.bias.size() / size_t(num_heads) % 2 == 1),
           "attention: a bias needs an odd number of values a head");
-  Op op{.kind = OpKind::attention, .in = q};
+  if (scores >= 0) {
+    const Buffer added = checked(scores, "the scores of attention");
+    require(added.rows == RowKind::tokens && added.width % num_heads == 0 && added.width / num_heads % 64 == 0,
+            "attention: the scores are not [T, N S] of whole tiles");
+  }
+  Op op{.kind = OpKind::attention, .in = q, .other = scores};
   op.layer = layer;
   op.num_heads = num_heads;
   op.attention = std::move(params);
@@ -191,6 +196,10 @@ void Plan::execute_attention(const Op& op) {
   args.sinks = op.attention.sinks.empty() ? nullptr : op.attention.sinks.data();
   args.bias = op.attention.bias.empty() ? nullptr : op.attention.bias.data();
   args.reach = int(op.attention.bias.size() / size_t(op.num_heads) / 2);
+  if (op.other >= 0) {
+    args.added = data(op.other);
+    args.added_positions = size_t(buffers_[size_t(op.other)].width / op.num_heads);
+  }
   args.workspace = workspace_.data();
   kernels_.attention(args, *pool_);
 }

@@ -1,10 +1,11 @@
-// Ops of a plan that change each element of a row by itself: recording and running. Knows ops and buffers.
+// Ops of a plan that change the elements of a row by themselves: recording and running. Knows ops and buffers.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <stdexcept>
 #include <string>
 
+#include "plan/lane_sum.h"
 #include "plan/plan.h"
 
 namespace quire {
@@ -35,10 +36,26 @@ void gelu_row(const float* x, float* y, size_t n, const float*, int32_t) {
   for (size_t i = 0; i < n; ++i) y[i] = 0.5f * x[i] * (1 + std::erf(x[i] * 0.70710678f));
 }
 
+void scale_columns_row(const float* x, float* y, size_t n, const float* p, int32_t) {
+  for (size_t i = 0; i < n; ++i) y[i] = x[i] * p[i];
+}
+
+// GELU (tanh form) of what exceeds the row's mean by more than p[0] standard deviations.
+void sparse_gelu_row(const float* x, float* y, size_t n, const float* p, int32_t) {
+  const double mean = lane_sum(n, [&](size_t i) { return double(x[i]); }) / double(n);
+  const double squares = lane_sum(n, [&](size_t i) { return (double(x[i]) - mean) * (double(x[i]) - mean); });
+  const double bound = mean + double(p[0]) * std::sqrt(squares / double(n));
+  for (size_t i = 0; i < n; ++i) {
+    const float v = float(double(x[i]) - bound);
+    y[i] = v > 0 ? 0.5f * v * (1 + std::tanh(0.7978845608f * (v + 0.044715f * v * v * v))) : 0.0f;
+  }
+}
+
 // By the names and fields of the protocol's structs (devices/protocol.py).
+constexpr size_t kByColumn = ~size_t(0);
 struct Elementwise {
   const char* name;
-  size_t params;
+  size_t params;     // kByColumn: one for each column
   bool by_position;  // reads the position of its row's token
   void (*row)(const float* x, float* y, size_t n, const float* params, int32_t position);
 };
@@ -47,6 +64,8 @@ constexpr Elementwise kElementwise[] = {
     {"Temperature", 3, true, temper_row},
     {"XIELU", 4, false, xielu_row},
     {"GELU", 0, false, gelu_row},
+    {"ColumnScale", kByColumn, false, scale_columns_row},
+    {"SparseGELU", 1, false, sparse_gelu_row},
 };
 
 }  // namespace
@@ -62,7 +81,8 @@ int Plan::elementwise(const std::string& name, int x, std::vector<float> params)
                                       [&](const Elementwise& f) { return name == f.name; });
   require(function != std::end(kElementwise), "there is no function " + name);
   const Buffer in = checked(x, "the input of an element-wise function");
-  require(params.size() == function->params, name + " has " + std::to_string(function->params) + " parameters");
+  const size_t wanted = function->params == kByColumn ? size_t(in.width) : function->params;
+  require(params.size() == wanted, name + " has " + std::to_string(wanted) + " parameters");
   require(!function->by_position || in.rows == RowKind::tokens, name + " needs one row per token");
   Op op{.kind = OpKind::elementwise, .in = x};
   op.function = int(function - kElementwise);

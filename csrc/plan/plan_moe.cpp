@@ -267,6 +267,7 @@ void Plan::run_together(const Op& op, int routed) {
     if (count > 0 && !expert.up) std::memcpy(out, in, size_t(count) * m.width * sizeof(float));
     if (count == 0 || !expert.up) continue;
     up.push_back(product_args(*expert.up, expert.up_bias, op.activation, in, m.width, count, inner, m.inner_width, workspace));
+    up.back().limit = expert.limit;
     down.push_back(product_args(*expert.down, expert.down_bias, Activation::none, inner, m.inner_width, count, out,
                                 m.out_width, workspace));
     workspace += (std::max(kernels_.linear_workspace(expert.up->view(), count),
@@ -288,7 +289,9 @@ void Plan::run_expert(const Op& op, int expert, int first, int rows, const Exper
                                   [&](int r) { return expert_rows_[size_t(first + r)] / chosen; });
     };
     const size_t inner = size_t(inner_width(e));
-    run_product(product_args(*e.up, e.up_bias, op.activation, m.in, m.width, rows, m.inner, inner, m.products), changed(0));
+    LinearArgs up = product_args(*e.up, e.up_bias, op.activation, m.in, m.width, rows, m.inner, inner, m.products);
+    up.limit = e.limit;
+    run_product(up, changed(0));
     run_product(product_args(*e.down, e.down_bias, Activation::none, m.inner, inner, rows, m.out, m.out_width, m.products),
                 changed(1));
   } else {

@@ -64,6 +64,9 @@ void Plan::check_sequence(const StepInput& in, int b) const {
   for (int i = 0; i < count; ++i)
     if (in.positions[first + i] != length - count + i)
       refuse("positions of sequence " + std::to_string(b) + " must be consecutive and end at kv_len - 1");
+  if (scored_positions_ > 0 && (length != count || length > scored_positions_))
+    refuse("sequence " + std::to_string(b) + " is not whole, or longer than " + std::to_string(scored_positions_) +
+           " tokens, whose distances this model scores");
   const int blocks = (length - 1) / block_size + 1;
   if (blocks > in.blocks_per_slot)
     refuse("the block table of sequence " + std::to_string(b) + " does not cover its " + std::to_string(length) +
@@ -183,6 +186,12 @@ void Plan::execute_op(const Op& op) {
     case OpKind::multiply:
     case OpKind::elementwise:
       return execute_elementwise(op);
+    case OpKind::mix:
+      return execute_mix(op);
+    case OpKind::match_rms:
+      return execute_match_rms(op);
+    case OpKind::relative_scores:
+      return execute_relative_scores(op);
     case OpKind::store_latent:
       return execute_store_latent(op);
     case OpKind::head_linear:
@@ -241,6 +250,7 @@ LinearArgs Plan::linear_args(const Op& op) const {
   args.weight = op.weight->view();
   args.bias = op.vector.empty() ? nullptr : op.vector.data();
   args.activation = op.activation;
+  args.limit = op.limit;
   args.y = data(op.out);
   args.y_stride = size_t(buffers_[size_t(op.out)].width);
   args.residual = op.residual < 0 ? nullptr : data(op.residual);

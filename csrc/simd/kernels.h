@@ -62,6 +62,7 @@ struct LinearArgs {
   size_t raw_stride = 0;
   // By row, or null: what is added to the product before all else, [O] in source order, or null. Such a row has no raw.
   const float* const* added = nullptr;
+  float limit = 0;  // of a gated product's factors (activation.h); 0: none
 };
 
 // A part of a product with a float32 or bfloat16 weight, small enough for one thread: rows [begin, begin + rows) times
@@ -90,6 +91,7 @@ struct FinishArgs {
   size_t raw_stride;
   float* y;
   size_t y_stride;
+  float limit;  // as in LinearArgs
 };
 
 // The index of the first largest logit of each row, from the logits and their maxima as LinearArgs has them; -1 if one
@@ -189,8 +191,8 @@ struct StoreLatentArgs {
 // kv_len[b] - (cu_q[b+1] - cu_q[b]) .. kv_len[b] - 1, whose keys and values are already in the cache. Its block table
 // is row slots[b]. The plan has checked all ids. A query at p sees positions up to p + ahead, but none before p -
 // window + 1 or before the last multiple of chunk (0: no such bound). A score is scale * q . k, then cap * tanh(score /
-// cap) if cap > 0, plus slope * (position - p), plus bias[position - p], whose ends hold for all beyond; a sink is one
-// more score without a value.
+// cap) if cap > 0, plus slope * (position - p), plus bias[position - p], whose ends hold for all beyond, plus
+// added[row, head, position]; a sink is one more score without a value.
 struct AttentionArgs {
   const float* q;
   size_t q_stride;
@@ -213,6 +215,8 @@ struct AttentionArgs {
   const float* sinks;   // [N], or null
   const float* bias;    // [N, 2 reach + 1], or null
   int reach;
+  const float* added;   // [T, N, added_positions], or null; whole tiles may be read
+  size_t added_positions;
   void* workspace;      // attention_workspace() bytes, 64-byte aligned
 };
 

@@ -95,13 +95,13 @@ def mixture(
         values = normal(rng, rows, columns) / np.float32(np.sqrt(columns))
         return dtype.layout.quantize(values) if isinstance(dtype, Quantized) else values
 
-    def expert(size: int) -> Expert:
+    def expert(size: int, limit: float = 0.0) -> Expert:
         up = backend.gated_matrix(weight(size, width), weight(size, width), dtype)
         bias = (normal(rng, 2 * size), normal(rng, width)) if biases else (None, None)
-        return Expert(up, bias[0], backend.matrix([weight(width, size)], dtype), bias[1])
+        return Expert(up, bias[0], backend.matrix([weight(width, size)], dtype), bias[1], limit)
 
     router = backend.matrix([3 * normal(rng, 7, width) / np.float32(np.sqrt(width))], "float32")
-    experts = [expert(inner) for _ in range(6)] + [expert(shared_inner)]
+    experts = [expert(inner) for _ in range(6)] + [expert(shared_inner, 0.3)]
 
     def op(ops: Any, x: Any) -> Any:
         return ops.experts(x, ops.route(ops.linear(x, router), routing), experts, activation)

@@ -85,6 +85,7 @@ def test_linear_equals_the_reference(
     columns=st.integers(1, 350),
     activation=st.sampled_from(ACTIVATIONS[1:]),
     with_bias=st.booleans(),
+    limit=st.sampled_from([0.0, 0.4]),
     seed=st.integers(0, 2**31),
 )
 def test_gated_linear_equals_the_reference(
@@ -95,16 +96,16 @@ def test_gated_linear_equals_the_reference(
     columns: int,
     activation: Activation,
     with_bias: bool,
+    limit: float,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     x = seen(isa, normal(rng, rows, columns), dtype)
     gate, up = (normal(rng, half, columns) / np.float32(np.sqrt(columns)) for _ in range(2))
     bias = normal(rng, 2 * half) if with_bias else None
-    got = gated(native(isa), x, gate, up, dtype, activation=activation, bias=bias)
-    reference = ReferenceBackend()
-    weight = reference.gated_matrix(gate, up, dtype)
-    want = apply_rows(reference, x, lambda ops, t: ops.gated_linear(t, weight, activation, bias), half)
+    options = {"activation": activation, "bias": bias, "limit": limit}
+    got = gated(native(isa), x, gate, up, dtype, **options)
+    want = gated(ReferenceBackend(), x, gate, up, dtype, **options)
     np.testing.assert_allclose(got, want, rtol=3e-5, atol=3e-5)
 
 

@@ -7,23 +7,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import transformers
 
+from quire.devices.protocol import FloatArray
+from quire.errors import ModelError
+from quire.model.adapter import AdapterBase, AdapterSource
+from quire.model.adapter_names import Pair
+from quire.model.assemble import Assembly
+from quire.model.assemble_parts import Use
 from quire.model.families import DECODERS, load_family, read_config
+from quire.model.families.names import TensorNames
 from quire.model.pack import wanted_tensors
+from quire.model.spec import ArchSpec
+from quire.weights.parts import Part
 from tests.model.tiny_models import FAMILIES, VARIANTS
 
 ROOT = Path(__file__).parents[2]
 HEAD = (
-    "| architecture | model_type | models | runs | verified against | quantized checkpoints | GGUF | own drafts |\n"
-    "|---|---|---|---|---|---|---|---|\n"
+    "| architecture | model_type | models | runs | verified against | quantized checkpoints | GGUF | own drafts | "
+    "adapters |\n|---|---|---|---|---|---|---|---|---|\n"
 )
 OTHERS = (
     "| any other causal language model of `transformers` | | those whose layers keep keys and values alone | "
-    "through `quire[transformers]` | itself, at each start | none | no | |\n"
+    "through `quire[transformers]` | itself, at each start | none | no | | none |\n"
 )
 # Compared with another class of transformers, or with its weights under other names.
 KIN = {
@@ -65,16 +77,70 @@ def gguf_classes() -> set[str]:
     }
 
 
-def facts(name: str, family: str | None) -> tuple[str, str]:
-    """Which quantized matrices are read, and whether a layer of the checkpoint drafts."""
+class Everything:
+    """An adapter that changes each module of a base: the tensors of `AdapterNames`, without values."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
+    def pair(self, module: str, embedding: bool = False, transposed: bool = False) -> Pair | None:
+        shape = self._shapes.get(f"{module}.weight")
+        if shape is None or len(shape) != 2 or embedding:
+            return None
+        outputs, inputs = shape[::-1] if transposed else shape
+        return Pair(np.ones((1, inputs), np.float32), np.ones((outputs, 1), np.float32))
+
+    def stacked(self, part: Part, module: str) -> tuple[None, None]:
+        return None, None  # experts in one tensor are taken apart by AdapterNames
+
+    def whole(self, name: str, shape: tuple[int, ...]) -> None:
+        return None
+
+    def token_rows(self, module: str, shape: tuple[int, ...]) -> None:
+        return None
+
+
+class Refusals(AdapterSource):
+    """A source of changes that notes the modules that cannot be changed."""
+
+    def __init__(self, spec: ArchSpec, names: TensorNames) -> None:
+        shapes = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}
+        files: Any = SimpleNamespace(path="", modules={}, whole={}, tokens={}, copies={}, start=None)
+        super().__init__(AdapterBase(spec, names, *cast(Any, [None] * 4)), files)
+        self.names = cast(Any, Everything(shapes))
+        self.refused: set[str] = set()
+
+    def vector(self, parts: Sequence[Part]) -> FloatArray:
+        return np.concatenate([np.zeros(part.outline().shape, np.float32) for part in parts])
+
+    def _draft(self, parts: Sequence[Part], use: Use) -> Any:
+        try:
+            return super()._draft(parts, use)
+        except ModelError:
+            modules = {
+                name.removesuffix(".weight").rpartition(".")[2] for part in parts for name, _ in part.tensors
+            }
+            self.refused |= modules
+            return None
+
+
+def adapters(spec: ArchSpec, names: TensorNames) -> str:
+    """The modules that an adapter may change."""
+    source = Refusals(spec, names)
+    Assembly(spec, names, source).weights()
+    return f"all but {', '.join(sorted(source.refused))}" if source.refused else "all"
+
+
+def facts(name: str, family: str | None) -> tuple[str, str, str]:
+    """Which quantized matrices are read, whether a layer of the checkpoint drafts, and what adapters change."""
     if family is None:
-        return "all", ""
+        return "all", "", "all"
     spec, names = read_config({**tiny_config(family), "architectures": [name]})
     stacked = any(not n.endswith((".weight", "bias")) and "expert" in n for n in wanted_tensors(spec, names))
     methods = ", ".join(sorted(load_family(name).quantized))
     readers = f"all; stacked experts: {methods or 'none'}" if stacked else "all"
     drafts = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
-    return readers, "MTP" if drafts else ""
+    return readers, "MTP" if drafts else "", adapters(spec, names)
 
 
 def markdown() -> str:
@@ -84,10 +150,10 @@ def markdown() -> str:
     for name in DECODERS:
         family, tiny = load_family(name), by_class.get(name)
         against = f"transformers ({KIN[name]})" if name in KIN else "transformers" if tiny else "its config"
-        readers, drafts = facts(name, tiny)
+        readers, drafts, changed = facts(name, tiny)
         in_gguf = "yes" if name in gguf else "no"
         known = name, family.model_type, family.models, "natively"
-        rows.append(f"| {' | '.join((*known, against, readers, in_gguf, drafts))} |\n")
+        rows.append(f"| {' | '.join((*known, against, readers, in_gguf, drafts, changed))} |\n")
     return HEAD + "".join(rows) + OTHERS
 
 

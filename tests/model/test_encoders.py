@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -33,12 +35,19 @@ SIZES: dict[str, Any] = {
 }
 MODERN = {"local_attention": 8, "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}
 EURO = {"rms_norm_eps": 1e-3, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "mask_token_id": 3}
+DEBERTA = {"relative_attention": True, "position_biased_input": False, "layer_norm_eps": 1e-3}
+BUCKETS = {"position_buckets": 8, "pos_att_type": "p2c|c2p"}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"layer_norm_eps": 1e-3}),
     "distilbert": ("DistilBert", {"hidden_dim": 48, "dim": 32, "n_layers": 4, "n_heads": 4}),
     "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-3}),
     "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1}),
     "mpnet": ("MPNet", {"layer_norm_eps": 1e-3, "pad_token_id": 1, "max_position_embeddings": 300}),
+    "deberta": ("Deberta", {**DEBERTA, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}),
+    "deberta-absolute": ("Deberta", {"position_biased_input": True, "layer_norm_eps": 1e-3}),
+    "deberta-v3": ("DebertaV2", {**DEBERTA, **BUCKETS, "share_att_key": True, "norm_rel_ebd": "layer_norm"}),
+    "deberta-v2-keys": ("DebertaV2", {**DEBERTA, "pos_att_type": "c2p", "max_relative_positions": 40}),
+    "deberta-v2-queries": ("DebertaV2", {**DEBERTA, **BUCKETS, "pos_att_type": "p2c", "type_vocab_size": 2}),
     "jina": ("JinaEmbeddingsV3", {"layer_norm_eps": 1e-3}),
     "eurobert": ("EuroBert", EURO),
     "eurobert-mean": ("EuroBert", {**EURO, "classifier_pooling": "mean"}),
@@ -107,6 +116,64 @@ def test_embeddings_equal_transformers(family: str, backend: str, make: Make) ->
             np.testing.assert_allclose(output.outputs.embedding, expected, atol=2e-6)
     default, cls = llm.embed(texts), llm.embed(texts, pooling="cls")
     assert [o.outputs.embedding for o in default] == [o.outputs.embedding for o in cls]
+
+
+@pytest.mark.parametrize("task", ["classification", None, "default"])
+def test_jina_as_published_is_its_weights_with_the_change_of_a_task(
+    task: str | None, make: Make, tmp_path: Path
+) -> None:
+    """The published files: a class of XLM-R, and for each weight the original and two matrices a task."""
+    directory, model = make("jina")
+    state, rng = load_file(directory / "model.safetensors"), np.random.default_rng(3)
+    tasks, rank, alpha = ["retrieval.query", "classification", "text-matching"], 4, 2
+    chosen = {"classification": 1, "default": 2, None: None}[task]
+    stored: dict[str, Any] = {}
+    for name, weight in state.items():
+        module = name.removesuffix(".weight")
+        if weight.ndim != 2 or "position" in name:
+            stored[f"roberta.{name}"] = weight
+            continue
+        table = "embeddings" in name
+        outputs, inputs = weight.shape
+        a = rng.standard_normal((3, inputs if not table else outputs, rank) if table else (3, rank, inputs))
+        b = rng.standard_normal((3, rank, inputs) if table else (3, outputs, rank))
+        change = a @ b if table else b @ a
+        original = weight if chosen is None else weight - (alpha / rank * change[chosen]).astype(np.float32)
+        prefix = f"roberta.{module}.parametrizations.weight"
+        stored[f"{prefix}.original"] = original
+        stored[f"{prefix}.0.lora_A"], stored[f"{prefix}.0.lora_B"] = (
+            a.astype(np.float32),
+            b.astype(np.float32),
+        )
+    save_numpy(stored, tmp_path / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {
+        "architectures": ["XLMRobertaModel"],
+        "model_type": "xlm-roberta",
+        "position_embedding_type": "rotary",
+        "rotary_emb_base": rope["rope_theta"],
+        "lora_adaptations": tasks,
+        "lora_rank": rank,
+        "lora_alpha": alpha,
+        "lora_dropout_p": 0.0,
+        "lora_main_params_trainable": False,
+        "load_trained_adapters": True,
+        "task_instructions": dict.fromkeys(tasks, ""),
+        "matryoshka_dimensions": [8, 16],
+        "truncate_dim": None,
+        "emb_pooler": "mean",
+        "use_flash_attn": True,
+        "use_reentrant": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_tokenizer(tmp_path)
+    changes = {} if task == "default" else {"hf_overrides": {"lora_task": task}}
+    (output,) = LLM(str(tmp_path), **OPTIONS, **changes).embed("a b c d", pooling="mean")
+    expected = unit(hidden(model, output.prompt_token_ids).mean(0))
+    np.testing.assert_allclose(output.outputs.embedding, expected, atol=2e-5)
+    with pytest.raises(ModelError, match=r"lora_task must be one of retrieval\.query"):
+        LLM(str(tmp_path), **OPTIONS, hf_overrides={"lora_task": "poetry"})
 
 
 def test_scores_by_distance_reach_beyond_the_last_bucket(make: Make) -> None:

@@ -177,6 +177,10 @@ def test_windows_of_qwen() -> None:
             {"architectures": ["MambaForCausalLM"]},
             "MambaForCausalLM is not supported: Quire has no family for it",
         ),
+        (
+            {"architectures": ["DogeForCausalLM"]},
+            "DogeForCausalLM is not supported: keep_window_size asks for",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
@@ -124,8 +125,12 @@ def test_ling_1_is_aria_with_fused_projections(tmp_path: Path) -> None:
     check(tmp_path, config, renamed(state, rules), torch_logits(model, PROMPT))
 
 
-def test_step_is_the_text_model_inside_step_3_7(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [None, ([0.0, 0.6, 0.0, 0.4], [0.0, 0.0, 0.5, 0.7])])
+def test_step_is_the_text_model_inside_step_3_7(limits: Any, tmp_path: Path) -> None:
+    routed, shared = limits or (None, None)
     theirs = Step3p7TextConfig(
+        swiglu_limits=routed,
+        swiglu_limits_shared=shared,
         vocab_size=97,
         hidden_size=48,
         intermediate_size=80,
@@ -182,6 +187,8 @@ def test_step_is_the_text_model_inside_step_3_7(tmp_path: Path) -> None:
         "sliding_window": 7,
         "layer_types": [*theirs.layer_types, "full_attention"],
         "num_nextn_predict_layers": 1,
+        "swiglu_limits": routed and [*routed, 0.0],
+        "swiglu_limits_shared": shared and [*shared, None],
         "moe_layers_enum": "1,2",
         "moe_num_experts": 6,
         "moe_top_k": 3,

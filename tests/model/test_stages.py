@@ -18,8 +18,8 @@ from quire.model.load import LoadedModel, load_model
 from tests.model.tiny_models import i32, make_model, save_torch
 from tests.tiny import write_checkpoint
 
-# Norms before and after, over the sum; parallel; windows; latent; experts; ALiBi; positions and a projection.
-FAMILIES = ("llama", "gemma3", "olmo2", "falcon", "gpt_oss", "deepseek_v3", "bloom", "opt")
+# Norms before and after, over the sum; parallel; windows; latent; experts; ALiBi; positions and a projection; streams.
+FAMILIES = ("llama", "gemma3", "olmo2", "falcon", "gpt_oss", "deepseek_v3", "bloom", "opt", "gemma3n_text")
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
 LIMITS = Limits(max_tokens=32, max_seqs=2, max_logit_rows=3)
 
@@ -89,7 +89,7 @@ def test_stages_one_after_the_other_equal_the_whole(directory: Path, backend: Ba
                 assert len(rank.executable.run(nothing)) == 0
                 taps += copied(rank)
                 output = rank.executable.hidden().copy()
-                assert output.shape == (len(inputs.tokens_T), model.spec.hidden_size)
+                assert output.shape == (len(inputs.tokens_T), model.spec.stream_width)
                 between = msgspec.structs.replace(inputs, hidden_TD=output)
             assert logits(ranks[-1], between).tobytes() == wanted.tobytes()
             assert ranks[-1].executable.hidden().tobytes() == wanted_hidden.tobytes()

@@ -239,7 +239,27 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 97,
 }
+GEMMA3N = {
+    **RMS,
+    "num_hidden_layers": 5,
+    "layer_types": [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "sliding_window": 7,
+    "head_dim": 16,
+    "laurel_rank": 6,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 90,
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.7, 0.0, 0.4, 0.0, 0.0],
+    "intermediate_size": [80, 80, 96, 64, 80],
+}
 FAMILIES |= {
+    "gemma3n": ("Gemma3nText", GEMMA3N),
     "gemma4": ("Gemma4Text", GEMMA4),
     "mimo_v2_flash": (
         "MiMoV2Flash",
@@ -488,6 +508,20 @@ VARIANTS |= {
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.4}}),
     "xglm-unscaled": ("xglm", {"scale_embedding": False}),
     "persimmon-no-norm": ("persimmon", {"qk_layernorm": False}),
+    "gemma3n": ("gemma3n", {}),
+    "gemma3n-own-keys": (
+        "gemma3n",
+        {
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "activation_sparsity_pattern": None,
+            "layer_types": None,
+            "vocab_size_per_layer_input": 99,
+            "intermediate_size": 80,
+        },
+    ),
     "gemma4": (
         "gemma4",
         {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "final_logit_softcapping": 4.0},

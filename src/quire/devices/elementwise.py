@@ -34,4 +34,20 @@ class GELU(msgspec.Struct, frozen=True):
     """x / 2 (1 + erf(x / sqrt 2))."""
 
 
-Elementwise = Clamp | Temperature | XIELU | GELU  # csrc/plan/plan_elementwise.cpp takes their fields in order
+class ColumnScale(msgspec.Struct, frozen=True):
+    """Each column of x is multiplied by its own factor."""
+
+    factors: tuple[float, ...]
+
+
+class SparseGELU(msgspec.Struct, frozen=True):
+    """GELU (its tanh form) of max(x - mean - cutoff * deviation, 0), with mean and standard deviation of the whole row.
+
+    The statistical top-k of Spark Transformer (You et al. 2025, arXiv:2506.06644).
+    """
+
+    cutoff: float
+
+
+# csrc/plan/plan_elementwise.cpp takes their fields in order.
+Elementwise = Clamp | Temperature | XIELU | GELU | ColumnScale | SparseGELU

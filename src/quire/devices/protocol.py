@@ -21,13 +21,19 @@ from quire.devices.adapters import Adapter
 from quire.devices.elementwise import GELU as GELU
 from quire.devices.elementwise import XIELU as XIELU
 from quire.devices.elementwise import Clamp as Clamp
+from quire.devices.elementwise import ColumnScale as ColumnScale
 from quire.devices.elementwise import Elementwise as Elementwise
+from quire.devices.elementwise import SparseGELU as SparseGELU
 from quire.devices.elementwise import Temperature as Temperature
 from quire.devices.kv import FP8_MOST as FP8_MOST
 from quire.devices.kv import KVDtype as KVDtype
 from quire.devices.kv import KVLayer as KVLayer
 from quire.devices.kv import KVScales as KVScales
 from quire.devices.kv import KVSpec as KVSpec
+from quire.devices.operands import Attention as Attention
+from quire.devices.operands import Norm as Norm
+from quire.devices.operands import NormKind as NormKind
+from quire.devices.operands import Rope as Rope
 from quire.devices.peers import Peers as Peers
 from quire.devices.sampling import Logits, Sampler
 from quire.weights.layouts import AnyLayout
@@ -40,7 +46,6 @@ from quire.weights.tensor import QuantTensor
 IntArray = NDArray[np.int32]
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu"]
-NormKind = Literal["rms", "layer"]
 Arithmetic = Literal["fp32", "bf16", "int8"]
 
 
@@ -60,50 +65,6 @@ class Matrix(Protocol):
 
     def dequantize(self) -> FloatArray:
         """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
-
-
-class Norm(msgspec.Struct, frozen=True):
-    """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32.
-
-    For queries and keys (`store_kv`) the weight is [H], shared by all heads; [N, H], one per head; or [N H], with
-    statistics over all heads together. With `after_rope` the norm follows the rotation.
-    """
-
-    kind: NormKind
-    weight: FloatArray
-    bias: FloatArray | None
-    eps: float
-    after_rope: bool = False
-
-
-class Rope(msgspec.Struct, frozen=True):
-    """Rotary embedding in the half-split convention: pairs are (i, i + rotary_dim / 2).
-
-    `inv_freq` [rotary_dim / 2] float32; angle = float32(position) * inv_freq; cos and sin are multiplied by `scale`.
-    """
-
-    inv_freq: FloatArray
-    scale: float = 1.0
-
-
-class Attention(msgspec.Struct, frozen=True):
-    """The positions that a query sees, and the changes to its scores before the softmax.
-
-    A query at position p sees positions from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), up
-    to the end of the sequence. A score is scale * q . k, then cap * tanh(score / cap), then
-    slopes[head] * (position - p) is added (ALiBi, Press et al. 2022, arXiv:2108.12409), and bias[head, position - p +
-    reach]; farther than its reach, the bias is that of its end. A sink is an extra score of its head without a value.
-    slopes and sinks are [N], the bias is [N, 2 reach + 1].
-    """
-
-    scale: float
-    window: int | None = None
-    chunk: int | None = None
-    ahead: int = 0
-    cap: float | None = None
-    slopes: FloatArray | None = None
-    sinks: FloatArray | None = None
-    bias: FloatArray | None = None
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -136,12 +97,13 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 class Expert(msgspec.Struct, frozen=True):
-    """`up` is a gated matrix [2 I, D], `down` is [D, I]."""
+    """`up` is a gated matrix [2 I, D], `down` is [D, I]; `limit` as in gated_linear."""
 
     up: Matrix
     up_bias: FloatArray | None
     down: Matrix
     down_bias: FloatArray | None
+    limit: float = 0.0
 
 
 def experts_width(width: int, experts: Sequence[Expert | None]) -> int:
@@ -231,6 +193,22 @@ class Ops(Protocol[T]):
     def elementwise(self, x: T, op: Elementwise) -> T:
         """The same function of each element, of its token's position too for Temperature: one row per token."""
 
+    def combine(self, x: T, factors: FloatArray, residual: T | None = None) -> T:
+        """Linear combinations of the equal parts of each row: [rows, A D] -> [rows, B D] + residual.
+
+        `factors` is [B, A]. Part b of the result is the sum over a, in ascending order, of factors[b, a] times part a;
+        parts whose factor is 0 are left out.
+        """
+
+    def mix(self, x: T, factors: T, vectors: int, residual: T | None = None) -> T:
+        """`combine` with factors of its own for each row, [rows, B A]; A = `vectors`."""
+
+    def match_rms(self, x: T, like: T, floor: float) -> T:
+        """Each part of a row, as wide as `like`, scaled to its root mean square: [rows, A D], [rows, D] -> [rows, A D].
+
+        A mean square of a part below `floor` counts as `floor`.
+        """
+
     def norm(self, x: T, norm: Norm) -> T:
         """[rows, D] -> [rows, D]."""
 
@@ -244,10 +222,18 @@ class Ops(Protocol[T]):
     ) -> T:
         """activation(x @ weight.T + bias) + residual: [rows, K] -> [rows, O]."""
 
-    def gated_linear(self, x: T, weight: Matrix, activation: Activation, bias: FloatArray | None = None) -> T:
+    def gated_linear(
+        self,
+        x: T,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None = None,
+        limit: float = 0.0,
+    ) -> T:
         """activation(gate) * up of a weight made by `Backend.gated_matrix`: [rows, K] -> [rows, O / 2].
 
-        `bias` is [O]: the gate's, then the up projection's.
+        `bias` is [O]: the gate's, then the up projection's. With a `limit` above 0 the activated gate is at most that,
+        and up is bounded by it both ways.
         """
 
     def rope_angles(self, rope: Rope) -> T:
@@ -307,9 +293,20 @@ class Ops(Protocol[T]):
         ranks have the others, the result is [T, rows].
         """
 
-    def attention(self, q: T, layer: int, num_heads: int, attention: Attention) -> T:
+    def relative_scores(
+        self, by_query: T | None, by_key: T | None, num_heads: int, places: IntArray, scale: float
+    ) -> T:
+        """What distances add to the scores of whole sequences (DeBERTa, arXiv:2006.03654): [T, N S], for `attention`.
+
+        by_query and by_key are [T, N B], or None for zeros. The score of the query at i with the key at j gets scale *
+        (by_query[i, n, place] + by_key[j, n, place]) with place = places[j - i + P - 1], one of B. `places` is
+        [2 P - 1]: sequences have at most P tokens, all in the step. S is P rounded up to a multiple of 64.
+        """
+
+    def attention(self, q: T, layer: int, num_heads: int, attention: Attention, scores: T | None = None) -> T:
         """Paged attention over `layer`'s cache: [T, N H] -> [T, N H]; for latent attention [T, N value_dim].
 
+        `scores` [T, N S] are added to those of each query, by position.
         Query head i reads key/value head i // (N / G).
         Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.devices.operands import padded_positions
 from quire.devices.protocol import (
     Activation,
     Attention,
@@ -12,6 +13,7 @@ from quire.devices.protocol import (
     Expert,
     FloatArray,
     Graph,
+    IntArray,
     KVSpec,
     Matrix,
     Norm,
@@ -51,6 +53,15 @@ class Widths:
     def elementwise(self, x: int, op: Elementwise) -> int:
         return self._see(x)
 
+    def combine(self, x: int, factors: FloatArray, residual: int | None = None) -> int:
+        return self._see(x // factors.shape[1] * len(factors))
+
+    def mix(self, x: int, factors: int, vectors: int, residual: int | None = None) -> int:
+        return self._see(x // vectors * (factors // vectors))
+
+    def match_rms(self, x: int, like: int, floor: float) -> int:
+        return self._see(x)
+
     def norm(self, x: int, norm: Norm) -> int:
         return self._see(x)
 
@@ -65,7 +76,12 @@ class Widths:
         return self._see(weight.shape[0])
 
     def gated_linear(
-        self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+        self,
+        x: int,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None = None,
+        limit: float = 0.0,
     ) -> int:
         return self._see(weight.shape[0] // 2)
 
@@ -113,7 +129,14 @@ class Widths:
         self._see(max(expert.up.shape[0] for expert in experts if expert is not None))
         return self._see(experts_width(x, experts))
 
-    def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
+    def relative_scores(
+        self, by_query: int | None, by_key: int | None, num_heads: int, places: IntArray, scale: float
+    ) -> int:
+        return self._see(num_heads * padded_positions(places))
+
+    def attention(
+        self, q: int, layer: int, num_heads: int, attention: Attention, scores: int | None = None
+    ) -> int:
         return self._see(num_heads * (self.kv_spec.value_dim or self.kv_spec.layer(layer).head_dim))
 
     def all_reduce(self, x: int, peers: Peers | None) -> int:

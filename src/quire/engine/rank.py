@@ -232,7 +232,7 @@ def _load(
     sink = None if shard.ends else reach("stage", rank - size)
     source = None
     if shard.stage:
-        source = StageInput(info.spec.hidden_size, launch.limits.max_tokens)
+        source = StageInput(info.spec.stream_width, launch.limits.max_tokens)
         source.connect(reach("stage", rank + size))
     worker = Worker(source, sink)
     worker.load(executable, cache)

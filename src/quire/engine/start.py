@@ -246,7 +246,7 @@ def _start_ranks(plan: EnginePlan) -> Ranks:
     spec, fingerprint = plan.model.spec, plan.backend.fingerprint
     if not isinstance(spec, ArchSpec):
         raise ConfigError("a model that runs through transformers cannot be divided among ranks")
-    ranks = Ranks(config, spec.hidden_size, plan.limits, agreement(config, plan.model, fingerprint))
+    ranks = Ranks(config, spec.stream_width, plan.limits, agreement(config, plan.model, fingerprint))
     branches = tree_blocks(plan.draft.trees, memory.block_size)
     limits, taps = with_trees(plan.limits, plan.draft.trees), plan.draft.taps
     ranks.start(limits, memory.num_blocks + branches, memory.block_size, taps)

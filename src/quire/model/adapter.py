@@ -202,8 +202,19 @@ class AdapterSource:
         for part, shape in zip(parts, shapes, strict=True):
             if len(part.tensors) == 1:
                 self._add(draft, part, shape, start, use)
+            else:
+                self._refuse(part)
             start += shape[0]
         return None if draft.empty else draft
+
+    def _refuse(self, part: Part) -> None:
+        """A weight that the base computes from several tensors: a change of one is no change of its rows."""
+        for name, _ in part.tensors:
+            module = name.removesuffix(".weight")
+            if self.names.pair(module) is not None:
+                raise ModelError(
+                    f"{self._files.path}: {module} cannot be changed by an adapter in this model"
+                )
 
     def _add(self, draft: Draft, part: Part, shape: tuple[int, ...], start: int, use: Use) -> None:
         name, stored = part.tensors[0]
@@ -305,7 +316,7 @@ class _Builder:
         """A struct of weights and the same struct of drafts."""
         for name in base.__struct_fields__:
             own, change = getattr(base, name), getattr(made, name)
-            if own is None:
+            if own is None or isinstance(own, float):
                 continue
             if name.endswith("_bias") and hasattr(base, name.removesuffix("_bias")):
                 continue  # with its matrix

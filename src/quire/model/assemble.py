@@ -19,7 +19,15 @@ from quire.model.families.names import TensorNames
 from quire.model.rope import sinusoids
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, PerLayerSpec
-from quire.model.weights import ELSEWHERE, DecoderWeights, LayerWeights, PerLayerWeights
+from quire.model.spec_parts import AltUpSpec
+from quire.model.weights import (
+    ELSEWHERE,
+    AltUpWeights,
+    DecoderWeights,
+    LaurelWeights,
+    LayerWeights,
+    PerLayerWeights,
+)
 from quire.weights.parts import Part, part, row_range
 
 
@@ -64,6 +72,9 @@ class Assembly(PartAssembly):
             project_out=project_out,
             head=self._head(embedding if tied else None) if spec.has_head and ends else None,
             head_bias=self._head_bias(self._own_rows) if ends else None,
+            spread=self._spread(spec.altup) if spec.altup is not None and shard.begins else None,
+            merge=self._merge(spec.altup) if spec.altup is not None and ends else None,
+            layer_inputs=None if spec.per_layer is None else self._layer_inputs(spec.per_layer),
         )
 
     def _embedding_part(self, width: int) -> Part:
@@ -153,28 +164,67 @@ class Assembly(PartAssembly):
             if before and mixes and spec.placement != "parallel"
             else None,
             mlp=mlp.mlp(i, layer) if dense else None,
-            moe=mlp.moe(layer, spec.moe) if sparse and spec.moe is not None else None,
+            moe=mlp.moe(i, layer, spec.moe) if sparse and spec.moe is not None else None,
             mlp_post_norm=self._norm(layer + names.mlp_post_norm) if after and mixes else None,
             per_layer=None if spec.per_layer is None else self._per_layer(i, layer, spec.per_layer),
             scale=self._vector(layer + names.layer_scale, 1) if spec.layer_scale else None,
+            laurel=None if spec.laurel_rank is None else self._laurel(layer + names.laurel, spec.laurel_rank),
+            altup=None if spec.altup is None else self._altup(layer + names.altup, spec.altup),
         )
 
+    def _laurel(self, prefix: str, rank: int) -> LaurelWeights:
+        d = self.spec.hidden_size
+        return LaurelWeights(
+            left=self.source.matrix([self._linear(f"{prefix}linear_left", rank, d)]),
+            right=self.source.matrix([self._linear(f"{prefix}linear_right", d, rank)]),
+            norm=self._norm(f"{prefix}post_laurel_norm"),
+        )
+
+    def _altup(self, prefix: str, altup: AltUpSpec) -> AltUpWeights:
+        d, streams = self.spec.hidden_size, altup.streams
+
+        def small(name: str, rows: int, width: int) -> Matrix:
+            return self.source.matrix([self._linear(prefix + name, rows, width)], "exact")
+
+        return AltUpWeights(
+            router_norm=self._norm(f"{prefix}router_norm"),
+            router=small("modality_router", streams, d),
+            predict=small("prediction_coefs", streams * streams, streams),
+            correct=small("correction_coefs", streams, streams),
+            scale=self._vector(f"{prefix}correct_output_scale", d),
+        )
+
+    def _spread(self, altup: AltUpSpec) -> Matrix:
+        return self.source.matrix(self._projections(self.names.spread, altup))
+
+    def _merge(self, altup: AltUpSpec) -> tuple[Matrix, ...]:
+        return tuple(self.source.matrix([one]) for one in self._projections(self.names.merge, altup))
+
+    def _projections(self, name: str, altup: AltUpSpec) -> list[Part]:
+        d = self.spec.hidden_size
+        return [self._linear(name.format(s=s), d, d) for s in range(altup.streams - 1)]
+
     def _per_layer(self, i: int, layer: str, per_layer: PerLayerSpec) -> PerLayerWeights:
-        """Columns of the table and rows of the projection that hold all layers."""
+        """What a layer makes its input of: its rows of the projection that holds all layers."""
         spec, names, size = self.spec, self.names, per_layer.size
         own, width = row_range(i * size, (i + 1) * size), spec.num_layers * size
-        table = part(
-            f"{names.per_layer_table}.weight", (per_layer.vocab_size, width), lambda array: own(array.T).T
-        )
         projected = part(f"{names.per_layer_model}.weight", (width, spec.hidden_size), own)
         return PerLayerWeights(
-            table=self.source.matrix([table], "table"),
             model=self.source.matrix([projected]),
             norm=self._norm(names.per_layer_norm, size),
             gate=self.source.matrix([self._linear(layer + names.per_layer_gate, size, spec.hidden_size)]),
             out=self.source.matrix([self._linear(layer + names.per_layer_out, spec.hidden_size, size)]),
             post_norm=self._norm(layer + names.per_layer_post_norm),
         )
+
+    def _layer_inputs(self, per_layer: PerLayerSpec) -> Matrix:
+        """The table of all layers' inputs. Tokens beyond it have the first row."""
+        count, known = self.spec.vocab_size, per_layer.vocab_size
+        stored = f"{self.names.per_layer_table}.weight", (known, self.spec.num_layers * per_layer.size)
+        parts = [part(*stored, None if known <= count else row_range(0, count))]
+        if known < count:
+            parts.append(part(*stored, lambda array: array[[0] * (count - known)]))
+        return self.source.matrix(parts, "table")
 
 
 def _filled(shape: tuple[int, ...], value: float) -> Part:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import FloatArray, Matrix, Norm
+from quire.devices.protocol import Array, FloatArray, Matrix, Norm
 from quire.model.assemble_parts import PartAssembly
 from quire.model.rope import position_buckets
 from quire.model.spec import LatentSpec, LayerShape
-from quire.model.weights import AttentionWeights, LatentWeights
+from quire.model.spec_parts import RelativeSpec
+from quire.model.weights import AttentionWeights, LatentWeights, RelativeWeights
 from quire.weights.parts import (
     Part,
     Take,
@@ -44,7 +45,7 @@ class AttentionAssembly(PartAssembly):
             heads = shape.num_heads * (spec.value_dim or shape.head_dim)
             places = self._own_places(self._qkv(i, layer), shape, q_heads, kv_heads)[: None if own else 1]
             qkv = self.source.matrix(self._qkv_parts(shape, places, kv_heads))
-            bias = self._bias(spec.qkv_bias, *places)
+            bias = self._qkv_bias(layer, shape) if names.q_bias else self._bias(spec.qkv_bias, *places)
         return AttentionWeights(
             qkv=qkv,
             qkv_bias=bias,
@@ -56,6 +57,7 @@ class AttentionAssembly(PartAssembly):
             position_bias=None
             if spec.position_buckets is None
             else self._position_bias(spec.position_buckets),
+            relative=None if spec.relative is None else self._relative(layer, shape, spec.relative),
             sinks=self._vector(layer + names.sinks, shape.num_heads, q_heads) if spec.has_sinks(i) else None,
             latent=latent,
             gate=self._attention_gate(shape, layer, q_heads),
@@ -106,6 +108,55 @@ class AttentionAssembly(PartAssembly):
         heads, places = self.spec.num_heads, position_buckets(buckets)
         name, take = f"{self.names.position_bias}.weight", lambda table: table[places].T.reshape(-1)
         return self.source.vector([part(name, (buckets, heads), take)]).reshape(heads, len(places))
+
+    def _qkv_bias(self, layer: str, shape: LayerShape) -> FloatArray:
+        """Biases of queries and values; keys have none."""
+        size = shape.num_heads * shape.head_dim
+        zeros = Part((), lambda: np.zeros(size, np.float32), (size,))
+        q, v = (part(layer + name, (size,)) for name in (self.names.q_bias, self.names.v_bias))
+        return self.source.vector([q, zeros, v])
+
+    def _relative(self, layer: str, shape: LayerShape, relative: RelativeSpec) -> RelativeWeights:
+        names = self.names
+        keys, queries = names.relative_keys, names.relative_queries
+        if relative.shared:
+            keys, queries = names.k, names.q
+        biased = relative.shared or names.relative_keys_bias
+
+        def heads(module: str, bias: bool) -> tuple[Matrix, ...]:
+            parts = (
+                self._distances(layer + module, shape, relative, h, bias) for h in range(shape.num_heads)
+            )
+            return tuple(self.source.matrix([one]) for one in parts)
+
+        return RelativeWeights(
+            heads(keys, biased) if relative.by_query else None,
+            heads(queries, True) if relative.by_key else None,
+        )
+
+    def _distances(
+        self, module: str, shape: LayerShape, relative: RelativeSpec, head: int, bias: bool
+    ) -> Part:
+        """The embeddings of distances through the rows of a projection that belong to a head: [2 span, H]."""
+        d, size, eps = self.spec.hidden_size, shape.num_heads * shape.head_dim, self.spec.norm_eps
+        own = slice(head * shape.head_dim, (head + 1) * shape.head_dim)
+        norm = self.names.relative_norm if relative.normed else ""
+        wanted: list[tuple[str, tuple[int, ...]]]
+        wanted = [(f"{self.names.relative}.weight", (2 * relative.span, d)), (f"{module}.weight", (size, d))]
+        wanted += [(f"{module}.bias", (size,))] if bias else []
+        wanted += [(f"{norm}.{kind}", (d,)) for kind in ("weight", "bias")] if norm else []
+
+        def project(*arrays: Array) -> Array:
+            table, weight, *others = arrays
+            table = table.astype(np.float64)
+            if norm:
+                table = table - table.mean(axis=1, keepdims=True)
+                table = table / np.sqrt((table * table).mean(axis=1, keepdims=True) + eps)
+                table = table * others[-2] + others[-1]
+            made = table @ weight[own].T.astype(np.float64)
+            return np.asarray(made + others[0][own] if bias else made, np.float32)
+
+        return Part(tuple(wanted), project, (2 * relative.span, shape.head_dim))
 
     def _value_norm(self, shape: LayerShape) -> Norm:
         return Norm(self.spec.norm, np.ones(shape.head_dim, np.float32), None, self.spec.norm_eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from quire.devices.protocol import XIELU, Array, Expert, FloatArray, Norm
 from quire.model.assemble_parts import PartAssembly
@@ -21,7 +22,12 @@ class MLPAssembly(PartAssembly):
         d, inner, bias = spec.hidden_size, spec.shape(i).intermediate_size, spec.mlp_bias
         own = self.shard.columns(inner)
         mine = row_range(own.start, own.stop)
-        if not spec.gated:
+        apart = None
+        if spec.gate_cutoff(i) is not None:
+            gate, other = layer + names.gate, layer + names.up
+            apart, up = (self.source.matrix([self._linear(name, inner, d, mine)]) for name in (gate, other))
+            up_bias = None
+        elif not spec.gated:
             up = self.source.matrix([self._linear(layer + names.up, inner, d, mine)])
             up_bias = self._bias(bias, (layer + names.up, inner, mine))
         elif names.gate_up is None:
@@ -43,6 +49,7 @@ class MLPAssembly(PartAssembly):
             down_norm=self._norm(layer + names.down_norm, inner) if spec.inner_norms else None,
             down=self.source.matrix([self._output(self._linear(layer + names.down, d, inner), own)]),
             down_bias=self._output_bias(bias, layer + names.down),
+            gate=apart,
         )
 
     def _xielu(self, name: str) -> XIELU:
@@ -54,8 +61,8 @@ class MLPAssembly(PartAssembly):
         softplus = [float(np.logaddexp(0.0, np.float64(alpha[0]))) for alpha in (alpha_p, alpha_n)]
         return XIELU(softplus[0], float(beta[0]) + softplus[1], float(beta[0]), float(eps[0]))
 
-    def moe(self, layer: str, moe: MoESpec) -> MoEWeights:
-        """The mixture of experts of a layer whose tensors begin with `layer`."""
+    def moe(self, i: int, layer: str, moe: MoESpec) -> MoEWeights:
+        """The mixture of experts of layer `i`, whose tensors begin with `layer`."""
         names, d = self.names, self.spec.hidden_size
         scored, inner = moe.routing.num_experts, moe.intermediate_size
         count = scored - moe.zero_experts
@@ -74,8 +81,11 @@ class MLPAssembly(PartAssembly):
                 experts.append(self._stacked_expert(layer, moe, e))
             else:
                 experts.append(self._expert(layer + names.experts.format(e=e), inner, modules, moe.bias))
+        if moe.limits is not None:
+            experts = [None if one is None else replace(one, limit=moe.limits[i]) for one in experts]
         if moe.routing.shared:
-            experts.append(self._shared_expert(layer + names.shared, moe.shared_intermediate_size))
+            shared = self._shared_expert(layer + names.shared, moe.shared_intermediate_size)
+            experts.append(replace(shared, limit=self.spec.gate_limit(i)))
         return MoEWeights(
             router=self.source.matrix(router, "exact"),
             router_bias=self._bias(moe.bias, (layer + names.router, count, None)),

@@ -45,7 +45,7 @@ MAX_ENTRIES = 1 << 20  # of a row's sparse part
 CODES, SCALES, ZEROS, ORDER, FACTORS = ".codes", ".scales", ".zeros", ".order", ".factors"
 STARTS, COLUMNS, VALUES = ".starts", ".columns", ".values"  # of a sparse part
 _AGAIN = "run `quire convert` again"
-_PLACES = re.compile(r"\{[ijen]\}")
+_PLACES = re.compile(r"\{[ijens]\}")
 
 
 class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -92,7 +92,7 @@ class Cost(msgspec.Struct, frozen=True):
 def cost_of(spec: ArchSpec, weights: DecoderWeights, shard: Shard = WHOLE) -> Cost:
     """Add up the packed weights of a share (or an outline of them)."""
     every = matrices(weights)
-    for table in (weights.embedding, weights.positions, weights.head):
+    for table in (weights.embedding, weights.positions, weights.layer_inputs, weights.head):
         every.pop(id(table), None)
     routed: list[Matrix] = []
     moe = spec.moe

@@ -4,27 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+import msgspec
 import numpy as np
 
-from quire.devices.protocol import Attention, Clamp, FloatArray, Graph, Matrix, Norm, Ops
+from quire.devices.protocol import (
+    Attention,
+    Clamp,
+    FloatArray,
+    Graph,
+    IntArray,
+    Matrix,
+    Norm,
+    Ops,
+    SparseGELU,
+)
 from quire.errors import ModelError
-from quire.model.rope import alibi_slopes, make_rope
+from quire.model.altup import AltUp
+from quire.model.rope import alibi_slopes, make_rope, relative_places
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, MoESpec, RopeSpec
 from quire.model.weights import (
     AttentionWeights,
     DecoderWeights,
     LatentWeights,
+    LaurelWeights,
     LayerWeights,
     MLPWeights,
     MoEWeights,
+    PerLayerWeights,
+    RelativeWeights,
 )
 
 T = TypeVar("T")
 Output = tuple[Matrix, FloatArray | None]
 """A projection that ends attention or MLP, and its bias."""
+
+
+class LayerInputs(msgspec.Struct, Generic[T], frozen=True):
+    """What the inputs of all layers are made of: the embedding [T, D] and rows of the table [T, layers P]."""
+
+    embedding: T
+    table: T
 
 
 class Layers:
@@ -37,6 +59,9 @@ class Layers:
         if spec.alibi is not None:
             scale = spec.attention_scale if spec.alibi == "scaled" else 1.0
             self._slopes = np.asarray(alibi_slopes(spec.num_heads) * scale, np.float32)
+        self._places: IntArray | None = None
+        if (near := spec.relative) is not None:
+            self._places = relative_places(spec.max_position, near.span, near.buckets, near.reach)
 
     def layer(
         self,
@@ -62,6 +87,8 @@ class Layers:
             else:
                 divided = self._divides_attention
                 after = self._join(ops, x, heads, output, layer.attention_post_norm, divided)
+        if layer.laurel is not None:
+            after = ops.scale(ops.add(after, self._laurel(ops, normed, layer.laurel)), 2**-0.5)
         source = x if self.spec.parallel else after
         if layer.mlp_norm is not None:
             normed = ops.norm(source, layer.mlp_norm)
@@ -73,17 +100,17 @@ class Layers:
             assert layer.mlp is not None
             assert carried is not None
             carried.append(self._route(ops, normed, self.spec.moe, layer.moe))
-            inner, down = self._mlp(ops, normed, layer.mlp)
+            inner, down = self._mlp(ops, normed, index, layer.mlp)
         elif layer.moe is not None and self.spec.moe is not None:
             beside = layer.moe.beside
             if beside is not None and layer.mlp is not None:
-                dense = self._output(ops, *self._mlp(ops, normed, layer.mlp))
+                dense = self._output(ops, *self._mlp(ops, normed, index, layer.mlp))
                 inner = self._route(ops, source, self.spec.moe, layer.moe)
                 inner = ops.add(ops.norm(dense, beside.mlp_norm), inner)
             else:
                 inner = self._route(ops, normed, self.spec.moe, layer.moe)
         elif layer.mlp is not None:
-            inner, down = self._mlp(ops, normed, layer.mlp)
+            inner, down = self._mlp(ops, normed, index, layer.mlp)
             if pending:
                 return self._sum(ops, ops.linear(inner, *down, residual=after))
         else:
@@ -91,16 +118,17 @@ class Layers:
         joined = self._join(ops, after, inner, down, layer.mlp_post_norm)
         return joined if joins is None else ops.add(joined, joins)
 
-    def finish(self, ops: Ops[T], x: T, embedding: T, layer: LayerWeights) -> T:
-        """What follows a layer in some models: the input of its own table, and a scale."""
-        own = layer.per_layer
-        if own is not None:
-            size, hidden = own.table.shape[1], self.spec.hidden_size
-            projected = ops.norm(ops.scale(ops.linear(embedding, own.model), hidden**-0.5), own.norm)
-            given = ops.scale(ops.add(projected, ops.embed(own.table, size**0.5)), 2**-0.5)
-            gated = ops.multiply(ops.linear(x, own.gate, activation=self.spec.activation), given)
-            x = ops.add(x, ops.norm(ops.linear(gated, own.out), own.post_norm))
-        return x if layer.scale is None else ops.scale(x, float(layer.scale[0]))
+    def own_input(self, ops: Ops[T], x: T, inputs: LayerInputs[T], index: int, own: PerLayerWeights) -> T:
+        """The layer's own input [T, D], from its part of the table and the embedding, gated by x."""
+        count = self.spec.num_layers
+        projected = ops.scale(ops.linear(inputs.embedding, own.model), self.spec.hidden_size**-0.5)
+        looked_up = ops.combine(inputs.table, np.eye(1, count, index, dtype=np.float32))
+        given = ops.scale(ops.add(ops.norm(projected, own.norm), looked_up), 2**-0.5)
+        gated = ops.multiply(ops.linear(x, own.gate, activation=self.spec.activation), given)
+        return ops.norm(ops.linear(gated, own.out), own.post_norm)
+
+    def _laurel(self, ops: Ops[T], x: T, weights: LaurelWeights) -> T:
+        return ops.add(x, ops.norm(ops.linear(ops.linear(x, weights.left), weights.right), weights.norm))
 
     def _join(
         self,
@@ -193,7 +221,10 @@ class Layers:
         temperature = None if spec.temperatures is None else spec.temperatures[index]
         if temperature is not None:
             q = ops.elementwise(q, temperature)
-        y = ops.attention(q, cached, num_heads, attention)
+        scores = (
+            None if weights.relative is None else self._relative(ops, q, qkv, num_heads, weights.relative)
+        )
+        y = ops.attention(q, cached, num_heads, attention, scores)
         if spec.value_scale != 1.0:
             y = ops.scale(y, spec.value_scale)
         if weights.gate is not None:
@@ -206,6 +237,15 @@ class Layers:
         if not (self._gathers and self._divides_attention):
             return y
         return self._gather(ops, y, [heads * width for heads in self.shard.spread(self.spec, index)])
+
+    def _relative(self, ops: Ops[T], q: T, qkv: T, num_heads: int, weights: RelativeWeights) -> T:
+        """What distances add to scores."""
+        assert self._places is not None
+        by_query = None if weights.keys is None else ops.head_linear(q, weights.keys)
+        by_key = None
+        if weights.queries is not None:
+            by_key = ops.head_linear(ops.combine(qkv, np.eye(1, 3, 1, dtype=np.float32)), weights.queries)
+        return ops.relative_scores(by_query, by_key, num_heads, self._places, self.spec.attention_scale)
 
     def _attend_latent(
         self,
@@ -228,16 +268,20 @@ class Layers:
         heads = ops.attention(queries, cached, num_heads, attention)
         return ops.head_linear(heads, weights.values)
 
-    def _mlp(self, ops: Ops[T], x: T, weights: MLPWeights) -> tuple[T, Output]:
+    def _mlp(self, ops: Ops[T], x: T, index: int, weights: MLPWeights) -> tuple[T, Output]:
         """The inner activations, and the final projection of the MLP with its bias."""
-        activation = self.spec.activation
-        if self.spec.gated:
-            inner = ops.gated_linear(x, weights.up, activation, weights.up_bias)
+        activation, cutoff = self.spec.activation, self.spec.gate_cutoff(index)
+        if weights.gate is not None and cutoff is not None:
+            widths = self.shard.widths(weights.down.shape[1])
+            gate, up = (self._gather(ops, ops.linear(x, w), widths) for w in (weights.gate, weights.up))
+            inner = ops.multiply(ops.elementwise(gate, SparseGELU(cutoff)), up)
+        elif self.spec.gated:
+            inner = ops.gated_linear(x, weights.up, activation, weights.up_bias, self.spec.gate_limit(index))
         elif weights.xielu is not None:
             inner = ops.elementwise(ops.linear(x, weights.up, weights.up_bias), weights.xielu)
         else:
             inner = ops.linear(x, weights.up, weights.up_bias, activation)
-        if self._gathers:
+        if self._gathers and weights.gate is None:
             inner = self._gather(ops, inner, self.shard.widths(weights.down.shape[1]))
         if weights.down_norm is not None:
             inner = ops.norm(inner, weights.down_norm)
@@ -274,6 +318,7 @@ class Decoder:
     def __init__(self, spec: ArchSpec, weights: DecoderWeights, shard: Shard = WHOLE) -> None:
         self.spec, self.weights, self.shard = spec, weights, shard
         self.layers = Layers(spec, shard)
+        self._altup = None if spec.altup is None else AltUp(spec.altup, spec.hidden_size)
 
     def graph(self, layers: range | None = None, taps: Sequence[int] = (), headless: bool = False) -> Graph:
         """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
@@ -296,7 +341,7 @@ class Decoder:
         ends = layers.stop == count and not headless
         hidden = partial(self._hidden, layers=layers, taps=own, ends=ends)
         if not ends:
-            return Graph(hidden, None, spec.vocab_size, spec.hidden_size, layers, own)
+            return Graph(hidden, None, spec.vocab_size, spec.stream_width, layers, own)
         if head is None:
             return Graph(hidden, self.head, spec.hidden_size, spec.hidden_size, layers, own)
         return Graph(hidden, self.head, spec.vocab_size, head.shape[1], layers, own)
@@ -307,23 +352,47 @@ class Decoder:
         For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
         weights = self.weights
-        x = ops.receive(self.spec.hidden_size) if layers.start else self._embed(ops)
+        x = ops.receive(self.spec.stream_width) if layers.start else self._embed(ops)
         ropes = {self.spec.rope_of(i): None for i in layers}
         angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
-        embedding = x if not layers.start or self.spec.per_layer is None else self._embed(ops)
+        inputs = self._layer_inputs(ops, None if layers.start else x)
         carried: list[T] = []
+        altup = self._altup
+        if altup is not None and weights.spread is not None and not layers.start:
+            x = altup.spread(ops, x, weights.spread)
         for index in layers:
             layer = weights.layers[index]
-            x = self.layers.layer(ops, x, angles, index, index - layers.start, layer, carried)
-            x = self.layers.finish(ops, x, embedding, layer)
+            own = None
+            if layer.per_layer is not None and inputs is not None:
+                own = partial(self.layers.own_input, ops, inputs=inputs, index=index, own=layer.per_layer)
+            if altup is not None and layer.altup is not None:
+                x = altup.predict(ops, x, layer.altup)
+                y = altup.active(ops, x)
+                y = self.layers.layer(ops, y, angles, index, index - layers.start, layer, carried)
+                x = altup.correct(ops, x, y, layer.altup, own)
+            else:
+                x = self.layers.layer(ops, x, angles, index, index - layers.start, layer, carried)
+                x = x if own is None else ops.add(x, own(x))
+            if layer.scale is not None:
+                x = ops.scale(x, float(layer.scale[0]))
             if index in taps:
-                ops.tap(x)
+                ops.tap(x if altup is None else altup.active(ops, x))
         if not ends:
             return x
         x = ops.select_rows(x)
+        if altup is not None and weights.merge is not None:
+            x = altup.merge(ops, x, weights.merge)
         if weights.norm is not None:
             x = ops.norm(x, weights.norm)
         return x if weights.project_out is None else ops.linear(x, weights.project_out)
+
+    def _layer_inputs(self, ops: Ops[T], embedding: T | None) -> LayerInputs[T] | None:
+        """None in a model without them. A stage that does not begin the model embeds the tokens again."""
+        table, own = self.weights.layer_inputs, self.spec.per_layer
+        if table is None or own is None:
+            return None
+        embedding = self._embed(ops) if embedding is None else embedding
+        return LayerInputs(embedding, ops.embed(table, own.size**0.5))
 
     def head(self, ops: Ops[T], hidden: T) -> T:
         """[L, D] -> logits [L, V]."""

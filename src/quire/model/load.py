@@ -86,7 +86,7 @@ class ModelInfo:
     pooling: PoolingHead | None = None
     quantized: Quantization | None = None
     foreign: bool = False
-    head_of: HeadReader | None = None
+    head_of: HeadReader | None = field(default=None, compare=False)
     kv_scales: tuple[KVScales | None, ...] = ()
 
     def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:

@@ -19,7 +19,7 @@ from quire.devices.protocol import Activation, Norm
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.families import ENCODERS
-from quire.model.families.encoders import CLASSIFIERS, ClassifierNames
+from quire.model.families.classifiers import CLASSIFIERS, ClassifierNames
 from quire.model.families.names import TensorNames
 from quire.text.tokenizer import Tokenizer
 from quire.types import Pooling

@@ -99,6 +99,22 @@ def position_buckets(buckets: int) -> NDArray[np.int64]:
     return np.where(distances > 0, half, 0) + np.where(away < exact, away, far)
 
 
+def relative_places(positions: int, span: int, buckets: int, reach: int) -> NDArray[np.int32]:
+    """DeBERTa's row for each distance j - i from a query at i to a key at j, from 1 - positions to positions - 1.
+
+    Of 2 span rows, those before the middle are for later keys. With `buckets` (He et al. 2021, arXiv:2111.09543) half
+    as many near distances have rows of their own, and ranges that grow exponentially up to `reach` have the others.
+    """
+    before = np.arange(positions - 1, -positions, -1)  # i - j
+    if buckets:
+        middle, away = buckets // 2, np.abs(before)
+        far = np.where(away < middle, middle - 1, away).astype(np.float32) / np.float32(middle)
+        most = np.log(np.float32((reach - 1) / middle))
+        grown = np.ceil(np.log(far) / most * np.float32(middle - 1)) + middle
+        before = np.where(away <= middle, before, grown.astype(np.int64) * np.sign(before))
+    return np.clip(before + span, 0, 2 * span - 1).astype(np.int32)
+
+
 def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
     """A geometric sequence by head; heads beyond a power of two take every other slope of twice as many.
 

@@ -79,6 +79,11 @@ class Shard(msgspec.Struct, frozen=True):
         return self.stage == 0 or spec.per_layer is not None
 
     @property
+    def begins(self) -> bool:
+        """Whether this is the first stage."""
+        return self.stage == 0
+
+    @property
     def ends(self) -> bool:
         """Whether this is the last stage, which has the final norm and the head."""
         return self.stage == self.stages - 1
@@ -89,11 +94,12 @@ class Shard(msgspec.Struct, frozen=True):
 
     def gathers(self, spec: ArchSpec) -> bool:
         """Whether ranks gather inputs of projections in place of adding outputs; a norm of them needs all inputs."""
-        return not self.whole and (self.exact or spec.inner_norms)
+        return not self.whole and (self.exact or spec.inner_norms or spec.gate_cutoffs is not None)
 
     def divides_attention(self, spec: ArchSpec) -> bool:
         """Whether attention is divided by heads. It is whole on each rank if something looks at all heads together."""
-        return not self.whole and spec.qk_norm != "all_heads" and spec.position_buckets is None
+        apart = spec.qk_norm != "all_heads" and spec.position_buckets is None and spec.relative is None
+        return not self.whole and apart
 
     def mixture(self, spec: ArchSpec) -> Mixture:
         """What each rank has of a mixture."""
@@ -179,7 +185,8 @@ class Shard(msgspec.Struct, frozen=True):
                 found += [len(self.heads(spec, i)[0]) * value] if gathers else []
                 sums += 1
             if spec.is_dense(i):
-                found += [len(self.columns(shape.intermediate_size))] if gathers else []
+                gathered = 1 if spec.gate_cutoff(i) is None else 2  # a sparse gate, and what it multiplies
+                found += [len(self.columns(shape.intermediate_size))] * gathered if gathers else []
                 sums += 1
             if spec.parallel and sums == 2 and not gathers:
                 sums = 1
@@ -194,7 +201,7 @@ class Shard(msgspec.Struct, frozen=True):
 
     def passed_bytes(self, spec: ArchSpec) -> int:
         """Bytes of activations that this stage sends to the next one for one token."""
-        return 0 if self.ends else 4 * spec.hidden_size
+        return 0 if self.ends else 4 * spec.stream_width
 
     def divided(self, exact: bool, whole_experts: bool, where: str) -> Shard:
         """The share of weights that lie divided at `where`. ConfigError: they are not divided as is asked for."""

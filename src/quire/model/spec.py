@@ -10,6 +10,7 @@ import msgspec
 
 from quire.devices.protocol import Activation, KVDtype, KVLayer, KVSpec, NormKind, Routing, Temperature
 from quire.errors import ConfigError, ModelError
+from quire.model.spec_parts import AltUpSpec, RelativeSpec
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 # The place of norms around attention and MLP (f), in order of appearance in decoder.py.
@@ -27,6 +28,8 @@ MAX_POSITION = (1 << 31) - 1
 MAX_LAYERS = 1024
 MAX_TABLE = 1 << 22  # rows of a table of positions
 MAX_LATENT = 1 << 16
+MAX_STREAMS = 16
+MAX_REACH = 1 << 15  # tokens, of scores by distance
 MAX_NUMBER = 1e30  # float32 holds its square root's reciprocal, and products with what a model computes
 # The largest sizes that are read, by field.
 MOST = {
@@ -49,6 +52,8 @@ BY_LAYER = (
     "shapes",
     "kv_sources",
     "keys_as_values",
+    "gate_cutoffs",
+    "gate_limits",
 )
 
 
@@ -133,6 +138,7 @@ class MoESpec(msgspec.Struct, frozen=True):
     through norms of their own, the router through one without weights, and their results are normed and added; the
     weight of each expert has a learned scale (Gemma 4). `score_cap` caps the router's scores. With `shortcut` a layer
     also has the MLP, and the mixture's result joins the residual stream after the layer that follows (LongCat).
+    `limits`, by layer, bound the factors of the experts' gated products (0: none); ArchSpec's bound the shared one's.
     """
 
     routing: Routing
@@ -147,6 +153,7 @@ class MoESpec(msgspec.Struct, frozen=True):
     beside: bool = False
     score_cap: float | None = None
     shortcut: bool = False
+    limits: tuple[float, ...] | None = None
 
 
 class LayerShape(msgspec.Struct, frozen=True):
@@ -208,7 +215,10 @@ class ArchSpec(msgspec.Struct, frozen=True):
     layer whose keys and values each layer reads: itself, or an earlier one. `value_dim`: values are shorter than keys
     (they are padded in the cache). `value_scale` multiplies values; `value_norm`: they are normed, without weights.
     `keys_as_values`: layers whose values are their keys before norm and rope. `layer_scale`: the stream is multiplied
-    by a number after each layer. `gate_activation` is that of the attention gate.
+    by a number after each layer. `gate_activation` is that of the attention gate. `laurel_rank`: a low-rank residual
+    of that rank beside attention (Menghani et al. 2024, arXiv:2411.07501). `gate_cutoffs`, by layer: the MLP's gate
+    keeps only what exceeds its mean by so many standard deviations (SparseGELU). `gate_limits`, by layer, bound the
+    factors of the MLP's gated product (0: none).
 
     The last `spare_tokens` of the vocabulary have no rows in the checkpoint: they are those that adapters add.
     """
@@ -282,6 +292,11 @@ class ArchSpec(msgspec.Struct, frozen=True):
     layer_scale: bool = False
     gate_activation: Activation = "sigmoid"
     per_layer: PerLayerSpec | None = None
+    altup: AltUpSpec | None = None
+    laurel_rank: int | None = None
+    gate_cutoffs: tuple[float | None, ...] | None = None
+    relative: RelativeSpec | None = None
+    gate_limits: tuple[float, ...] | None = None
     spare_tokens: int = 0
 
     @property
@@ -326,6 +341,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
         self._check_shapes(where)
         if self.position_buckets is not None and not 4 <= self.position_buckets <= 256:
             raise ModelError(f"{where}: position_buckets must be from 4 to 256, got {self.position_buckets}")
+        if self.relative is not None and not 2 <= self.relative.span <= self.relative.reach <= MAX_REACH:
+            raise ModelError(
+                f"{where}: scores of distances need from 2 to {MAX_REACH} of them: {self.relative}"
+            )
+        if self.relative is not None and self.max_position > MAX_REACH:
+            raise ModelError(f"{where}: distances of {self.max_position} positions; at most {MAX_REACH}")
         if self.position_offset is not None and self.max_position > MAX_TABLE:
             raise ModelError(
                 f"{where}: a table of {self.max_position} positions; at most {MAX_TABLE} are read"
@@ -341,7 +362,8 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def _check_layers(self, where: str) -> None:
         given = {name: getattr(self, name) for name in BY_LAYER} | {
-            "moe.layers": self.moe and self.moe.layers
+            "moe.layers": self.moe and self.moe.layers,
+            "moe.limits": self.moe and self.moe.limits,
         }
         for name, values in given.items():
             if values is not None and len(values) != self.num_layers:
@@ -373,6 +395,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
             raise ModelError(f"{where}: values of {self.value_dim} elements beside keys of {self.head_dim}")
         if self.per_layer is not None and not 1 <= self.per_layer.size <= MAX_LATENT:
             raise ModelError(f"{where}: inputs by layer must have from 1 to {MAX_LATENT} elements")
+        if self.laurel_rank is not None and not 1 <= self.laurel_rank <= MAX_LATENT:
+            raise ModelError(f"{where}: laurel_rank must be from 1 to {MAX_LATENT}, got {self.laurel_rank}")
+        if self.altup is not None and not 0 <= self.altup.active < self.altup.streams <= MAX_STREAMS:
+            raise ModelError(
+                f"{where}: at most {MAX_STREAMS} streams, one of which is active; got {self.altup}"
+            )
 
     def _expert_width(self) -> int:
         return (
@@ -384,6 +412,11 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def _num_experts(self) -> int:
         return self.moe.routing.num_experts if self.moe is not None else 1
+
+    @property
+    def stream_width(self) -> int:
+        """Elements of a token between two layers."""
+        return self.hidden_size * (1 if self.altup is None else self.altup.streams)
 
     @property
     def parallel(self) -> bool:
@@ -414,6 +447,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
         """Whether a layer has an MLP: alone, or beside a mixture."""
         both = self.moe is not None and (self.moe.beside or self.moe.shortcut)
         return (both or not self.is_sparse(layer)) and self.shape(layer).intermediate_size > 0
+
+    def gate_cutoff(self, layer: int) -> float | None:
+        return None if self.gate_cutoffs is None else self.gate_cutoffs[layer]
+
+    def gate_limit(self, layer: int) -> float:
+        return 0.0 if self.gate_limits is None else self.gate_limits[layer]
 
     def norms_qk(self, layer: int) -> bool:
         return self.qk_norm is not None and (self.qk_norm_layers is None or self.qk_norm_layers[layer])

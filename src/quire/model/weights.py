@@ -31,6 +31,13 @@ class LatentWeights(msgspec.Struct, frozen=True):
     values: tuple[Matrix, ...]
 
 
+class RelativeWeights(msgspec.Struct, frozen=True):
+    """By head, [B, H]: keys and queries made of the embeddings of B distances; None if not in use."""
+
+    keys: tuple[Matrix, ...] | None
+    queries: tuple[Matrix, ...] | None
+
+
 class AttentionWeights(msgspec.Struct, frozen=True):
     """N and G query and key/value heads, H head_dim. qkv [(N + 2 G) H, D] is q, k and v stacked (None where latent)."""
 
@@ -46,10 +53,14 @@ class AttentionWeights(msgspec.Struct, frozen=True):
     out_bias: FloatArray | None
     v_norm: Norm | None = None
     position_bias: FloatArray | None = None
+    relative: RelativeWeights | None = None
 
 
 class MLPWeights(msgspec.Struct, frozen=True):
-    """I intermediate size. `up` is [I, D], or a gated matrix [2 I, D] of gate and up; down is [D, I]."""
+    """I intermediate size. `up` is [I, D], or a gated matrix [2 I, D] of gate and up; down is [D, I].
+
+    With `gate` [I, D] both are apart, and the gate is sparse.
+    """
 
     up: Matrix
     up_bias: FloatArray | None
@@ -57,6 +68,7 @@ class MLPWeights(msgspec.Struct, frozen=True):
     down_norm: Norm | None
     down: Matrix
     down_bias: FloatArray | None
+    gate: Matrix | None = None
 
 
 class BesideWeights(msgspec.Struct, frozen=True):
@@ -83,14 +95,31 @@ class MoEWeights(msgspec.Struct, frozen=True):
 
 
 class PerLayerWeights(msgspec.Struct, frozen=True):
-    """P elements by layer. table [V, P]; model [P, D] projects the embedding; gate [P, D] and out [D, P]."""
+    """P elements by layer. model [P, D] projects the embedding; gate [P, D] and out [D, P]."""
 
-    table: Matrix
     model: Matrix
     norm: Norm
     gate: Matrix
     out: Matrix
     post_norm: Norm
+
+
+class LaurelWeights(msgspec.Struct, frozen=True):
+    """A residual of rank R: x + norm(right(left(x))), with left [R, D] and right [D, R]."""
+
+    left: Matrix
+    right: Matrix
+    norm: Norm
+
+
+class AltUpWeights(msgspec.Struct, frozen=True):
+    """Of one layer, with S streams: router [S, D], predict [S S, S], correct [S, S], scale [D]."""
+
+    router_norm: Norm
+    router: Matrix
+    predict: Matrix
+    correct: Matrix
+    scale: FloatArray
 
 
 class LayerWeights(msgspec.Struct, frozen=True):
@@ -108,6 +137,8 @@ class LayerWeights(msgspec.Struct, frozen=True):
     mlp_post_norm: Norm | None
     per_layer: PerLayerWeights | None = None
     scale: FloatArray | None = None
+    laurel: LaurelWeights | None = None
+    altup: AltUpWeights | None = None
 
 
 ELSEWHERE = LayerWeights(None, None, None, None, None, None, None)
@@ -118,7 +149,8 @@ class DecoderWeights(msgspec.Struct, frozen=True):
     """`head` is `embedding` itself if the spec ties them: both [V, D]; None if the model has no head.
 
     A pipeline stage holds its own layers, with ELSEWHERE in place of the others; the first stage has the embedding, the
-    last one norm and head.
+    last one norm and head. `layer_inputs` [V, layers P], the inputs of all layers, are in every stage. Of S streams,
+    `spread` [(S - 1) D, D] makes all but the first, at the beginning; `merge`, S - 1 matrices [D, D], ends them.
     """
 
     embedding: Matrix | None
@@ -130,6 +162,9 @@ class DecoderWeights(msgspec.Struct, frozen=True):
     project_out: Matrix | None
     head: Matrix | None
     head_bias: FloatArray | None
+    spread: Matrix | None = None
+    merge: tuple[Matrix, ...] | None = None
+    layer_inputs: Matrix | None = None
 
     @property
     def table(self) -> Matrix:
@@ -147,11 +182,11 @@ class DecoderWeights(msgspec.Struct, frozen=True):
         kept = structs.replace(self, layers=layers)
         if not shard.embeds(spec):
             kept = structs.replace(kept, embedding=None, positions=None, project_in=None, embedding_norm=None)
-        return (
-            kept
-            if shard.ends
-            else structs.replace(kept, norm=None, project_out=None, head=None, head_bias=None)
-        )
+        if not shard.begins:
+            kept = structs.replace(kept, spread=None)
+        if shard.ends:
+            return kept
+        return structs.replace(kept, norm=None, project_out=None, head=None, head_bias=None, merge=None)
 
     def check(self, spec: ArchSpec) -> None:
         """Raise ModelError if the parts are not those that the spec asks for. Shapes are checked by the device."""

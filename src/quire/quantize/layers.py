@@ -81,7 +81,7 @@ class LayerRunner:
             self.backend.kv_cache(spec, 1, length),
             Limits(length, 1, 1),
         )
-        out = np.empty((count, length, self.spec.hidden_size), np.float32) if keep else None
+        out = np.empty((count, length, self.spec.stream_width), np.float32) if keep else None
         for sample in range(count):
             executable.run(self._step(sample))
             if out is not None:

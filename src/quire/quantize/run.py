@@ -75,7 +75,7 @@ class Quantizer:
         prefix = runner.names.layer.format(i=index)
         folding = Folding(runner.spec, runner.names, runner.checkpoint, prefix)
         if runner.hidden is None and index and not self.method.calibrated:
-            runner.hidden = np.zeros((*self.tokens.shape, runner.spec.hidden_size), np.float32)
+            runner.hidden = np.zeros((*self.tokens.shape, runner.spec.stream_width), np.float32)
         inputs, stats, layer = self._observe(runner, index, folding, self.method.outer and self.method.folds)
         if self.method.folds:
             folding.fold(inputs, stats, layer, runner.noted, self.method)

@@ -117,11 +117,16 @@ class WatchOps:
         return Node(self._ops.linear(x.value, weight, bias, activation, added), ("linear", weight))
 
     def gated_linear(
-        self, x: Node, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+        self,
+        x: Node,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None = None,
+        limit: float = 0.0,
     ) -> Node:
         self._see(x, weight)
-        made = "gated" if activation != "clamped_swiglu" else "clamped"
-        return Node(self._ops.gated_linear(x.value, weight, activation, bias), (made, weight))
+        made = "gated" if activation != "clamped_swiglu" and not limit else "clamped"
+        return Node(self._ops.gated_linear(x.value, weight, activation, bias, limit), (made, weight))
 
     def experts(
         self,
@@ -134,7 +139,9 @@ class WatchOps:
         """All experts also compute all tokens, so that none is calibrated on a few."""
         for expert in experts:
             if expert is not None:
-                self._see(self.gated_linear(x, expert.up, activation, expert.up_bias), expert.down)
+                self._see(
+                    self.gated_linear(x, expert.up, activation, expert.up_bias, expert.limit), expert.down
+                )
         chosen = self._read("experts", routes)
         return Node(self._ops.experts(x.value, chosen, experts, activation, weigh_inputs), ("experts", None))
 

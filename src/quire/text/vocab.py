@@ -69,6 +69,19 @@ def byte_level(
     return backend
 
 
+def spaced(vocab: dict[str, int], merges: list[tuple[str, str]], unknown: str | None) -> Tokenizer:
+    """BPE of whole texts in which a ▁ stands for a space; what no token covers becomes tokens of bytes (Gemma's way).
+
+    Raises ModelError if vocabulary and merges do not fit together.
+    """
+    backend = Tokenizer(_bpe(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return backend
+
+
 def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
     try:
         return BPE(vocab=vocab, merges=merges, **options)

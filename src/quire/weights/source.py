@@ -12,6 +12,7 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.checkpoint.tasks import with_task
 from quire.weights.gguf import is_gguf, read_gguf
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
@@ -49,7 +50,10 @@ def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
     generation = read_json(generation_path) if generation_path.exists() else {}
     quantization = find_quantization(config, str(config_path), path)
     if quantization is None:
-        return Source(path, str(config_path), config, generation, lambda: open_checkpoint(path))
+        where = str(config_path)
+        return Source(
+            path, where, config, generation, lambda: with_task(open_checkpoint(path), config, where)
+        )
     reader = quantization.reader()
     config = {**config, "quantization_config": quantization.section()}
     stored = partial(open_checkpoint, path)

@@ -8,11 +8,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 
-from quire.model.spec import ArchSpec
+from quire.model.spec import ArchSpec, RopeSpec
 from tests.gguf_files import add_tensor, finish, turned
 
-TURNED = ("llama", "granite", "smollm3", "granitemoe", "arcee", "mistral3", "olmo")
+TURNED = ("llama", "granite", "smollm3", "granitemoe", "arcee", "mistral3", "olmo", "deci", "bailingmoe")
 SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron")
 GROUPED = ("gptneox", "bloom", "falcon")
 
@@ -42,11 +43,12 @@ def _granite_experts(name: str, data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _stacked_experts(prefix: str, kind: str, data: Any) -> Iterator[tuple[str, Any]]:
-    """gpt-oss' (gate and up alternate) and Llama 4's (they are halves)."""
-    bias, alternate = kind.endswith("_bias"), "feed_forward" not in prefix
+    """gpt-oss' (gate and up alternate), Llama 4's (they are halves) and Gemma 4's (outputs are rows, too)."""
+    rows = not prefix.endswith(("mlp.experts.", "feed_forward.experts."))
+    bias, alternate = kind.endswith("_bias"), not rows and "feed_forward" not in prefix
     suffix = "bias" if bias else "weight"
     for e in range(len(data)):
-        matrix = data[e] if bias else data[e].T
+        matrix = data[e] if bias or rows else data[e].T
         if kind.startswith("down"):
             yield f"{prefix}{e}.down_proj.{suffix}", matrix
             continue
@@ -81,7 +83,8 @@ def write(
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
     table = gguf.get_tensor_name_map(arch, spec.num_layers)
     stacks: dict[str, list[Any]] = {}
-    ordered = sorted(each_expert(tensors), key=lambda item: [_number(part) for part in item[0].split(".")])
+    apart = tensors.items() if called == "gemma4" else each_expert(tensors)
+    ordered = sorted(apart, key=lambda item: [_number(part) for part in item[0].split(".")])
     for name, data in ordered:
         for to, array in _converted(called, name, data, spec, table):
             stacks.setdefault(to, []).append(np.ascontiguousarray(array))
@@ -99,7 +102,10 @@ def write(
 
 
 def _is_stacked(called: str, name: str, parts: list[Any]) -> bool:
-    return "_exps" in name or ("stablelm" in called and "_norm.weight" in name and len(parts) > 1)
+    if called == "gemma4":
+        return False
+    heads = "stablelm" in called and "_norm.weight" in name and len(parts) > 1
+    return heads or "_exps" in name or ("altup_" in name and "proj" in name)
 
 
 def _fused(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -119,7 +125,7 @@ def _converted(
 ) -> Iterator[tuple[str, Any]]:
     """What the file has of one tensor."""
     if called in TURNED and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
-        data = turned(data, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
+        data = turned(data, len(data) // spec.head_dim)
     if called in GROUPED and "query_key_value" in name:
         data = _stacked_heads(data, spec)
     if called in SHIFTED and name.endswith("norm.weight"):
@@ -128,17 +134,32 @@ def _converted(
         data = data.T
     if "shared_expert_gate" in name:
         data = data[0]
+    if ".act_fn." in name:
+        return  # in keys
+    if name.endswith((".router.scale", ".router.per_expert_scale")):
+        module = "ffn_gate_inp" if name.endswith(".router.scale") else "ffn_down_exps"
+        yield f"blk.{name.split('.layers.')[1].split('.')[0]}.{module}.scale", data
+        return
+    if called == "bailingmoe" and "query_key_value" in name:
+        yield from _separate(name, data, spec, table)
+        return
     if spec.latent is not None and "kv_b_proj" in name and called == "deepseek2":
         both = data.reshape(spec.num_heads, -1, data.shape[-1])
         nope = spec.latent.nope_dim
         yield _name(table, name.replace("kv_b", "k_b")), both[:, :nope].swapaxes(1, 2)
         yield _name(table, name.replace("kv_b", "v_b")), both[:, nope:]
         return
-    for part in ("experts.", "norms.", "block_sparse_moe."):
+    for part in (
+        "experts.",
+        "norms.",
+        "block_sparse_moe.",
+        "altup_projections.",
+        "altup_unembed_projections.",
+    ):
         head, found, tail = name.partition(part)
         if found and tail[0].isdecimal():
             kind = tail.partition(".")[2]
-            name = head + ("weight" if part == "norms." else f"{part}{kind}")
+            name = head + ("weight" if part == "norms." else f"{part}{kind}")  # without the number
             if part == "block_sparse_moe.":  # Granite's, which the table knows by Mixtral's names
                 name = name.replace("block_sparse_moe.", "mlp.experts.")
             break
@@ -149,7 +170,12 @@ def _name(table: gguf.TensorNameMap, name: str) -> str:
     if name.endswith(("e_score_correction_bias", "expert_bias")):
         layer = name.split(".layers.")[1].split(".")[0]
         return f"blk.{layer}.exp_probs_b.bias"
-    if name.endswith(".sinks"):
+    if "_sub_norm." in name:  # BitNet's, which the table has by older names
+        layer, module = name.split(".layers.")[1].split(".")[0], name.split(".")[-2]
+        return f"blk.{layer}.{module}.weight"
+    if name.endswith(
+        (".sinks", ".attention_sink_bias", "_scale", ".layer_scalar", ".gate_up_proj", ".down_proj")
+    ):
         name += ".weight"
     if name.endswith("_proj.weight"):
         name = name.replace(".shared_mlp.", ".mlp.shared_expert.").replace("mlp.mlp", "mlp")
@@ -158,6 +184,14 @@ def _name(table: gguf.TensorNameMap, name: str) -> str:
     to = to or table.get_name(name.removeprefix("transformer."), try_suffixes=suffixes)
     assert to is not None, name
     return str(to)
+
+
+def _separate(name: str, data: Any, spec: ArchSpec, table: gguf.TensorNameMap) -> Iterator[tuple[str, Any]]:
+    """Queries, keys and values that the checkpoint fuses, reordered as Llama's."""
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    parts = turned(data[:q], spec.num_heads), turned(data[q : q + kv], spec.num_kv_heads), data[q + kv :]
+    for kind, part in zip("qkv", parts, strict=True):
+        yield _name(table, name.replace("attention.query_key_value", f"self_attn.{kind}_proj")), part
 
 
 def _stacked_heads(data: Any, spec: ArchSpec) -> Any:
@@ -178,12 +212,18 @@ def _add_sizes(writer: gguf.GGUFWriter, spec: ArchSpec, extra: int) -> None:
         writer.add_nextn_predict_layers(extra)
     writer.add_context_length(spec.max_position)
     writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(1 if spec.latent else spec.num_kv_heads)
-    if spec.head_dim * spec.num_heads != spec.hidden_size and spec.latent is None:
+    if spec.shapes is None:
+        writer.add_feed_forward_length(spec.intermediate_size)
+        writer.add_head_count(spec.num_heads)
+        writer.add_head_count_kv(1 if spec.latent else spec.num_kv_heads)
+    else:
+        writer.add_feed_forward_length([shape.intermediate_size for shape in spec.shapes])
+        writer.add_head_count([shape.num_heads for shape in spec.shapes])
+        writer.add_head_count_kv([shape.num_kv_heads for shape in spec.shapes])
+    far = spec.head_dim * spec.num_heads != spec.hidden_size
+    if (far or spec.shapes is not None) and spec.latent is None:
         writer.add_key_length(spec.head_dim)
-        writer.add_value_length(spec.head_dim)
+        writer.add_value_length(spec.value_dim or spec.head_dim)
     rms = spec.norm == "rms" or spec.architecture == "PhimoeForCausalLM"
     (writer.add_layer_norm_rms_eps if rms else writer.add_layer_norm_eps)(spec.norm_eps)
     window = next((window for window in spec.windows if window), None)
@@ -245,6 +285,20 @@ def _add_own(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: Any) 
     if called == "mistral3":
         writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
         writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
+    if called in ("gemma3n", "gemma4", "mimo2"):
+        _add_unlike(writer, called, spec, config)
+    if called == "apertus":
+        tensors = config.xielu
+        for name, add in (
+            ("alpha_p", writer.add_xielu_alpha_p),
+            ("alpha_n", writer.add_xielu_alpha_n),
+            ("beta", writer.add_xielu_beta),
+            ("eps", writer.add_xielu_eps),
+        ):
+            add([tensors[f"model.layers.{i}.mlp.act_fn.{name}"].item() for i in range(spec.num_layers)])
+    if called.startswith("qwen3vl"):
+        writer.add_num_deepstack_layers(3)
+        writer.add_rope_dimension_sections([2, 3, 3, 0])
     if spec.latent is not None:
         latent = spec.latent
         size = latent.nope_dim + latent.rope_dim
@@ -264,6 +318,39 @@ def _add_own(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: Any) 
             writer.add_rope_scaling_yarn_log_mul(0.1 * spec.rope.mscale_all_dim)
 
 
+def _add_unlike(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: Any) -> None:
+    """What architectures have whose layers differ."""
+    slides = [window is not None for window in spec.windows]
+    assert spec.layer_ropes is not None
+    near = next(rope for rope, slide in zip(spec.layer_ropes, slides, strict=True) if slide)
+    assert near is not None
+    writer.add_sliding_window_pattern(slides)
+    writer.add_rope_freq_base_swa(near.theta)
+    if called == "mimo2":
+        writer.add_float32("mimo2.attention.value_scale", spec.value_scale)
+        return
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    if called == "gemma3n":
+        assert spec.altup is not None
+        writer.add_altup_active_idx(spec.altup.active)
+        writer.add_altup_num_inputs(spec.altup.streams)
+        shares = np.array(config.activation_sparsity_pattern)
+        with np.errstate(divide="ignore"):
+            writer.add_activation_sparsity_scale(
+                [float(x) for x in torch.special.ndtri(torch.tensor(shares))]
+            )
+        return
+    assert spec.shapes is not None
+    writer.add_key_length_swa(near.rotary_dim)
+    writer.add_value_length_swa(near.rotary_dim)
+    writer.add_rope_dimension_count_swa(near.rotary_dim)
+    assert spec.rope is not None
+    turned_pairs, pairs = spec.rope.rotated_pairs, spec.rope.rotary_dim // 2
+    factors = np.array([1.0] * turned_pairs + [1e30] * (pairs - turned_pairs), np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
 def _add_rope(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
     if spec.rope is None:
         return
@@ -276,8 +363,21 @@ def _add_rope(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
         writer.add_rope_scaling_factor(rope.factor)
     if rope.kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position)
+    if rope.kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope).astype(np.float32))
     if rope.kind == "longrope":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         for name in ("long", "short"):
             factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
+
+
+def _llama3_factors(rope: RopeSpec) -> Any:
+    """By what each frequency is divided."""
+    found = []
+    for i in range(rope.rotary_dim // 2):
+        turns = rope.original_max_position / (2 * np.pi * rope.theta ** (2 * i / rope.rotary_dim))
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        found.append(1 / ((1 - smooth) / rope.factor + smooth))
+    return np.array(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -12,12 +13,14 @@ from safetensors.numpy import load_file
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
+from quire.model.families import read_config
 from quire.model.load import inspect_model, load_model
+from quire.model.pack import wanted_tensors
 from quire.model.spec import ArchSpec
 from quire.weights.gguf.architectures import ARCHITECTURES
 from quire.weights.schemes import Kept
 from quire.weights.source import open_source
-from tests.model.tiny_models import VARIANTS, YARN, Session, make_model
+from tests.model.tiny_models import SMALL, VARIANTS, YARN, Session, make_model
 from tests.weights.gguf.converter import SHIFTED, each_expert, write
 
 # GGUF's name for a variant of tiny_models.
@@ -92,6 +95,60 @@ CASES = {
     "falcon-11b": "falcon",
     "gpt_bigcode": "starcoder",
     "mpt-clipped": "mpt",
+    "gemma3n": "gemma3n",
+    "gemma3n-first": "gemma3n",
+    "gemma4": "gemma4",
+    "gemma4-moe": "gemma4",
+    "gemma4-inputs-by-layer": "gemma4",
+    "mimo-scaled": "mimo2",
+    "bitnet-tied": "bitnet",
+    "apertus": "apertus",
+}
+# Named by the config alone: what transformers has no class for, or one of other names.
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deci": (
+        "DeciLMForCausalLM",
+        {
+            "hidden_size": 192,
+            "num_key_value_heads": None,
+            "intermediate_size": None,
+            "block_configs": [
+                {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+                {"attention": {"no_op": True}, "ffn": {"ffn_mult": 4.0}},
+                {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+            ],
+        },
+    ),
+    "exaone": ("ExaoneForCausalLM", {}),
+    "bailingmoe": (
+        "BailingMoeForCausalLM",
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_shared_experts": 2},
+    ),
+    "bailingmoe2": (
+        "BailingMoeV2ForCausalLM",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "num_shared_experts": 1,
+            "head_dim": 16,
+            "partial_rotary_factor": 0.5,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "qwen3vl": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3vlmoe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 # What GGUF cannot say is at the value that is taken for granted.
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -132,11 +189,17 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         {"v_head_dim": 12, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     ),
     "mpt-clipped": ("mpt", {"attn_config": {"clip_qkv": 0.8}}),
+    "gemma3n-first": (
+        "gemma3n",
+        {"altup_active_idx": 2, "intermediate_size": 80, "vocab_size_per_layer_input": 97},
+    ),
+    "bitnet-tied": ("bitnet", {"tie_word_embeddings": True}),
+    "mimo-scaled": ("mimo_v2_flash", {"attention_value_scale": 0.75, "moe_layer_freq": [0, 1, 1, 0]}),
 }
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert set(CASES.values()) == set(ARCHITECTURES)
+    assert {*CASES.values(), *CONFIGS} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("variant", CASES)
@@ -148,17 +211,45 @@ def test_spec_and_tensors_come_back(variant: str, tmp_path: Path, monkeypatch: p
     expected = inspect_model(tmp_path / "model")
     assert isinstance(expected.spec, ArchSpec)
     original = load_file(tmp_path / "model" / "model.safetensors")
+    model.config.xielu = original
     file = write(tmp_path / "m.gguf", CASES[variant], expected.spec, original, model.config)
-    assert inspect_model(file).spec == expected.spec
+    check(file, CASES[variant], expected.spec, original)
+
+
+def check(file: Path, called: str, spec: ArchSpec, original: dict[str, Any]) -> None:
+    """The file gives the spec and the tensors of the checkpoint."""
+    assert inspect_model(file).spec == spec
     tensors = open_source(file).tensors()
     unstacked = dict(each_expert(original))
     names = {n for n in tensors.names() if n not in ("lm_head.weight", "embed_out.weight")}
     assert names == unstacked.keys() - {"lm_head.weight", "embed_out.weight"}
     for name in names:
         found, wanted = tensors.get(name), unstacked[name]
-        if CASES[variant] in SHIFTED and name.endswith("norm.weight"):
+        if called in SHIFTED and name.endswith("norm.weight"):
             found, wanted = found + np.float32(1), wanted + np.float32(1)  # as they are used
         assert np.array_equal(found, wanted), name
+
+
+@pytest.mark.parametrize("called", CONFIGS)
+def test_spec_and_tensors_of_a_config_come_back(called: str, tmp_path: Path) -> None:
+    architecture, changes = CONFIGS[called]
+    values = {"architectures": [architecture], **SMALL, **changes}
+    spec, names = read_config(values)
+    rng = np.random.default_rng(4)
+    original = {
+        name: rng.standard_normal(wanted.shape).astype(np.float32)
+        for name, wanted in wanted_tensors(spec, names).items()
+    }
+    file = write(tmp_path / "m.gguf", called, spec, original, SimpleNamespace(**values))
+    separate = {}
+    for name, data in original.items():  # the file keeps apart what this checkpoint fuses
+        if called == "bailingmoe" and "query_key_value" in name:
+            q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+            for kind, part in zip("qkv", np.split(data, [q, q + kv]), strict=True):
+                separate[name.replace("attention.query_key_value", f"self_attn.{kind}_proj")] = part
+        else:
+            separate[name] = data
+    check(file, called, spec, separate)
 
 
 WIDE: dict[str, dict[str, Any]] = {

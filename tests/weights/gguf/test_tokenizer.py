@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from quire.errors import ModelError
 from quire.weights.gguf.container import GGUFFile
@@ -100,6 +101,43 @@ def test_flags_and_templates(tmp_path: Path) -> None:
     file = write(tmp_path, {"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B"})
     assert read_tokenizer(file).chat_template == {"default": "A", "tool_use": "B"}
     assert read_tokenizer(write(tmp_path, {})).encode("th") == [256]
+
+
+def test_gemma_4_merges_whole_texts(tmp_path: Path) -> None:
+    """Against the pipeline of the model's own tokenizer.json: cut before spaces, BPE, bytes for what has no token."""
+    letters = [*"▁abcd\n", *(f"<0x{b:02X}>" for b in range(256))]
+    merges = [("▁", "a"), ("b", "c"), ("▁a", "b"), ("\n", "\n"), ("▁", "▁"), ("c", "d"), ("▁▁", "▁▁")]
+    tokens = ["<unk>", "<bos>", "<turn|>", *letters, *("".join(pair) for pair in merges)]
+    kinds = [2, 3, 3, *[1] * 6, *[6] * 256, *[1] * len(merges)]
+    own = Tokenizer(
+        models.BPE(
+            {token: i for i, token in enumerate(tokens)},
+            merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    own.normalizer = normalizers.Replace(" ", "▁")
+    own.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    changes = {
+        "model": "gemma4",
+        "pre": None,
+        "tokens": tokens,
+        "token_type": kinds,
+        "merges": [" ".join(pair) for pair in merges],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    tokenizer = read_tokenizer(write(tmp_path, changes))
+    rng = random.Random(1)
+    for _ in range(50):
+        text = "".join(rng.choices("abcd \né", k=40))
+        found = tokenizer.encode(text, add_special_tokens=False)
+        assert found == own.encode(text).ids
+        assert tokenizer.decode(found) == text
+    assert tokenizer.encode("ab<turn|>") == [1, *own.encode("ab").ids, 2]
 
 
 def test_all_ends_of_a_turn_are_found(tmp_path: Path) -> None:

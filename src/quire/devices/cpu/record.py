@@ -17,6 +17,7 @@ from quire.devices.protocol import (
     Expert,
     FloatArray,
     Graph,
+    IntArray,
     Matrix,
     Norm,
     Peers,
@@ -97,7 +98,18 @@ class Recorder:
         return int(self.plan.multiply(x, factors))
 
     def elementwise(self, x: int, op: Elementwise) -> int:
-        return int(self.plan.elementwise(type(op).__name__, x, msgspec.structs.astuple(op)))
+        params = [float(p) for field in msgspec.structs.astuple(op) for p in np.atleast_1d(field)]
+        return int(self.plan.elementwise(type(op).__name__, x, params))
+
+    def combine(self, x: int, factors: FloatArray, residual: int | None = None) -> int:
+        constants = factors.reshape(-1).tolist()
+        return int(self.plan.combine(x, constants, factors.shape[1], NONE if residual is None else residual))
+
+    def mix(self, x: int, factors: int, vectors: int, residual: int | None = None) -> int:
+        return int(self.plan.mix(x, factors, vectors, NONE if residual is None else residual))
+
+    def match_rms(self, x: int, like: int, floor: float) -> int:
+        return int(self.plan.match_rms(x, like, floor))
 
     def norm(self, x: int, norm: Norm) -> int:
         return self._place(self.norms, norm, int(self.plan.norm(x, norm_tuple(norm))))
@@ -114,16 +126,21 @@ class Recorder:
         if packed.gated:
             raise EngineError("a gated weight is for gated_linear")
         added = NONE if residual is None else residual
-        out = int(self.plan.linear(x, packed, float_array(bias), activation or "", added))
+        out = int(self.plan.linear(x, packed, float_array(bias), activation or "", added, 0.0))
         return self._place(self.products, weight, out)
 
     def gated_linear(
-        self, x: int, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+        self,
+        x: int,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None = None,
+        limit: float = 0.0,
     ) -> int:
         packed = packed_of(weight)
         if not packed.gated:
             raise EngineError("gated_linear needs a weight made by gated_matrix")
-        out = int(self.plan.linear(x, packed, float_array(bias), activation, NONE))
+        out = int(self.plan.linear(x, packed, float_array(bias), activation, NONE, limit))
         return self._place(self.products, weight, out)
 
     def rope_angles(self, rope: Rope) -> int:
@@ -189,7 +206,13 @@ class Recorder:
         weights = [
             None
             if e is None
-            else (packed_of(e.up), float_array(e.up_bias), packed_of(e.down), float_array(e.down_bias))
+            else (
+                packed_of(e.up),
+                float_array(e.up_bias),
+                packed_of(e.down),
+                float_array(e.down_bias),
+                e.limit,
+            )
             for e in experts
         ]
         out = int(self.plan.experts(x, routes, weights, activation, weigh_inputs))
@@ -199,7 +222,17 @@ class Recorder:
                 self._place(self.products, expert.down, out, 2 * i + 1)
         return out
 
-    def attention(self, q: int, layer: int, num_heads: int, attention: Attention) -> int:
+    def relative_scores(
+        self, by_query: int | None, by_key: int | None, num_heads: int, places: IntArray, scale: float
+    ) -> int:
+        given = (NONE if x is None else x for x in (by_query, by_key))
+        return int(
+            self.plan.relative_scores(*given, num_heads, np.ascontiguousarray(places, np.int32), scale)
+        )
+
+    def attention(
+        self, q: int, layer: int, num_heads: int, attention: Attention, scores: int | None = None
+    ) -> int:
         return int(
             self.plan.attention(
                 q,
@@ -213,6 +246,7 @@ class Recorder:
                 float_array(attention.slopes),
                 float_array(attention.sinks),
                 None if attention.bias is None else float_array(attention.bias.reshape(-1)),
+                NONE if scores is None else scores,
             )
         )
 

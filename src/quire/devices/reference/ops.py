@@ -14,26 +14,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from quire.devices.adapters import StepAdapters
 from quire.devices.host import Float64Array, activate, all_gathered, all_reduced, normalize, received
+from quire.devices.operands import padded_positions
 from quire.devices.protocol import (
     GELU,
     Activation,
     Array,
     Attention,
     Clamp,
+    ColumnScale,
     Elementwise,
     Expert,
     FloatArray,
+    IntArray,
     Matrix,
     ModelInput,
     Norm,
     Peers,
     Rope,
     Routing,
+    SparseGELU,
     Temperature,
     experts_width,
 )
@@ -43,9 +48,12 @@ from quire.devices.reference.rows import (
     by_row,
     first_seen,
     gate,
+    matched_rms,
+    mixed,
     prepare_heads,
     rotate,
     route_row,
+    sparse_gelu,
     xielu,
 )
 from quire.devices.reference.weights import own_matrix
@@ -101,7 +109,22 @@ class ReferenceOps:
             return np.asarray(x * scales[:, None], np.float32)
         if isinstance(op, GELU):
             return by_row(partial(activate, "gelu"), x, x.shape[1])
+        if isinstance(op, ColumnScale):
+            return np.asarray(x * np.array(op.factors), np.float32)
+        if isinstance(op, SparseGELU):
+            return by_row(partial(sparse_gelu, op), x, x.shape[1])
         return by_row(partial(xielu, op), x, x.shape[1])
+
+    def combine(self, x: FloatArray, factors: FloatArray, residual: FloatArray | None = None) -> FloatArray:
+        return mixed(x, np.broadcast_to(factors, (len(x), *factors.shape)), residual)
+
+    def mix(
+        self, x: FloatArray, factors: FloatArray, vectors: int, residual: FloatArray | None = None
+    ) -> FloatArray:
+        return mixed(x, factors.reshape(len(x), factors.shape[1] // vectors, vectors), residual)
+
+    def match_rms(self, x: FloatArray, like: FloatArray, floor: float) -> FloatArray:
+        return matched_rms(x, like, floor)
 
     def norm(self, x: FloatArray, norm: Norm) -> FloatArray:
         if self.adapters.active:
@@ -158,9 +181,14 @@ class ReferenceOps:
         return out
 
     def gated_linear(
-        self, x: FloatArray, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+        self,
+        x: FloatArray,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None = None,
+        limit: float = 0.0,
     ) -> FloatArray:
-        return self._gated(x, weight, activation, bias, range(len(x)))
+        return self._gated(x, weight, activation, bias, range(len(x)), limit)
 
     def _gated(
         self,
@@ -169,12 +197,13 @@ class ReferenceOps:
         activation: Activation,
         bias: FloatArray | None,
         places: Sequence[int],
+        limit: float,
     ) -> FloatArray:
         half = weight.shape[0] // 2
         out = np.empty((len(x), half), np.float32)
         for i, row in enumerate(x):
             y = self._product(weight, row, places[i], bias)
-            out[i] = gate(activation, y[:half], y[half:])
+            out[i] = gate(activation, y[:half], y[half:], limit)
         return out
 
     def rope_angles(self, rope: Rope) -> FloatArray:
@@ -273,12 +302,41 @@ class ReferenceOps:
                 row = x[t : t + 1] * weight if weigh_inputs else x[t : t + 1]
                 weight = np.float32(1) if weigh_inputs else weight
                 if expert is not None:
-                    inner = self._gated(row, expert.up, activation, expert.up_bias, [t])
+                    inner = self._gated(row, expert.up, activation, expert.up_bias, [t], expert.limit)
                     row = self._linear(inner, expert.down, expert.down_bias, None, None, [t])
                 out[t] += weight * row[0]
         return out.astype(np.float32)
 
-    def attention(self, q: FloatArray, layer: int, num_heads: int, attention: Attention) -> FloatArray:
+    def relative_scores(
+        self,
+        by_query: FloatArray | None,
+        by_key: FloatArray | None,
+        num_heads: int,
+        places: IntArray,
+        scale: float,
+    ) -> FloatArray:
+        count, positions = len(self.inputs.tokens_T), (len(places) + 1) // 2
+        out = np.zeros((count, num_heads, padded_positions(places)), np.float32)
+        heads = np.arange(num_heads)[:, None]
+        for start, stop in pairwise(self.inputs.cu_q_B1.tolist()):
+            keys = np.arange(stop - start)
+            for i in keys:
+                near, total = places[keys - i + positions - 1], np.zeros((num_heads, len(keys)))
+                if by_query is not None:
+                    total += by_query[start + i].reshape(num_heads, -1)[heads, near]
+                if by_key is not None:
+                    total += by_key[start:stop].reshape(len(keys), num_heads, -1)[keys, heads, near]
+                out[start + i, :, : len(keys)] = scale * total
+        return out.reshape(count, -1)
+
+    def attention(
+        self,
+        q: FloatArray,
+        layer: int,
+        num_heads: int,
+        attention: Attention,
+        scores: FloatArray | None = None,
+    ) -> FloatArray:
         """One softmax over the whole row, not tiled: the result that the online form must reach."""
         kept = self.kv.spec.layer(layer)
         groups, head_dim = kept.num_kv_heads, kept.head_dim
@@ -295,7 +353,10 @@ class ReferenceOps:
                 for g in range(groups):
                     heads = slice(g * (num_heads // groups), (g + 1) * (num_heads // groups))
                     products = q_GRH[g] @ keys_GSH[g, begin:end].T
-                    weights = attention_weights(products, attention, heads, own - begin)
+                    added = None
+                    if scores is not None:
+                        added = scores[t].reshape(num_heads, -1)[heads, begin:end]
+                    weights = attention_weights(products, attention, heads, own - begin, added)
                     out[t, heads] = weights @ values_GSH[g, begin:end]
         return out.reshape(len(q), -1)
 

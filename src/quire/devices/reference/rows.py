@@ -7,11 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.devices.host import Float64Array, activate, normalize
-from quire.devices.protocol import XIELU, Activation, Attention, FloatArray, Norm, Routing
+from quire.devices.protocol import XIELU, Activation, Attention, FloatArray, Norm, Routing, SparseGELU
 
 
-def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
+def gate(kind: Activation, x: Float64Array, up: Float64Array, limit: float) -> Float64Array:
     """activation(gate) * up of one row; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
+    if kind != "clamped_swiglu" and limit > 0:
+        return np.asarray(np.minimum(activate(kind, x), limit) * np.clip(up, -limit, limit))
     if kind != "clamped_swiglu":
         return activate(kind, x) * up
     low = np.minimum(x, 7.0)
@@ -21,6 +23,33 @@ def gate(kind: Activation, x: Float64Array, up: Float64Array) -> Float64Array:
 def xielu(op: XIELU, x: Float64Array) -> Float64Array:
     below = op.alpha_n * (np.expm1(np.minimum(x, op.eps)) - x)
     out: Float64Array = np.where(x > 0, op.alpha_p * x * x, below) + op.beta * x
+    return out
+
+
+def sparse_gelu(op: SparseGELU, x: Float64Array) -> Float64Array:
+    return activate("gelu_tanh", np.maximum(x - (x.mean() + op.cutoff * x.std()), 0.0))
+
+
+def mixed(x: FloatArray, factors: FloatArray, residual: FloatArray | None) -> FloatArray:
+    """Rows of A parts [rows, A D] -> rows of B parts [rows, B D], by the factors [rows, B, A]."""
+    rows, made, parts = factors.shape
+    each = x.shape[1] // parts
+    out = np.zeros((rows, made, each))
+    for row, total, own in zip(x.astype(np.float64), out, factors.astype(np.float64), strict=True):
+        for b, a in np.argwhere(own != 0):
+            total[b] += own[b, a] * row[a * each : (a + 1) * each]
+    whole = out.reshape(rows, made * each)
+    return np.asarray(whole if residual is None else whole + residual, np.float32)
+
+
+def matched_rms(x: FloatArray, like: FloatArray, floor: float) -> FloatArray:
+    """Each part of a row, as long as the row of `like`, scaled to the root mean square of that."""
+    out = np.empty(x.shape, np.float32)
+    for i, (row, model) in enumerate(zip(x.astype(np.float64), like.astype(np.float64), strict=True)):
+        parts, wanted = row.reshape(-1, len(model)), np.mean(model * model)
+        for j, part in enumerate(parts):
+            parts[j] = part * np.sqrt(wanted / max(float(np.mean(part * part)), floor))
+        out[i] = parts.reshape(-1)
     return out
 
 
@@ -60,7 +89,11 @@ def first_seen(position: int, attention: Attention) -> int:
 
 
 def attention_weights(
-    products_RS: Float64Array, attention: Attention, heads: slice, own: int
+    products_RS: Float64Array,
+    attention: Attention,
+    heads: slice,
+    own: int,
+    added_RS: FloatArray | None = None,
 ) -> Float64Array:
     """q . k of some heads with S positions, their own at index `own` -> the weights of those positions."""
     scores = products_RS * attention.scale
@@ -72,6 +105,8 @@ def attention_weights(
         reach = attention.bias.shape[1] // 2
         distances = np.clip(np.arange(scores.shape[1]) - own, -reach, reach)
         scores = scores + attention.bias[heads][:, distances + reach]
+    if added_RS is not None:
+        scores = scores + added_RS
     if attention.sinks is not None:
         scores = np.concatenate([scores, attention.sinks[heads, None]], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))

@@ -16,11 +16,19 @@ def first_seen(position: int, attention: Attention) -> int:
 
 
 def attend(
-    query: Any, keys: Any, values: Any, first: int, start: int, attention: Attention, sinks: Any = None
+    query: Any,
+    keys: Any,
+    values: Any,
+    first: int,
+    start: int,
+    attention: Attention,
+    sinks: Any = None,
+    added: Any = None,
 ) -> Any:
     """Queries [Q, N, H] over keys [K, G, H] and values [K, G, Hv], all float32: [Q, N, Hv].
 
-    Keys are at positions `first` onwards and queries at `start` onwards. `sinks` [N] as in `Attention`, on the device.
+    Keys are at positions `first` onwards and queries at `start` onwards. `sinks` [N] as in `Attention`, on the device;
+    `added` [N, Q, K] belongs to scores.
     """
     groups = query.shape[1] // keys.shape[1]
     query = query.transpose(0, 1) * attention.scale
@@ -37,6 +45,7 @@ def attend(
         reach = attention.bias.shape[1] // 2
         distances = (key_K - query_Q1).clamp(-reach, reach)
         scores = scores + torch.from_numpy(attention.bias).to(scores.device)[:, distances + reach]
+    scores = scores if added is None else scores + added
     hidden = key_K > query_Q1 + attention.ahead
     if attention.window is not None:
         hidden |= key_K <= query_Q1 - attention.window

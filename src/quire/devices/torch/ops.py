@@ -18,21 +18,24 @@ from torch.nn import functional
 from quire.devices.adapters import StepAdapters
 from quire.devices.host import all_gathered, all_reduced, received
 from quire.devices.kv import FP8_MOST
+from quire.devices.operands import padded_positions
 from quire.devices.protocol import (
     GELU,
-    XIELU,
     Activation,
     Array,
     Attention,
     Clamp,
+    ColumnScale,
     Elementwise,
     Expert,
     FloatArray,
+    IntArray,
     Matrix,
     Norm,
     Peers,
     Rope,
     Routing,
+    SparseGELU,
     Temperature,
     WeightType,
     experts_width,
@@ -40,6 +43,17 @@ from quire.devices.protocol import (
 from quire.devices.reference.weights import ReferenceMatrix
 from quire.devices.torch.attention import attend, first_seen
 from quire.devices.torch.cache import TorchStep
+from quire.devices.torch.rows import (
+    activate,
+    gate,
+    matched_rms,
+    mixed,
+    relative,
+    relative_places,
+    route_row,
+    sparse_gelu,
+    xielu,
+)
 from quire.errors import EngineError
 from quire.weights.activations import Rounding
 from quire.weights.layouts.rounding import LEAST
@@ -114,35 +128,6 @@ def round_int8(x: Any) -> Any:
     most = x.abs().amax(-1, keepdim=True)
     inverse = torch.where(most >= float(LEAST), 127 / most.clamp(min=float(LEAST)), 0)
     return torch.round(x * inverse) * (most / 127)
-
-
-def activate(kind: Activation, x: Any) -> Any:
-    if kind == "silu":
-        return functional.silu(x)
-    if kind == "relu":
-        return torch.relu(x)
-    if kind == "relu2":
-        return torch.relu(x).square()
-    if kind == "sigmoid":
-        return torch.sigmoid(x)
-    if kind == "softplus":
-        return functional.softplus(x)
-    if kind in ("gelu", "gelu_tanh"):
-        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
-    raise EngineError(f"the torch backend has no activation {kind!r}")
-
-
-def gate(kind: Activation, x: Any, up: Any) -> Any:
-    """activation(x) * up; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
-    if kind != "clamped_swiglu":
-        return activate(kind, x) * up
-    low = x.clamp(max=7.0)
-    return low * torch.sigmoid(1.702 * low) * (up.clamp(-7.0, 7.0) + 1.0)
-
-
-def xielu(op: XIELU, x: Any) -> Any:
-    below = op.alpha_n * (torch.expm1(x.clamp(max=op.eps)) - x)
-    return torch.where(x > 0, op.alpha_p * x * x, below) + op.beta * x
 
 
 def by_row(function: Callable[[Any], Any], x: Any) -> Any:
@@ -240,7 +225,20 @@ class TorchOps:
             return x * torch.tensor(scales, device=x.device)[:, None]
         if isinstance(op, GELU):
             return by_row(functional.gelu, x)
+        if isinstance(op, ColumnScale):
+            return x * tensor_like(x, np.array(op.factors))
+        if isinstance(op, SparseGELU):
+            return by_row(partial(sparse_gelu, op), x)
         return by_row(partial(xielu, op), x)
+
+    def combine(self, x: Any, factors: FloatArray, residual: Any = None) -> Any:
+        return mixed(x, tensor_like(x, factors).expand(len(x), *factors.shape), residual)
+
+    def mix(self, x: Any, factors: Any, vectors: int, residual: Any = None) -> Any:
+        return mixed(x, factors.reshape(len(x), factors.shape[1] // vectors, vectors), residual)
+
+    def match_rms(self, x: Any, like: Any, floor: float) -> Any:
+        return matched_rms(x, like, floor)
 
     def norm(self, x: Any, norm: Norm) -> Any:
         if self.adapters.active:
@@ -285,9 +283,14 @@ class TorchOps:
         return y if residual is None else y + residual
 
     def gated_linear(
-        self, x: Any, weight: Matrix, activation: Activation, bias: FloatArray | None = None
+        self,
+        x: Any,
+        weight: Matrix,
+        activation: Activation,
+        bias: FloatArray | None = None,
+        limit: float = 0.0,
     ) -> Any:
-        return self._gated(x, weight, activation, bias, range(len(x)))
+        return self._gated(x, weight, activation, bias, range(len(x)), limit)
 
     def _gated(
         self,
@@ -296,10 +299,11 @@ class TorchOps:
         activation: Activation,
         bias: FloatArray | None,
         places: Sequence[int],
+        limit: float,
     ) -> Any:
         y = self._products(x, weight, bias, places)
         half = y.shape[1] // 2
-        return by_row(lambda row: gate(activation, row[:half], row[half:]), y)
+        return by_row(lambda row: gate(activation, row[:half], row[half:], limit), y)
 
     def rope_angles(self, rope: Rope) -> Any:
         angles_TR = self.step.positions_T.float()[:, None] * tensor_like(self.step.positions_T, rope.inv_freq)
@@ -360,7 +364,7 @@ class TorchOps:
     ) -> Any:
         bias = None if correction is None else tensor_like(scores, correction)
         scales = None if weight_scales is None else tensor_like(scores, weight_scales)
-        return by_row(lambda row: _route(row, routing, bias, scales), scores)
+        return by_row(lambda row: route_row(row, routing, bias, scales), scores)
 
     def experts(
         self,
@@ -378,13 +382,24 @@ class TorchOps:
                 expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
                 y = row[None] * weight if weigh_inputs else row[None]
                 if expert is not None:
-                    inner = self._gated(y, expert.up, activation, expert.up_bias, [t])
+                    inner = self._gated(y, expert.up, activation, expert.up_bias, [t], expert.limit)
                     y = self._products(inner, expert.down, expert.down_bias, [t])
                 total += y[0].double() * (1.0 if weigh_inputs else weight.double())
             rows.append(total.float())
         return torch.stack(rows)
 
-    def attention(self, q: Any, layer: int, num_heads: int, attention: Attention) -> Any:
+    def relative_scores(
+        self, by_query: Any, by_key: Any, num_heads: int, places: IntArray, scale: float
+    ) -> Any:
+        like = by_key if by_query is None else by_query
+        out = like.new_zeros((len(like), num_heads, padded_positions(places)))
+        for seq in self.step.sequences:
+            index = relative_places(seq.length, places).to(like.device)
+            rows = slice(seq.begin, seq.end)
+            out[rows, :, : seq.length] = scale * relative(by_query, by_key, rows, num_heads, index)
+        return out.reshape(len(like), -1)
+
+    def attention(self, q: Any, layer: int, num_heads: int, attention: Attention, scores: Any = None) -> Any:
         """One softmax over everything that a query sees, not tiled."""
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         sinks = None if attention.sinks is None else tensor_like(q, attention.sinks)
@@ -396,7 +411,9 @@ class TorchOps:
                 position = seq.start + t - seq.begin
                 seen = slice(first_seen(position, attention), min(position + attention.ahead + 1, seq.length))
                 query = q[t].reshape(1, num_heads, -1)
-                out = attend(query, own_keys[seen], own_values[seen], seen.start, position, attention, sinks)
+                added = None if scores is None else scores[t].reshape(num_heads, 1, -1)[:, :, seen]
+                around = seen.start, position, attention, sinks, added
+                out = attend(query, own_keys[seen], own_values[seen], *around)
                 rows.append(out.reshape(-1))
         return torch.stack(rows)
 
@@ -437,49 +454,3 @@ class TorchOps:
             if (most := FP8_MOST.get(dtype)) is not None:
                 new = new.clamp(-most, most)
             side[layer][place] = (round_int8(new) if dtype == "int8" else new).to(side[layer].dtype)
-
-
-def _route(scores: Any, routing: Routing, correction: Any, scales: Any) -> Any:
-    """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
-    weights = scores[: routing.num_experts].double()
-    if routing.sparse_mixer:
-        return _mix(weights, routing)
-    if routing.scoring == "sigmoid":
-        weights = torch.sigmoid(weights)
-    elif not routing.softmax_after:
-        weights = weights.softmax(0)
-    ranks = weights if correction is None else weights + correction
-    if routing.correct_logits and correction is not None:
-        ranks = scores[: routing.num_experts].double() + correction
-    if routing.num_groups > 1:
-        groups = ranks.reshape(routing.num_groups, -1)
-        best = groups.sort(1).values[:, -2 if routing.group_sum else -1 :].sum(1)
-        kept = torch.argsort(best, descending=True, stable=True)[: routing.top_groups]
-        hidden = torch.full_like(best, -torch.inf)
-        hidden[kept] = 0
-        ranks = (groups + hidden[:, None]).reshape(-1)
-    ids = torch.argsort(ranks, descending=True, stable=True)[: routing.top_k]
-    weights = weights[ids]
-    if routing.softmax_after:
-        weights = weights.softmax(0)
-    if routing.renormalize:
-        weights = weights / (weights.sum() + 1e-20)
-    weights = weights * routing.scale
-    weights = weights if scales is None else weights * scales[ids]
-    if routing.shared:
-        own = torch.sigmoid(scores[-1:].double()) if routing.shared_gate else weights.new_ones(1)
-        ids, weights = torch.cat([ids, ids.new_tensor([routing.num_experts])]), torch.cat([weights, own])
-    return torch.cat([ids.double(), weights]).float()
-
-
-def _mix(scores: Any, routing: Routing) -> Any:
-    """SparseMixer: experts one by one; a weight is a share among the scores near the greatest left."""
-    left, ids, weights = scores.clone(), [], []
-    for _ in range(routing.top_k):
-        best = int(left.argmax())
-        top = left[best].clone()
-        near = (top - scores) / torch.maximum(scores.abs(), top) <= 2 * routing.sparse_mixer
-        weights.append(routing.scale / torch.exp(left[near] - top).sum())
-        ids.append(scores.new_tensor(best))
-        left[best] = -torch.inf
-    return torch.stack([*ids, *weights]).float()

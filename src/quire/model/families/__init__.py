@@ -30,6 +30,7 @@ _DECODERS = {
     "Qwen3MoeForCausalLM:qwen3_moe",
     "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text "
     "VaultGemmaForCausalLM:vaultgemma",
+    "gemma3n": "Gemma3nForCausalLM:gemma3n_text",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
     "FlexOlmoForCausalLM:flex_olmo Exaone4ForCausalLM:exaone4",
@@ -74,9 +75,13 @@ _ALIASES = {
     "Glm4MoeForCausalLM sarvam_moe": "SarvamMoEForCausalLM",
     "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",
 }
+# Classes that no family can describe, with the field that asks for what Quire lacks.
+_UNREAD = {
+    "DogeForCausalLM": "keep_window_size asks for keys that each token chooses by a mask of its own",
+}
 _ENCODERS = (
     "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert EuroBert:eurobert "
-    "JinaEmbeddingsV3:jina_embeddings_v3 MPNet:mpnet"
+    "JinaEmbeddingsV3:jina_embeddings_v3 MPNet:mpnet Deberta:deberta DebertaV2:deberta-v2"
 )
 ENCODER_TASKS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model")
 
@@ -192,8 +197,13 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
         raise ModelError(f"{where}: architectures must hold a name, got {names[0]!r:.80}")
     name = _ALIASES.get(names[0], names[0])
     name = _ALIASES.get(f"{name} {kind}", name)
+    if (
+        values.get("position_embedding_type") == "rotary"
+    ):  # Jina's class, under the name of the one that it changes
+        name = name.replace("XLMRoberta", "JinaEmbeddingsV3")
     if name not in SUPPORTED:
+        why = _UNREAD.get(name, "Quire has no family for it")
         raise UnknownArchitectureError(
-            f"{where}: architecture {name} is not supported: Quire has no family for it (docs/models.md lists all)"
+            f"{where}: architecture {name} is not supported: {why} (docs/models.md lists all)"
         )
     return name

@@ -16,6 +16,7 @@ CLASSES = frozenset(
     for name in (
         "Aria",
         "Gemma3",
+        "Gemma3n",
         "Gemma4",
         "KimiK25",
         "Llama4",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from msgspec.structs import replace
 
+from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
+from quire.model.families.deberta import (
+    DEBERTA,
+    deberta_names,
+    first_deberta_names,
+    read_deberta,
+    read_first_deberta,
+)
 from quire.model.families.family import (
     FULL,
     SLIDING,
@@ -20,42 +26,22 @@ from quire.model.families.family import (
 )
 from quire.model.families.gpt import PLAIN
 from quire.model.families.llama import read_llama
-from quire.model.families.names import TensorNames
+from quire.model.families.names import TensorNames, bert_names
 from quire.model.families.rope import read_layer_ropes
 from quire.model.spec import ArchSpec
 
 _TRAINING = """hidden_dropout_prob attention_probs_dropout_prob classifier_dropout pooler_fc_size directionality
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type output_past gradient_checkpointing
     sentence_transformers sbert_ce_default_activation_function"""
+_JINA_UNUSED = """lora_adaptations lora_task lora_rank lora_alpha lora_dropout_p lora_main_params_trainable
+    load_trained_adapters task_instructions matryoshka_dimensions truncate_dim use_flash_attn use_reentrant"""
 _MODERNBERT_UNUSED = """embedding_dropout mlp_dropout classifier_dropout classifier_bias classifier_pooling decoder_bias
     deterministic_flash_attn reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
     initializer_cutoff_factor layer_norm_eps tie_word_embeddings cls_token_id position_embedding_type"""
 
 
-def _bert_names(base: str, *ignored: str) -> TensorNames:
-    escaped = base.replace(".", r"\.")
-    return TensorNames(
-        base=base,
-        embedding=f"{base}embeddings.word_embeddings",
-        positions=f"{base}embeddings.position_embeddings",
-        segments=f"{base}embeddings.token_type_embeddings",
-        embedding_norm=f"{base}embeddings.LayerNorm",
-        layer=f"{base}encoder.layer.{{i}}.",
-        q="attention.self.query",
-        k="attention.self.key",
-        v="attention.self.value",
-        out="attention.output.dense",
-        attention_post_norm="attention.output.LayerNorm",
-        up="intermediate.dense",
-        down="output.dense",
-        mlp_post_norm="output.LayerNorm",
-        # heads are read apart from the encoder, where they are used
-        ignored=(rf"{escaped}embeddings\.position_ids", rf"{escaped}pooler\.dense\..*", *ignored),
-    )
-
-
-BERT_NAMES = _bert_names("bert.", r"cls\..*", r"classifier\..*", r"linear\..*")
-ROBERTA_NAMES = _bert_names("roberta.", r"lm_head\..*", r"classifier\..*")
+BERT_NAMES = bert_names("bert.", r"cls\..*", r"classifier\..*", r"linear\..*")
+ROBERTA_NAMES = bert_names("roberta.", r"lm_head\..*", r"classifier\..*")
 DISTILBERT_NAMES = TensorNames(
     base="distilbert.",
     embedding="distilbert.embeddings.word_embeddings",
@@ -73,7 +59,7 @@ DISTILBERT_NAMES = TensorNames(
     ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"(pre_)?classifier\..*"),
 )
 MPNET_NAMES = replace(
-    _bert_names("mpnet.", r"lm_head\..*", r"classifier\..*"),
+    bert_names("mpnet.", r"lm_head\..*", r"classifier\..*"),
     position_bias="mpnet.encoder.relative_attention_bias",
     q="attention.attn.q",
     k="attention.attn.k",
@@ -109,33 +95,6 @@ MODERNBERT_NAMES = TensorNames(
     down="mlp.Wo",
     ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ClassifierNames:
-    """Where a classifier over one pooled vector lies: dense (activated), a norm or none, then the labels' weights.
-
-    `base` may be left out of `dense` where it begins with it, as in TensorNames. `pooling` is the config's way to
-    pool if it names none.
-    """
-
-    dense: str
-    out: str
-    activation: Literal["tanh", "gelu", "relu"] = "tanh"
-    norm: str | None = None
-    pooling: str = "cls"
-
-
-CLASSIFIERS: Mapping[str, ClassifierNames] = {
-    "BertForSequenceClassification": ClassifierNames("bert.pooler.dense", "classifier"),
-    "RobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
-    "XLMRobertaForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
-    "JinaEmbeddingsV3ForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
-    "EuroBertForSequenceClassification": ClassifierNames("dense", "classifier", "gelu", pooling="late"),
-    "MPNetForSequenceClassification": ClassifierNames("classifier.dense", "classifier.out_proj"),
-    "DistilBertForSequenceClassification": ClassifierNames("pre_classifier", "classifier", "relu"),
-    "ModernBertForSequenceClassification": ClassifierNames("head.dense", "classifier", "gelu", "head.norm"),
-}
 
 
 def read_bert(config: ConfigReader) -> ArchSpec:
@@ -198,7 +157,10 @@ def read_mpnet(config: ConfigReader) -> ArchSpec:
 
 
 def read_jina(config: ConfigReader) -> ArchSpec:
-    """Sturua et al. 2024, arXiv:2409.10173: XLM-R with rotary positions."""
+    """Sturua et al. 2024, arXiv:2409.10173: XLM-R with rotary positions. The changes for tasks are in its weights."""
+    config.expect("position_embedding_type", "rotary", "absolute", None)
+    config.expect("emb_pooler", "mean", None)  # as modules.json says
+    config.skip(_JINA_UNUSED)
     rows = config.integer("type_vocab_size")
     pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
     config.skip(_TRAINING)
@@ -269,9 +231,25 @@ _FAMILIES = {
         {**BERT, "relative_attention_num_buckets": 32},
         BERT_KEYS,
     ),
+    "Deberta": Family(
+        "deberta",
+        "DeBERTa (base, large, xlarge)",
+        read_first_deberta,
+        first_deberta_names,
+        DEBERTA,
+        BERT_KEYS,
+    ),
+    "DebertaV2": Family(
+        "deberta-v2",
+        "DeBERTa v3, mDeBERTa; mxbai-rerank",
+        read_deberta,
+        deberta_names,
+        DEBERTA,
+        BERT_KEYS,
+    ),
     "JinaEmbeddingsV3": Family(
         "jina_embeddings_v3",
-        "Jina embeddings v3 (hf)",
+        "Jina embeddings v3",
         read_jina,
         JINA_NAMES,
         {
@@ -281,7 +259,7 @@ _FAMILIES = {
             "type_vocab_size": 1,
             "rope_theta": 2e4,
         },
-        BERT_KEYS,
+        {**BERT_KEYS, "rope_theta": "rope_theta rotary_emb_base"},
     ),
     "EuroBert": Family(
         "eurobert",

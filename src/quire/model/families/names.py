@@ -24,6 +24,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     outputs as their rows or as their columns. Gate and up then alternate, are halves with `expert_halves`, or are two
     tensors if `expert_gate_apart` names the gate's.
 
+    `altup` and `laurel` are prefixes; {s} is the number of a stream less one.
+
     `ignored` are patterns of whole names that hold nothing to load (buffers that are computed from the config). `base`
     begins the names of all but the head; a checkpoint of the base model alone leaves it out, and one of several parts
     may begin with one of `prefixes` instead.
@@ -37,6 +39,13 @@ class TensorNames(msgspec.Struct, frozen=True):
     positions: str = ""
     segments: str = ""
     position_bias: str = ""
+    relative: str = ""
+    relative_norm: str = ""
+    relative_keys: str = ""
+    relative_queries: str = ""
+    relative_keys_bias: bool = True
+    q_bias: str = ""  # vectors of their own, beside a fused projection without biases
+    v_bias: str = ""
     embedding_norm: str = ""
     project_in: str = ""
     project_out: str = ""
@@ -97,6 +106,10 @@ class TensorNames(msgspec.Struct, frozen=True):
     per_layer_gate: str = ""
     per_layer_out: str = ""
     per_layer_post_norm: str = ""
+    altup: str = "altup."
+    spread: str = "model.altup_projections.{s}"
+    merge: str = "model.altup_unembed_projections.{s}"
+    laurel: str = "laurel."
     transposed: bool = False
     interleaved: bool = False
     norm_offset: float = 0.0
@@ -105,14 +118,16 @@ class TensorNames(msgspec.Struct, frozen=True):
     def fitted(self, present: Iterable[str]) -> TensorNames:
         """These names with the prefix that the tensors have in place of `base`, or with none.
 
-        Experts that the family stacks may be tensors of their own, as in GGUF files.
+        Experts that the family stacks, and projections that it fuses, may be tensors of their own, as in GGUF files.
         """
         present = list(present)
         names = self
+        if self.qkv is not None and any(name.endswith(f".{self.q}.weight") for name in present):
+            names = replace(names, qkv=None)
         if self.expert_stack and any(f"{self.experts}0." in name for name in present):
             own = TensorNames()
             names = replace(
-                self,
+                names,
                 experts=f"{self.experts}{{e}}.",
                 expert_gate=own.expert_gate,
                 expert_up=own.expert_up,
@@ -155,3 +170,25 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+
+def bert_names(base: str, *ignored: str) -> TensorNames:
+    """The names of BERT and its kin below `base`. `ignored` are those of heads, which are read where they are used."""
+    escaped = base.replace(".", r"\.")
+    return TensorNames(
+        base=base,
+        embedding=f"{base}embeddings.word_embeddings",
+        positions=f"{base}embeddings.position_embeddings",
+        segments=f"{base}embeddings.token_type_embeddings",
+        embedding_norm=f"{base}embeddings.LayerNorm",
+        layer=f"{base}encoder.layer.{{i}}.",
+        q="attention.self.query",
+        k="attention.self.key",
+        v="attention.self.value",
+        out="attention.output.dense",
+        attention_post_norm="attention.output.LayerNorm",
+        up="intermediate.dense",
+        down="output.dense",
+        mlp_post_norm="output.LayerNorm",
+        ignored=(rf"{escaped}embeddings\.position_ids", rf"{escaped}pooler\.dense\..*", *ignored),
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from quire.model.families.config import ConfigReader
+from msgspec.structs import replace
+
+from quire.model.families.config import MOST, ConfigReader
 from quire.model.families.family import (
     DENSE,
     FULL,
@@ -37,10 +39,9 @@ def read_step(config: ConfigReader) -> ArchSpec:
         LayerShape(near, near_kv, size, inner) if kind == SLIDING else LayerShape(heads, kv, size, inner)
         for kind in kinds
     )
-    for key in ("swiglu_limits", "swiglu_limits_shared"):
-        limits = config.get(key)
-        if limits is not None and (not isinstance(limits, list) or any(limits)):
-            raise config.wrong(key, limits, "null, or 0 in all layers: bounds of activations are not read")
+    limits, shared_limits = (
+        _limits(config, key, layers, extra) for key in ("swiglu_limits", "swiglu_limits_shared")
+    )
     config.expect("scoring_func", "sigmoid")
     config.expect("n_shared_experts", 1)
     config.expect("use_moe_router_bias", True)
@@ -51,6 +52,15 @@ def read_step(config: ConfigReader) -> ArchSpec:
     dims = kind_dims(config, size, {FULL: 1.0, SLIDING: 1.0})
     thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
     ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], thetas)
+    moe = read_moe(
+        config,
+        layers=_sparse(config, layers),
+        shared=config.integer("share_expert_dim"),
+        correction=True,
+        scoring="sigmoid",
+        renormalize=True,
+        scale=config.number("moe_router_scaling_factor"),
+    )
     return read_decoder(
         config,
         **biases(config),
@@ -64,16 +74,22 @@ def read_step(config: ConfigReader) -> ArchSpec:
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
         windows=windows_of(config, kinds),
-        moe=read_moe(
-            config,
-            layers=_sparse(config, layers),
-            shared=config.integer("share_expert_dim"),
-            correction=True,
-            scoring="sigmoid",
-            renormalize=True,
-            scale=config.number("moe_router_scaling_factor"),
-        ),
+        moe=replace(moe, limits=limits),
+        gate_limits=shared_limits,
     )
+
+
+def _limits(config: ConfigReader, key: str, layers: int, extra: int) -> tuple[float, ...] | None:
+    """Bounds of gated products by layer, where null and 0 are none; None if no layer has one."""
+    found = config.get(key)
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) not in (layers, layers + extra):
+        raise config.wrong(key, found, f"{layers} numbers")
+    if any(x is not None and (type(x) not in (int, float) or not 0 <= x <= MOST) for x in found):
+        raise config.wrong(key, found, "numbers from 0 on, or null")
+    limits = tuple(float(x or 0.0) for x in found[:layers])
+    return limits if any(limits) else None
 
 
 def _sliding_heads(config: ConfigReader) -> tuple[int, int]:
@@ -131,7 +147,7 @@ def step_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
 FAMILIES = {
     "Step3p5ForCausalLM": Family(
         "step3p5",
-        "Step 3.5, 3.7 Flash (no bounded activations)",
+        "Step 3.5, 3.7 Flash",
         read_step,
         step_names,
         {

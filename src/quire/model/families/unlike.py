@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -37,10 +39,11 @@ def read_gemma4(config: ConfigReader) -> ArchSpec:
     shared = config.boolean("attention_k_eq_v")
     sizes = _gemma4_sizes(config, kinds, shared)
     (kv_near, near), (kv_far, far) = sizes[SLIDING], sizes[FULL]
-    inner, reused = config.integer("intermediate_size"), config.count("num_kv_shared_layers")
+    inner = config.integer("intermediate_size")
+    reused = config.integer("num_kv_shared_layers", low=0, high=layers)
     wide = 2 if config.boolean("use_double_wide_mlp") else 1
     first = layers - reused
-    sources = tuple(i if i < first else _last(config, kinds[:first], kinds[i]) for i in range(layers))
+    sources = tuple(i if i < first else last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers))
     shapes = tuple(
         LayerShape(heads, *sizes[kind], inner * (wide if i >= first else 1)) for i, kind in enumerate(kinds)
     )
@@ -96,13 +99,27 @@ def _gemma4_sizes(config: ConfigReader, kinds: list[str], shared: bool) -> dict[
     return {**sizes, **found}
 
 
-def _last(config: ConfigReader, kinds: list[str], kind: str) -> int:
+def last_of_kind(config: ConfigReader, kinds: list[str], kind: str) -> int:
     """The last of the layers that keep their own keys, of the same kind."""
     if kind not in kinds:
         raise config.wrong(
             "num_kv_shared_layers", len(kinds), f"such that a layer of {kind} keeps its own keys"
         )
     return len(kinds) - 1 - kinds[::-1].index(kind)
+
+
+def without_shared_keys(names: TensorNames, spec: ArchSpec) -> TensorNames:
+    """The names, with keys and values left out in layers that read another layer's: checkpoints may hold them."""
+    unused = tuple(
+        rf"model\.layers\.{i}\.self_attn\.[kv]_(proj|norm)\..*"
+        for i in range(spec.num_layers)
+        if spec.kv_source(i) != i
+    )
+    return replace(names, ignored=(*names.ignored, *unused))
+
+
+def gemma4_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    return without_shared_keys(GEMMA4_NAMES, spec)
 
 
 def read_mimo(config: ConfigReader) -> ArchSpec:
@@ -276,34 +293,37 @@ def read_decilm(config: ConfigReader) -> ArchSpec:
     )
 
 
+PER_LAYER_NAMES = {
+    "per_layer_table": "model.embed_tokens_per_layer",
+    "per_layer_model": "model.per_layer_model_projection",
+    "per_layer_norm": "model.per_layer_projection_norm",
+    "per_layer_gate": "per_layer_input_gate",
+    "per_layer_out": "per_layer_projection",
+    "per_layer_post_norm": "post_per_layer_input_norm",
+}
+GEMMA4_NAMES = replace(
+    SANDWICH_NAMES,
+    norm_offset=0.0,
+    layer_scale="layer_scalar",
+    router="router.proj",
+    router_scale="router.scale",
+    expert_scales="router.per_expert_scale",
+    mlp_beside_norm="post_feedforward_layernorm_1",
+    moe_pre_norm="pre_feedforward_layernorm_2",
+    moe_norm="post_feedforward_layernorm_2",
+    experts="experts.",
+    expert_up="gate_up_proj",
+    expert_down="down_proj",
+    expert_stack="rows",
+    expert_halves=True,
+    **PER_LAYER_NAMES,
+)
 FAMILIES = {
     "Gemma4ForCausalLM": Family(
         "gemma4_text",
         "Gemma 4 (text: 26B-A4B, 31B, E2B, E4B)",
         read_gemma4,
-        TensorNames(
-            attention_post_norm=SANDWICH_NAMES.attention_post_norm,
-            mlp_norm=SANDWICH_NAMES.mlp_norm,
-            mlp_post_norm=SANDWICH_NAMES.mlp_post_norm,
-            layer_scale="layer_scalar",
-            router="router.proj",
-            router_scale="router.scale",
-            expert_scales="router.per_expert_scale",
-            mlp_beside_norm="post_feedforward_layernorm_1",
-            moe_pre_norm="pre_feedforward_layernorm_2",
-            moe_norm="post_feedforward_layernorm_2",
-            experts="experts.",
-            expert_up="gate_up_proj",
-            expert_down="down_proj",
-            expert_stack="rows",
-            expert_halves=True,
-            per_layer_table="model.embed_tokens_per_layer",
-            per_layer_model="model.per_layer_model_projection",
-            per_layer_norm="model.per_layer_projection_norm",
-            per_layer_gate="per_layer_input_gate",
-            per_layer_out="per_layer_projection",
-            per_layer_post_norm="post_per_layer_input_norm",
-        ),
+        gemma4_names,
         {
             "num_key_value_heads": 4,
             "head_dim": 256,

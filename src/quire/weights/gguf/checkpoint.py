@@ -39,13 +39,16 @@ class GGUFCheckpoint:
 
     def dtype(self, name: str) -> np.dtype[Any]:
         place = self.tensors[name]
+        if place.values is not None:
+            return place.values.dtype
         kind = self.parts.tensors[place.tensor].kind.name
         if not place.exact or (place.second and self.parts.tensors[place.second].kind.name != kind):
             return FLOAT32
         return BFLOAT16 if kind == "MXFP4" else PLAIN.get(kind, FLOAT32)
 
     def path(self, name: str) -> Path:
-        return self.parts.path_of(self.tensors[name].tensor)
+        place = self.tensors[name]
+        return self.parts.path if place.values is not None else self.parts.path_of(place.tensor)
 
     @property
     def activations(self) -> KeptActivations:
@@ -54,7 +57,13 @@ class GGUFCheckpoint:
 
     def layout(self, name: str) -> AnyLayout | None:
         place = self.tensors[name]
-        if not place.exact or place.second or len(place.shape) != 2 or self._file_rows(place) is None:
+        if (
+            place.values is not None
+            or not place.exact
+            or place.second
+            or len(place.shape) != 2
+            or self._file_rows(place) is None
+        ):
             return None
         kind = self.parts.tensors[place.tensor].kind.name
         return None if kind in PLAIN else Blocks(kind.lower())
@@ -87,6 +96,8 @@ class GGUFCheckpoint:
 
     def get(self, name: str) -> Array:
         place = self.tensors[name]
+        if place.values is not None:
+            return place.values
         raw, shape = self._raw(place)
         arrays = [self._values(place.tensor, raw).reshape(shape)]
         if place.second is not None:

@@ -61,6 +61,25 @@ class Keys:
             raise self.wrong(name, "an integer above 0, the same for all layers", value)
         return value
 
+    def by_layer(self, name: str, default: int | None = None, low: int = 1) -> list[int]:
+        """An integer for each layer, given as such or once for all."""
+        value, layers = self.get(name), num_layers(self)
+        value = default if value is None else value
+        values: list[Any] = value[:layers] if isinstance(value, list) else [value] * layers
+        if len(values) != layers or any(type(x) is not int or not low <= x < 1 << 31 for x in values):
+            raise self.wrong(name, f"an integer from {low}, or one for each layer", value)
+        return values
+
+    def numbers(self, key: str) -> list[float]:
+        """A finite number for each layer, or one for all, under a key without the architecture's name."""
+        value, layers = self.file.get(key), num_layers(self)
+        values = value[:layers] if isinstance(value, list) else [value] * layers
+        if len(values) != layers or any(type(x) is not float or not math.isfinite(x) for x in values):
+            raise ModelError(
+                f"{self.file.path}: {key} must be a number for each layer, got {str(value)[:80]}"
+            )
+        return values
+
     def count(self, name: str) -> int:
         """An integer of 0 or more; 0 where absent."""
         return 0 if not self.get(name) else self.integer(name)
@@ -115,22 +134,27 @@ def named(architecture: str, config: Config) -> Config:
     return {**config, "architectures": [architecture]}
 
 
-def common(keys: Keys) -> Config:
-    """What every model has. The embedding tells the size of the vocabulary, padding included."""
+def common(keys: Keys, alike: bool = True) -> Config:
+    """What every model has. The embedding tells the size of the vocabulary, padding included.
+
+    Without `alike` layers may differ in their heads: their number is the largest, and those of keys are left out.
+    """
     embedding = keys.file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{keys.file.path}: no tensor token_embd.weight: the file holds no whole model")
-    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    kv_heads = keys.get("attention.head_count_kv")
-    return {
+    hidden, heads = keys.integer("embedding_length"), max(keys.by_layer("attention.head_count", low=0))
+    config = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "num_hidden_layers": num_layers(keys),
         "num_attention_heads": heads,
-        "num_key_value_heads": heads if kv_heads is None else keys.integer("attention.head_count_kv"),
         "max_position_embeddings": keys.integer("context_length"),
         "tie_word_embeddings": not keys.has("output.weight"),
     }
+    if alike:
+        keys.integer("attention.head_count")
+        config["num_key_value_heads"] = keys.integer("attention.head_count_kv", heads)
+    return config
 
 
 def num_layers(keys: Keys) -> int:
@@ -169,7 +193,7 @@ def layer_types(keys: Keys, period: int) -> list[str]:
     """The kind of each layer: one flag a layer (true: it slides), or every `period`-th layer sees all positions."""
     blocks, given = keys.integer("block_count"), keys.get("attention.sliding_window_pattern")
     if isinstance(given, list):
-        if len(given) != blocks or any(type(flag) is not bool for flag in given):
+        if len(given) != blocks or any(flag not in (0, 1) for flag in given):
             raise keys.wrong("attention.sliding_window_pattern", f"{blocks} flags", given)
         return [SLIDING if flag else FULL for flag in given[: num_layers(keys)]]
     if given is not None:
@@ -232,7 +256,7 @@ def _scaling(keys: Keys, size: int) -> Config | None:
     if kind in (None, "none", "longrope"):
         return {"rope_type": "linear", "factor": linear} if linear not in (None, 0, 1) else None
     if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
+        return None if factor == 1 else {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise keys.wrong("rope.scaling.type", "none, linear, yarn or longrope", kind)
     scaling = {"rope_type": "yarn", "factor": factor}

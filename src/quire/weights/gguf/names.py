@@ -16,7 +16,7 @@ from quire.weights.gguf.container import TensorEntry
 from quire.weights.parts import Take, chain, row_range, transposed
 from quire.weights.tensor import Array
 
-BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_0-9]+)\.?(weight|bias)?")
+BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_0-9]+)\.?(weight|bias|scale)?")
 # What the config was made of, and buffers that are computed.
 CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 
@@ -26,7 +26,7 @@ class Place:
     """Where a tensor lies: all of `tensor`, or its entry `index`; `take` then restores the original's order.
 
     `shape` is that of the result. `exact` says that `take` moves values and computes none. `second` is a tensor that
-    `take` gets beside the first: the original was one.
+    `take` gets beside the first: the original was one. `values` are those of a tensor that is not in the file.
     """
 
     tensor: str
@@ -35,17 +35,19 @@ class Place:
     take: Take | None = None
     exact: bool = True
     second: str | None = None
+    values: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
     """How one architecture's tensors are called. Keys are GGUF's module names, values the original's.
 
-    `whole` are modules of one tensor, whose original has no suffix. `experts` and `heads` are modules that the file
-    stacks: one original for each entry. `turned` were reordered for rotary pairs that are neighbours
-    (convert_hf_to_gguf.py, LlamaModel.permute); `grouped` had the rows of each head of keys together (its queries, its
-    key, its value); `transposed` were stored [K, O]; `rows` were matrices of one row. `norm_offset` was added to the
-    weights of norms. `latent_up` is the module whose keys and values the file splits (attn_k_b, attn_v_b).
+    `whole` are modules of one tensor, whose original has no suffix (or a module with the suffix ".scale"). `experts`,
+    `heads` and, outside of layers, `stacks` are modules that the file stacks: one original for each entry. `turned`
+    were reordered for rotary pairs that are neighbours (convert_hf_to_gguf.py, LlamaModel.permute); `grouped` had the
+    rows of each head of keys together (its queries, its key, its value); `transposed` were stored [K, O]; `rows` were
+    matrices of one row. `norm_offset` was added to the weights of norms. `latent_up` is the module whose keys and
+    values the file splits (attn_k_b, attn_v_b).
 
     A file may also fuse what the original keeps apart: attn_qkv, and the experts' ffn_gate_up_exps.
     """
@@ -62,6 +64,7 @@ class Naming:
     whole: Mapping[str, str] = field(default_factory=dict)
     experts: Mapping[str, str] = field(default_factory=dict)
     heads: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
     turned: bool = False
     grouped: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
@@ -89,6 +92,11 @@ def places(
     return found
 
 
+def made_places(made: Mapping[str, Array]) -> dict[str, Place]:
+    """Places of tensors that are made of keys."""
+    return {name: Place("", values.shape, values=values) for name, values in made.items()}
+
+
 def _places_of(
     tensor: str,
     shape: tuple[int, ...],
@@ -98,11 +106,14 @@ def _places_of(
 ) -> Iterator[tuple[str, Place]]:
     block = BLOCK.fullmatch(tensor)
     if block is None:
-        yield _outside(tensor, shape, naming)
+        yield from _outside(tensor, shape, naming)
         return
     layer, module, kind = naming.layer.format(i=int(block[1])), block[2], block[3]
     stacked = naming.experts.get(module) or naming.heads.get(module)
-    if stacked is not None and len(shape) > 1:
+    if kind == "scale":
+        name = naming.whole.get(f"{module}.scale")
+        yield (tensor if name is None else layer + name), Place(tensor, shape)
+    elif stacked is not None and len(shape) > 1:
         for e in range(shape[0]):
             yield f"{layer}{stacked.format(e=e)}.{kind}", Place(tensor, shape[1:], index=e)
     elif module == "ffn_gate_up_exps" and naming.experts and len(shape) > 1:
@@ -112,7 +123,7 @@ def _places_of(
     elif module in naming.whole:
         yield layer + naming.whole[module], _row(tensor, module, shape, naming)
     elif module == "attn_qkv" and module not in naming.modules:
-        yield from _unfused(tensor, layer, kind, shape, naming, config)
+        yield from _unfused(tensor, layer, kind, shape, naming, _heads(config, int(block[1])))
     elif naming.latent_up and module == "attn_k_b" and second is not None and len(shape) == len(second) == 3:
         heads, rank, keys = shape
         joined = Place(
@@ -124,26 +135,31 @@ def _places_of(
     elif module in naming.modules and kind is not None:
         yield (
             f"{layer}{naming.modules[module]}.{kind}",
-            _restored(tensor, module, kind, shape, naming, config),
+            _restored(tensor, module, kind, shape, naming, _heads(config, int(block[1]))),
         )
     else:
         yield tensor, Place(tensor, shape)
 
 
-def _outside(tensor: str, shape: tuple[int, ...], naming: Naming) -> tuple[str, Place]:
+def _outside(tensor: str, shape: tuple[int, ...], naming: Naming) -> Iterator[tuple[str, Place]]:
     """A tensor that belongs to no layer."""
     module, _, kind = tensor.rpartition(".")
+    stacked = naming.stacks.get(module)
+    if stacked is not None and len(shape) > 1:
+        for e in range(shape[0]):
+            yield f"{stacked.format(e=e)}.{kind}", Place(tensor, shape[1:], index=e)
+        return
     name = naming.outside.get(module)
     offset = naming.norm_offset if (module, kind) == ("output_norm", "weight") else 0.0
     place = Place(tensor, shape, take=_minus(offset) if offset else None, exact=not offset)
-    return (tensor if name is None else f"{name}.{kind}"), place
+    yield (tensor if name is None else f"{name}.{kind}"), place
 
 
 def _unfused(
-    tensor: str, layer: str, kind: str, shape: tuple[int, ...], naming: Naming, config: Mapping[str, Any]
+    tensor: str, layer: str, kind: str, shape: tuple[int, ...], naming: Naming, counts: tuple[int, int]
 ) -> Iterator[tuple[str, Place]]:
     """Queries, keys and values that the file holds in one tensor."""
-    heads, kv_heads = _heads(config)
+    heads, kv_heads = counts
     size = shape[0] // (heads + 2 * kv_heads)
     first = 0
     for module, count in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads)):
@@ -166,17 +182,19 @@ def _row(tensor: str, module: str, shape: tuple[int, ...], naming: Naming) -> Pl
     return Place(tensor, shape)
 
 
-def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
+def _heads(config: Mapping[str, Any], layer: int) -> tuple[int, int]:
     """The number of heads, and of those of keys and values."""
     heads = config.get("num_attention_heads", 1)
+    if "block_configs" in config:
+        return heads, heads // config["block_configs"][layer]["attention"].get("n_heads_in_group", heads)
     return heads, config.get("num_key_value_heads") or config.get("num_kv_heads") or heads
 
 
 def _restored(
-    tensor: str, module: str, kind: str, shape: tuple[int, ...], naming: Naming, config: Mapping[str, Any]
+    tensor: str, module: str, kind: str, shape: tuple[int, ...], naming: Naming, counts: tuple[int, int]
 ) -> Place:
     """The place of a module's tensor, with what the converter did to it undone."""
-    heads, kv_heads = _heads(config)
+    heads, kv_heads = counts
     if naming.turned and module in ("attn_q", "attn_k"):
         return Place(tensor, shape, take=_unturned(heads if module == "attn_q" else kv_heads))
     if module in naming.grouped:

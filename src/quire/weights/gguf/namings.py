@@ -218,6 +218,95 @@ FALCON_TWO_NORMS = Naming(
     modules={**BLOOM.modules, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
     grouped=BLOOM.grouped,
 )
+PER_LAYER = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+PER_LAYER_OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+GEMMA3N = Naming(
+    outside=PER_LAYER_OUTSIDE,
+    modules={
+        **SANDWICH,
+        **PER_LAYER,
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    },
+    whole={"altup_correct_scale": "altup.correct_output_scale"},
+    stacks={
+        "altup_proj": "model.altup_projections.{e}",
+        "altup_unembd_proj": "model.altup_unembed_projections.{e}",
+    },
+)
+GEMMA4 = Naming(
+    outside=PER_LAYER_OUTSIDE,
+    modules={
+        **SANDWICH,
+        **PER_LAYER,
+        "ffn_gate_inp": "router.proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    },
+    whole={
+        "layer_output_scale": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
+    experts={f"ffn_{kind}_exps": f"experts.{{e}}.{kind}_proj" for kind in ("gate", "up", "down")},
+)
+MIMO2 = Naming(
+    **_mixture("mlp.experts", "", "mlp.gate"),
+    whole={**V3_WHOLE, "attn_sinks": "self_attn.attention_sink_bias"},
+)
+BITNET = Naming(
+    modules={**LLAMA, "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
+)
+APERTUS = Naming(modules={**LLAMA, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"})
+EXAONE = Naming(
+    layer="transformer.h.{i}.",
+    outside={"token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head"},
+    modules={
+        "attn_norm": "ln_1",
+        "attn_q": "attn.attention.q_proj",
+        "attn_k": "attn.attention.k_proj",
+        "attn_v": "attn.attention.v_proj",
+        "attn_output": "attn.attention.out_proj",
+        "ffn_norm": "ln_2",
+        "ffn_gate": "mlp.c_fc_0",
+        "ffn_up": "mlp.c_fc_1",
+        "ffn_down": "mlp.c_proj",
+    },
+)
+BAILING_OUTSIDE = {
+    "token_embd": "model.word_embeddings",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+BAILING_MIXTURE = _changed(V3, attn_output="attention.dense")
+BAILING = Naming(**BAILING_MIXTURE, outside=BAILING_OUTSIDE, turned=True)
+BAILING2 = Naming(
+    **_changed(
+        BAILING_MIXTURE,
+        attn_qkv="attention.query_key_value",
+        attn_q_norm="attention.query_layernorm",
+        attn_k_norm="attention.key_layernorm",
+    ),
+    outside=BAILING_OUTSIDE,
+    whole={"exp_probs_b": "mlp.gate.expert_bias"},
+)
 STARCODER = Naming(layer=GPT2.layer, outside=GPT2.outside, modules=GPT2.modules)
 MPT = Naming(
     layer="transformer.blocks.{i}.",

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from quire.errors import ModelError
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
-from quire.text.vocab import MAX_PIECES, SentencePiece, build_sentencepiece, byte_level
+from quire.text.vocab import MAX_PIECES, SentencePiece, build_sentencepiece, byte_level, spaced
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.splits import SPLITTINGS
 
@@ -26,8 +26,8 @@ ROLES = {
 }
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Control tokens that end a turn, for files that name only one end (as llama.cpp finds them).
-_END_NAMES = """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <|eot|> <EOT>
-    <|END_OF_TURN_TOKEN|> <|return|> <|call|>"""
+_END_NAMES = """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <|eot|>
+    <EOT> <|END_OF_TURN_TOKEN|> <|return|> <|call|>"""
 END_NAMES = frozenset(_END_NAMES.split())
 
 
@@ -39,9 +39,11 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         backend, add_bos = _byte_level(vocabulary)
     elif kind == "llama":
         backend, add_bos = _sentencepiece(vocabulary), True
+    elif kind == "gemma4":
+        backend, add_bos = _spaced(vocabulary), True
     else:
         raise vocabulary.wrong(
-            f"{KEY}model {kind!r} is not read (gpt2 and llama are); give the model's own with --tokenizer"
+            f"{KEY}model {kind!r} is not read (gpt2, llama and gemma4 are); give the model's own with --tokenizer"
         )
     _add_tokens(backend, vocabulary)
     given = {name: vocabulary.token_id(key) for name, key in ROLES.items()}
@@ -151,6 +153,15 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Backend, bool]:
     if splitting.nfc:
         backend.normalizer = normalizers.NFC()
     return backend, splitting.add_bos
+
+
+def _spaced(vocabulary: _Vocabulary) -> Backend:
+    found = vocabulary.token_id("unknown_token_id")
+    unknown = None if found is None else vocabulary.tokens[found]
+    try:
+        return spaced(vocabulary.ids(), vocabulary.merges(), unknown)
+    except ModelError as error:
+        raise vocabulary.wrong(str(error)) from error
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Backend:

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 
 from quire.errors import UnknownArchitectureError
 from quire.weights.gguf import namings
-from quire.weights.gguf.architectures import dense, latent, mixtures, older
+from quire.weights.gguf.architectures import dense, latent, mixtures, older, unlike
 from quire.weights.gguf.config import Config, Keys, num_layers
 from quire.weights.gguf.names import Naming
 from quire.weights.gguf.parts import GGUFParts
+from quire.weights.tensor import Array
 
 
-def read_architecture(file: GGUFParts) -> tuple[Config, Naming, tuple[str, ...]]:
-    """The config and the names of a file, and how unused tensors begin. ModelError for anything not understood."""
+def read_architecture(file: GGUFParts) -> tuple[Config, Naming, tuple[str, ...], Mapping[str, Array]]:
+    """The config and the names of a file, how unused tensors begin, and tensors that the file has as keys.
+
+    ModelError for anything not understood.
+    """
     keys = Keys(file)
     reader = ARCHITECTURES.get(keys.architecture)
     if reader is None:
@@ -30,16 +34,18 @@ def read_architecture(file: GGUFParts) -> tuple[Config, Naming, tuple[str, ...]]
     if keys.architecture == "falcon" and config.get("num_ln_in_parallel_attn") == 2:
         naming = namings.FALCON_TWO_NORMS
     blocks = range(num_layers(keys), keys.integer("block_count"))
+    made = {} if reader.tensors is None else reader.tensors(keys)
     keys.finish()
-    return config, naming, tuple(f"blk.{i}." for i in blocks)
+    return config, naming, tuple(f"blk.{i}." for i in blocks), made
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one value of general.architecture is read."""
+    """How one value of general.architecture is read. `tensors` gives those that its files have as keys."""
 
     read: Callable[[Keys], Config]
     naming: Naming
+    tensors: Callable[[Keys], Mapping[str, Array]] | None = None
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -52,6 +58,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture(dense.gemma, namings.GEMMA),
     "gemma2": Architecture(dense.gemma2, namings.GEMMA_SANDWICH),
     "gemma3": Architecture(dense.gemma3, namings.GEMMA_SANDWICH),
+    "gemma3n": Architecture(unlike.gemma3n, namings.GEMMA3N),
+    "gemma4": Architecture(unlike.gemma4, namings.GEMMA4),
     "phi2": Architecture(older.phi2, namings.PHI2),
     "phi3": Architecture(dense.phi3, namings.PHI3),
     "phimoe": Architecture(mixtures.phimoe, namings.PHIMOE),
@@ -78,6 +86,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dots1": Architecture(mixtures.dots1, namings.DOTS1),
     "ernie4_5": Architecture(dense.ernie4_5, namings.PLAIN),
     "ernie4_5-moe": Architecture(mixtures.ernie_moe, namings.ERNIE_MOE),
+    "exaone": Architecture(dense.exaone, namings.EXAONE),
     "exaone4": Architecture(dense.exaone4, namings.OLMO2),
     "exaone-moe": Architecture(mixtures.exaone_moe, namings.EXAONE_MOE),
     "hunyuan-dense": Architecture(dense.hunyuan_dense, namings.HUNYUAN),
@@ -86,6 +95,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": Architecture(mixtures.afmoe, namings.AFMOE),
     "seed_oss": Architecture(dense.seed_oss, namings.SEED_OSS),
     "arcee": Architecture(dense.arcee, namings.TURNED),
+    "bitnet": Architecture(dense.bitnet, namings.BITNET),
+    "apertus": Architecture(dense.apertus, namings.APERTUS, dense.xielu_parameters),
+    "bailingmoe": Architecture(mixtures.bailing, namings.BAILING),
+    "bailingmoe2": Architecture(mixtures.bailing2, namings.BAILING2),
+    "mimo2": Architecture(unlike.mimo2, namings.MIMO2),
+    "deci": Architecture(unlike.deci, namings.TURNED),
+    "qwen3vl": Architecture(dense.qwen3vl, namings.PLAIN),
+    "qwen3vlmoe": Architecture(mixtures.qwen3vl_moe, namings.QWEN_MIXTURE),
     "jais2": Architecture(older.jais2, namings.PLAIN),
     "nemotron": Architecture(older.nemotron, namings.NEMOTRON),
     "bloom": Architecture(older.bloom, namings.BLOOM),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.weights.gguf.config import (
     Config,
     Keys,
@@ -14,6 +16,7 @@ from quire.weights.gguf.config import (
     partly_rotated,
     rope,
 )
+from quire.weights.tensor import Array
 
 
 def llama(keys: Keys) -> Config:
@@ -148,6 +151,18 @@ def cohere2(keys: Keys) -> Config:
     )
 
 
+def exaone(keys: Keys) -> Config:
+    """Its epsilon goes by either name."""
+    eps = keys.get("attention.layer_norm_rms_epsilon")
+    config = common(keys) | head_dim(keys)
+    config |= rope(keys, config["head_dim"]) | {
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon", eps),
+        "activation_function": "silu",
+    }
+    return named("ExaoneForCausalLM", config)
+
+
 def exaone4(keys: Keys) -> Config:
     config, window = llama_like(keys), keys.get("attention.sliding_window")
     kinds = {"layer_types": layer_types(keys, 4)} if window else {}
@@ -166,6 +181,39 @@ def seed_oss(keys: Keys) -> Config:
 def arcee(keys: Keys) -> Config:
     biases = {"attention_bias": has_bias(keys, "attn_q"), "mlp_bias": has_bias(keys, "ffn_up")}
     return named("ArceeForCausalLM", llama_like(keys) | biases | {"hidden_act": "relu2"})
+
+
+def bitnet(keys: Keys) -> Config:
+    return named("BitNetForCausalLM", llama_like(keys) | {"hidden_act": "relu2"})
+
+
+def apertus(keys: Keys) -> Config:
+    config = llama_like(keys) | {"hidden_act": "xielu", "attention_bias": has_bias(keys, "attn_q")}
+    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
+    config["rope_parameters"] = {**scaling, "rope_theta": config.pop("rope_theta")}
+    return named("ApertusForCausalLM", config)
+
+
+def xielu_parameters(keys: Keys) -> dict[str, Array]:
+    """The parameters of Apertus' activations, which its checkpoint keeps in tensors."""
+    shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+    return {
+        f"model.layers.{i}.mlp.act_fn.{name}": np.array(value, np.float32).reshape(shape)
+        for name, shape in shapes.items()
+        for i, value in enumerate(keys.numbers(f"xielu.{name}"))
+    }
+
+
+def qwen3vl(keys: Keys) -> Config:
+    """The language model of Qwen3-VL: for texts its rope is the plain one."""
+    pictures(keys)
+    return qwen3(keys)
+
+
+def pictures(keys: Keys) -> None:
+    """Keys that say how pictures are placed and mixed in."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        keys.get(name)
 
 
 def ernie4_5(keys: Keys) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.weights.gguf.architectures.dense import granite
+from quire.weights.gguf.architectures.dense import granite, pictures
 from quire.weights.gguf.config import (
     Config,
     Keys,
@@ -34,6 +34,34 @@ def qwen2_moe(keys: Keys) -> Config:
 def qwen3_moe(keys: Keys) -> Config:
     config = llama_like(keys) | _experts(keys) | {"attention_bias": has_bias(keys, "attn_q")}
     return named("Qwen3MoeForCausalLM", config | {"norm_topk_prob": True})
+
+
+def qwen3vl_moe(keys: Keys) -> Config:
+    """The language model of Qwen3-VL's mixtures."""
+    pictures(keys)
+    return qwen3_moe(keys)
+
+
+def bailing(keys: Keys) -> Config:
+    """Ling and Ring 1: scored by softmax, no groups."""
+    return named("BailingMoeForCausalLM", _bailing(keys, "softmax"))
+
+
+def bailing2(keys: Keys) -> Config:
+    """Ling and Ring 2, and Sarvam's mixture, whose experts' biases the converter has centred."""
+    return named("BailingMoeV2ForCausalLM", _bailing(keys, "sigmoid") | {"use_qk_norm": True})
+
+
+def _bailing(keys: Keys, gating: str) -> Config:
+    config = partly_rotated(keys) | routed(keys, gating)
+    for name, known in (("num_experts", "n_routed_experts"), ("num_shared_experts", "n_shared_experts")):
+        config[name] = config.pop(known)
+    return config | {
+        "score_function": gating,
+        "use_qkv_bias": has_bias(keys, "attn_q"),
+        "use_bias": has_bias(keys, "attn_output"),
+        "num_nextn_predict_layers": 0,
+    }
 
 
 def gpt_oss(keys: Keys) -> Config:

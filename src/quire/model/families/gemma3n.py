@@ -1,0 +1,132 @@
+"""Gemma 3n (text): several residual streams, inputs by layer, sparse MLPs, last layers that read earlier keys."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+from msgspec.structs import replace
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import (
+    FULL,
+    SLIDING,
+    Family,
+    alternate,
+    biases,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    windows_of,
+)
+from quire.model.families.gemma import GEMMA, NEWER, SANDWICH_NAMES, cap
+from quire.model.families.names import TensorNames
+from quire.model.families.rope import read_layer_ropes
+from quire.model.families.unlike import PER_LAYER_NAMES, last_of_kind, without_shared_keys
+from quire.model.spec import ArchSpec, LayerShape, PerLayerSpec
+from quire.model.spec_parts import AltUpSpec
+
+
+def read_gemma3n(config: ConfigReader) -> ArchSpec:
+    """Google 2025: AltUp, LAuReL, per-layer embeddings, statistical top-k in the first MLPs."""
+    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    kinds = layer_kinds(config, alternate(layers, 5))
+    reused = config.integer("num_kv_shared_layers", low=0, high=layers)
+    first = layers - reused
+    sources = tuple(i if i < first else last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers))
+    size, kv, inner = (
+        config.integer("head_dim"),
+        config.integer("num_key_value_heads"),
+        _inner(config, layers),
+    )
+    ropes = read_layer_ropes(
+        config,
+        size,
+        config.integer("max_position_embeddings"),
+        [*kinds, FULL],
+        {FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
+    )
+    config.skip("altup_coef_clip")  # bounds coefficients in training
+    streams = config.integer("altup_num_inputs", low=2)
+    active = config.integer("altup_active_idx", low=0, high=streams - 1)
+    spec = read_decoder(
+        config,
+        **biases(config),
+        intermediate_size=max(inner),
+        shapes=tuple(LayerShape(heads, kv, size, width) for width in inner),
+        kv_sources=sources if reused else None,
+        value_norm=True,
+        placement="sandwich",
+        qk_norm="head",
+        attention_scale=1.0,
+        rope=ropes[-1],
+        layer_ropes=ropes[:-1],
+        windows=windows_of(config, kinds),
+        embedding_scale=config.integer("hidden_size") ** 0.5,
+        logit_cap=cap(config, "final_logit_softcapping"),
+        per_layer=PerLayerSpec(
+            config.integer("hidden_size_per_layer_input"), config.integer("vocab_size_per_layer_input")
+        ),
+        altup=AltUpSpec(streams, active, config.boolean("altup_correct_scale")),
+        laurel_rank=config.integer("laurel_rank"),
+        gate_cutoffs=_cutoffs(config, layers),
+    )
+    if spec.gate_cutoffs is not None and spec.activation != "gelu_tanh":
+        raise config.wrong("hidden_act", spec.activation, "gelu_pytorch_tanh where a layer is sparse")
+    return spec
+
+
+def _inner(config: ConfigReader, layers: int) -> list[int]:
+    """The width of each layer's MLP: one for all, or a list."""
+    given = config.get("intermediate_size")
+    if not isinstance(given, list):
+        return [config.integer("intermediate_size")] * layers
+    if len(given) != layers or any(type(width) is not int or width < 1 for width in given):
+        raise config.wrong("intermediate_size", given, f"an integer or {layers} of them")
+    return given
+
+
+def _cutoffs(config: ConfigReader, layers: int) -> tuple[float | None, ...] | None:
+    """How many standard deviations above the mean a gate must be, from the share of gates to leave out."""
+    given = config.get("activation_sparsity_pattern")
+    if given is None:
+        sparse = 10 if layers > 10 else 0
+        given = [0.95] * sparse + [0.0] * (layers - sparse)
+    if not isinstance(given, list) or len(given) != layers:
+        raise config.wrong("activation_sparsity_pattern", given, f"{layers} numbers")
+    if any(type(share) not in (int, float) or not 0 <= share < 1 for share in given):
+        raise config.wrong("activation_sparsity_pattern", given, "numbers from 0 to below 1")
+    found = tuple(None if share == 0 else round(NormalDist().inv_cdf(share), 6) for share in given)
+    return found if any(cutoff is not None for cutoff in found) else None
+
+
+def gemma3n_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+    names = replace(SANDWICH_NAMES, norm_offset=0.0, **PER_LAYER_NAMES)
+    return without_shared_keys(names, spec)
+
+
+FAMILIES = {
+    "Gemma3nForCausalLM": Family(
+        "gemma3n_text",
+        "Gemma 3n (text: E2B, E4B)",
+        read_gemma3n,
+        gemma3n_names,
+        {
+            **GEMMA,
+            "num_key_value_heads": 2,
+            "vocab_size": 262400,
+            "max_position_embeddings": 32768,
+            "sliding_window": 512,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "final_logit_softcapping": 30.0,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+            "num_kv_shared_layers": 15,
+            "laurel_rank": 64,
+            "altup_num_inputs": 4,
+            "altup_active_idx": 0,
+            "altup_correct_scale": True,
+        },
+        NEWER,
+    ),
+}
