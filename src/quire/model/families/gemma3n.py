@@ -45,6 +45,7 @@ def read_gemma3n(config: ConfigReader) -> ArchSpec:
         [*kinds, FULL],
         {FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
     )
+    config.expect("rope_scaling", None)  # the class merges it into one of the two ropes
     config.skip("altup_coef_clip")  # bounds coefficients in training
     streams = config.integer("altup_num_inputs", low=2)
     active = config.integer("altup_active_idx", low=0, high=streams - 1)
