@@ -44,8 +44,8 @@ def build_engine(
 ) -> Manifest:
     """Write the configured model, or a network, to `output`, completely or not at all. Replaces an engine in its place.
 
-    A model that is an engine already gets other limits; those that are not given stay. A network's tokenizer is that
-    of --tokenizer, if it is given. Returns the manifest of the first rank, the only one without
+    If the model is an engine already, only its limits change; limits that are not given stay. A network gets the
+    tokenizer of --tokenizer, if that is given. Returns the manifest of the first rank, the only one without
     --tensor-parallel-size.
     Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
@@ -88,7 +88,7 @@ def describe_model(config: EngineConfig) -> ModelInfo:
 
 
 class BuiltEngine:
-    """An engine in a directory. That of `build_temporary` goes with the object, unless it is saved."""
+    """An engine directory. `build_temporary` removes its directory with the object; `save` keeps a copy."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

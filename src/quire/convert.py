@@ -47,8 +47,8 @@ def convert_checkpoint(
 ) -> ConvertedManifest:
     """Divide the configured model among the ranks of --tensor-parallel-size and write the share of each to `output`.
 
-    `quire build`, `quire serve` and `LLM` take the result as they take a checkpoint. `ranks` may name those to write
-    now; others are written by further calls.
+    `quire build`, `quire serve` and `LLM` take the result as they take a checkpoint. `ranks` names the ranks to
+    write now; further calls write the others.
     Raises ConfigError if `output` holds something else or the model cannot be divided, ModelError if it cannot be read.
     """
     source, size = model_directory(config.model), config.parallel.tensor_parallel_size

@@ -23,7 +23,7 @@ int8, int32, int64, bool = DataType.INT8, DataType.INT32, DataType.INT64, DataTy
 
 
 class ProfilingVerbosity(Enum):
-    """How much an engine tells of its layers."""
+    """How much an engine reports about its layers."""
 
     LAYER_NAMES_ONLY = "layer_names_only"
     NONE = "none"

@@ -18,7 +18,7 @@ Submit = Callable[[Sequence[OutputStream], News], LocalCall]
 
 
 class PendingOutput:
-    """The output of a request that runs.
+    """The output of a request that is running.
 
     `result()` waits for the whole output, `await` does so on an event loop. Iterating, with `for` or `async for`,
     gives the output each time it has grown. `abort` ends the request; its output is then what there is.
@@ -27,7 +27,7 @@ class PendingOutput:
     def __init__(self, stream: OutputStream, call: LocalCall) -> None:
         self._stream, self._call = stream, call
         self._future: Future[RequestOutput] = Future()
-        self._future.set_running_or_notify_cancel()  # who stops awaiting it does not end it
+        self._future.set_running_or_notify_cancel()  # so cancelling an `await` does not cancel the request
         self._updates: SimpleQueue[RequestOutput | None] = SimpleQueue()
 
     def result(self, timeout: float | None = None) -> RequestOutput:

@@ -88,7 +88,7 @@ def write_converted(directory: Path, manifest: ConvertedManifest) -> None:
 
 
 def read_converted(directory: Path) -> ConvertedManifest:
-    """Raises ModelError if the file is not such a manifest, or describes a model that cannot be."""
+    """Raises ModelError if the file is not such a manifest, or describes a model that cannot exist."""
     path = directory / MANIFEST
     try:
         found = msgspec.json.decode(read_bytes(path, MAX_MANIFEST), type=ConvertedManifest)

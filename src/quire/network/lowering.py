@@ -91,7 +91,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One layer of the decoder. `sums` are the norms of its two sums."""
+    """One layer of the decoder, with the norms around its attention and its MLP."""
 
     attention: Attention
     mlp: MLP
@@ -129,7 +129,7 @@ def _read(output: Tensor) -> _Decoder:
 
 
 def _is_sum_norm(x: Tensor) -> bool:
-    """Whether a norm belongs to the sum before it: if that adds what it gets from its own input without any norm."""
+    """Whether a norm belongs to the sum before it: the sum's branch then has no norm of its own."""
     total = x.inputs[0]
     return _is_sum(total) and any(
         isinstance(other.made_by, (Attention, MLP)) and other.inputs[0] is stream

@@ -139,7 +139,10 @@ class SamplingParams:
             if getattr(self, name):
                 raise RequestError(f"{name} is not supported: use {nearest}", name)
         if not self.exclude_input_from_output:
-            raise RequestError("exclude_input_from_output must be true: prompt_token_ids has the input", "n")
+            raise RequestError(
+                "exclude_input_from_output must be true: prompt_token_ids has the input",
+                "exclude_input_from_output",
+            )
         if self.use_beam_search:
             return self._beams()
         if self.best_of not in (None, self.n):

@@ -56,7 +56,7 @@ class QuantConfig:
                 value = known.get(algo.value if isinstance(algo, QuantAlgo) else str(algo))
                 if value is None:
                     raise ConfigError(
-                        f"{algo} is not supported here: calibrate with `quire quantize`, or {WEIGHTS}"
+                        f"{algo} is not supported here: take {', '.join(known)}, or calibrate with `quire quantize`"
                     )
                 found[name] = value
         return found
