@@ -26,7 +26,7 @@ def test_a_backend_says_what_it_is(name: BackendName) -> None:
     assert backend.free_memory() > 0
     assert backend.arithmetic("float32") == "fp32"
     assert backend.arithmetic(Quantized(Int8())) == "int8"
-    assert backend.arithmetic(Quantized(Int4(32), "float")) == "fp32"
+    assert backend.arithmetic(Quantized(Int4(32), "float")) in ("fp32", "bf16")  # pairs where they are quick
 
 
 @pytest.mark.parametrize("name", NAMES)
