@@ -34,6 +34,11 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability per token, by which samples are ranked; 0.0 if none was asked for."""
+        return (self.cumulative_logprob or 0.0) / max(1, len(self.token_ids))
+
 
 @dataclass(slots=True)
 class RequestMetrics:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from quire.client.logprobs import likeliest
 from quire.client.outputs import CompletionOutput, Logprob, OutputStream
 from quire.errors import RequestError
 from quire.params import SamplingParams, StructuredOutputsParams
@@ -338,8 +339,7 @@ def _entry(part: Part, token: int, found: Logprob) -> Entry:
 def _top(part: Part, entry: dict[int, Logprob] | None) -> list[Entry] | None:
     if entry is None:
         return None
-    best = sorted((one.rank or 0, token) for token, one in entry.items() if one.rank is not None)
-    return [_entry(part, token, entry[token]) for rank, token in best if rank <= part.top]
+    return [_entry(part, token, entry[token]) for token in likeliest(entry, part.top)]
 
 
 def _asked(part: Part, entry: dict[int, Logprob] | None) -> list[Entry] | None:

@@ -14,7 +14,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 def measure(setting: Setting) -> Result:
     rows: list[tuple[str | float, ...]] = []
     curves: dict[str, list[tuple[float, float]]] = {"tiles": [], "all scores": []}
-    most = plan_engine(setting.config).memory.max_model_len
+    most = setting.longest()
     for length in LENGTHS:
         if length > most and rows:
             break

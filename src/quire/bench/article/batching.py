@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.bench.article.lengths import conversations
-from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study, seconds
+from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study, seconds, seconds_apart
 from quire.llm import LLM
 
 SLOTS = 8
@@ -21,15 +21,11 @@ def in_batches(llm: LLM, prompts: list[Any], counts: list[int]) -> float:
     return sum(seconds(llm, prompts[i : i + SLOTS], counts[i : i + SLOTS]) for i in parts)
 
 
-def one_by_one(llm: LLM, prompts: list[Any], counts: list[int]) -> float:
-    return sum(seconds(llm, [prompt], [count]) for prompt, count in zip(prompts, counts, strict=True))
-
-
 def measure(setting: Setting) -> Result:
     lengths = conversations(setting.data, setting.count(64, SLOTS), LONGEST)
     tokens = sum(output for _, output in lengths)
     runs: dict[str, tuple[Callable[..., float], int]] = {
-        "one request at a time": (one_by_one, LONGEST),
+        "one request at a time": (seconds_apart, LONGEST),
         "static batches": (in_batches, LONGEST * SLOTS),
         "continuous, prompts whole": (seconds, LONGEST * SLOTS),
         f"continuous, chunks of {CHUNK}": (seconds, CHUNK),

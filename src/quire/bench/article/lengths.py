@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import islice
 from pathlib import Path
 
 from quire.bench.files import read_arrivals
@@ -17,15 +18,13 @@ def conversations(path: Path | None, count: int, longest: int) -> list[tuple[int
     """
     if path is None:
         rng = random.Random(0)
-        drawn = ((_log_normal(rng, 160, 1.1), _log_normal(rng, 120, 1.0)) for _ in range(100 * count))
-        found = [pair for pair in drawn if sum(pair) <= longest]
+        pairs = ((_log_normal(rng, 160, 1.1), _log_normal(rng, 120, 1.0)) for _ in range(100 * count))
     else:
-        arrivals = read_arrivals(path, 0.001)
-        pairs = ((max(1, one.input_len), max(1, one.output_len)) for one in arrivals)
-        found = [pair for pair in pairs if sum(pair) <= longest]
+        pairs = ((max(1, one.input_len), max(1, one.output_len)) for one in read_arrivals(path, 0.001))
+    found = list(islice((pair for pair in pairs if sum(pair) <= longest), count))
     if not found:
         raise ConfigError(f"--data {path} has no request of at most {longest} tokens")
-    return found[:count]
+    return found
 
 
 def _log_normal(rng: random.Random, median: int, sigma: float) -> int:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.bench.article.lengths import conversations
-from quire.bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds
+from quire.bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds, seconds_apart
 from quire.bench.price import cost_per_million
 from quire.engine.plan import make_backend
 from quire.engine.source import model_directory
 from quire.errors import ConfigError
-from quire.llm import LLM
 
 LONGEST = 320
 STATIC = 8  # sequences of a static batch
@@ -61,10 +60,6 @@ class Transformers:
         return time.perf_counter() - began
 
 
-def _one_by_one(llm: LLM, prompts: list[Any], counts: list[int]) -> float:
-    return sum(seconds(llm, [prompt], [count]) for prompt, count in zip(prompts, counts, strict=True))
-
-
 def measure(setting: Setting) -> Result:
     lengths = conversations(setting.data, setting.count(32, 4), LONGEST)
     jobs: Jobs = [([setting.rng.randrange(256) for _ in range(prompt)], output) for prompt, output in lengths]
@@ -79,7 +74,7 @@ def measure(setting: Setting) -> Result:
     }
     del plain
     runs: dict[str, tuple[Callable[..., float], dict[str, dict[str, Any]]]] = {
-        "Quire, one by one": (_one_by_one, {}),
+        "Quire, one by one": (seconds_apart, {}),
         "Quire, one batch": (seconds, {}),
         "and int4 weights": (seconds, {"model": {"quantization": "int4"}}),
         "and an int8 cache": (

@@ -92,6 +92,11 @@ def seconds(llm: LLM, prompts: Sequence[Any], counts: Sequence[int]) -> float:
     return time.perf_counter() - began
 
 
+def seconds_apart(llm: LLM, prompts: Sequence[Any], counts: Sequence[int]) -> float:
+    """The time that the engine takes for the prompts one after the other."""
+    return sum(seconds(llm, [prompt], [count]) for prompt, count in zip(prompts, counts, strict=True))
+
+
 def decode_seconds(llm: LLM, prompts: Sequence[Any], count: int) -> float:
     """The time of one step in which all prompts have their first token and go on for `count`."""
     outputs = llm.generate(list(prompts), exactly(count + 1), use_tqdm=False)

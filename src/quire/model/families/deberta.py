@@ -6,16 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from quire.model.families.bert import post_norm
 from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import architecture_of, read_decoder
-from quire.model.families.gpt import PLAIN
+from quire.model.families.family import architecture_of
 from quire.model.families.names import TensorNames, bert_names
 from quire.model.spec import ArchSpec
 from quire.model.spec_parts import RelativeSpec
 
 UNUSED = """hidden_dropout_prob attention_probs_dropout_prob pooler_dropout pooler_hidden_size initializer_range legacy
-    cls_dropout padding_idx classifier_dropout tie_word_embeddings"""
+    cls_dropout padding_idx classifier_dropout"""
 HEADS = (r"(lm_predictions|cls|mask_predictions|classifier)\..*", r"pooler\.dense\..*")
 
 
@@ -95,17 +95,9 @@ def _read(config: ConfigReader, buckets: int, **relative: bool) -> ArchSpec:
     if config.boolean("relative_attention") and kinds:
         near = RelativeSpec(buckets or reach, buckets, reach, "c2p" in kinds, "p2c" in kinds, **relative)
     size = config.integer("hidden_size") // config.integer("num_attention_heads")
-    spec = read_decoder(
+    spec = post_norm(
         config,
-        **PLAIN,
-        rotated=0,
-        position_offset=0 if config.boolean("position_biased_input") else None,
-        placement="sum",
-        tie_embeddings=False,
-        embedding_norm=True,
-        final_norm=False,
-        bidirectional=True,
-        has_head=False,
+        0 if config.boolean("position_biased_input") else None,
         attention_scale=(size * (1 + len(kinds))) ** -0.5,
         relative=near,
         segments=pairs,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
+from quire.model.families.bert import post_norm
 from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
 from quire.model.families.deberta import (
@@ -24,7 +23,6 @@ from quire.model.families.family import (
     num_layers,
     read_decoder,
 )
-from quire.model.families.gpt import PLAIN
 from quire.model.families.llama import read_llama
 from quire.model.families.names import TensorNames, bert_names
 from quire.model.families.rope import read_layer_ropes
@@ -111,7 +109,7 @@ def read_roberta(config: ConfigReader) -> ArchSpec:
 def read_distilbert(config: ConfigReader) -> ArchSpec:
     """Sanh et al. 2019, arXiv:1910.01108: BERT without segments. Sinusoidal positions are stored like others."""
     config.skip("dropout qa_dropout seq_classif_dropout sinusoidal_pos_embds")
-    return _post_norm(config, 0, {})
+    return post_norm(config, 0)
 
 
 def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
@@ -121,28 +119,8 @@ def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
     rows = config.integer("type_vocab_size", 2)
     # only classifiers read pairs of texts
     pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
-    spec = _post_norm(config, offset, {"segments": pairs, "segment_rows": rows})
+    spec = post_norm(config, offset, segments=pairs, segment_rows=rows)
     return replace(spec, max_position=spec.max_position - offset, vocab_size=spec.vocab_size * pairs)
-
-
-def _post_norm(
-    config: ConfigReader, offset: int | None, own: Mapping[str, int], rotated: int | None = 0
-) -> ArchSpec:
-    """What BERT and its kin share."""
-    config.skip("tie_word_embeddings")
-    return read_decoder(
-        config,
-        **PLAIN,
-        rotated=rotated,
-        position_offset=offset,
-        placement="sum",
-        tie_embeddings=False,
-        embedding_norm=True,
-        final_norm=False,
-        bidirectional=True,
-        has_head=False,
-        **own,
-    )
 
 
 def read_mpnet(config: ConfigReader) -> ArchSpec:
@@ -152,7 +130,7 @@ def read_mpnet(config: ConfigReader) -> ArchSpec:
     buckets = config.integer("relative_attention_num_buckets")
     if buckets != 32:  # whatever the size of the table, the class computes the buckets of 32
         raise config.wrong("relative_attention_num_buckets", buckets, "32")
-    spec = _post_norm(config, 2, {"position_buckets": buckets})
+    spec = post_norm(config, 2, position_buckets=buckets)
     return replace(spec, max_position=spec.max_position - 2)
 
 
@@ -164,7 +142,7 @@ def read_jina(config: ConfigReader) -> ArchSpec:
     rows = config.integer("type_vocab_size")
     pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
     config.skip(_TRAINING)
-    spec = _post_norm(config, None, {"segments": pairs, "segment_rows": rows}, rotated=None)
+    spec = post_norm(config, None, rotated=None, segments=pairs, segment_rows=rows)
     return replace(spec, vocab_size=spec.vocab_size * pairs)
 
 

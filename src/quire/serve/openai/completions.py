@@ -225,7 +225,5 @@ def _best(samples: list[CompletionOutput], count: int) -> list[CompletionOutput]
     """The `count` samples with the highest mean log-probability per token, best first, numbered anew."""
     if len(samples) <= count:
         return samples
-    ranked = sorted(
-        samples, key=lambda s: (s.cumulative_logprob or 0.0) / max(1, len(s.token_ids)), reverse=True
-    )
+    ranked = sorted(samples, key=lambda sample: sample.mean_logprob, reverse=True)
     return [replace(sample, index=index) for index, sample in enumerate(ranked[:count])]

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire import __version__
+from quire.client.logprobs import likeliest
 from quire.client.outputs import CompletionOutput, Logprob, OutputStream
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.call import Call, Piece, Prompt
@@ -136,7 +137,7 @@ class TgiAnswer:
 
     def whole(self) -> bytes:
         (stream,) = self.call.streams
-        ranked = sorted(stream.output.outputs, key=_score, reverse=True)
+        ranked = sorted(stream.output.outputs, key=lambda sample: sample.mean_logprob, reverse=True)
         found = self._generated(stream, ranked[0])
         if found.details is not None and len(ranked) > 1:
             found.details.best_of_sequences = [
@@ -172,9 +173,7 @@ class TgiAnswer:
         return Token(token, found.decoded_token or "", found.logprob, special)
 
     def _top(self, entry: dict[int, Logprob]) -> list[Token]:
-        most = self._given.top_n_tokens or 0
-        ranked = sorted((one.rank or 0, token) for token, one in entry.items() if one.rank is not None)
-        return [self._token(token, entry) for rank, token in ranked if rank <= most]
+        return [self._token(token, entry) for token in likeliest(entry, self._given.top_n_tokens or 0)]
 
     def step(self, pieces: list[Piece]) -> bytes:
         """One event per token; the last one, or one without a token if the output ended without, has the text."""
@@ -210,11 +209,6 @@ class TgiAnswer:
 
     def error_event(self, error: HttpError) -> bytes:
         return b"data: " + error_answer(error)[1] + b"\n\n"
-
-
-def _score(sample: CompletionOutput) -> float:
-    """The mean log-probability per token."""
-    return (sample.cumulative_logprob or 0.0) / max(1, len(sample.token_ids))
 
 
 def _ending(sample: CompletionOutput) -> str:
