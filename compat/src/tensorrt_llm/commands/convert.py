@@ -20,9 +20,7 @@ class ConvertArguments:
 
     model_dir: str = option("", "Directory of a Hugging Face checkpoint.")
     output_dir: str = option("tllm_checkpoint", "Directory to write; a conversion in it is replaced.")
-    dtype: str = option(
-        "auto", "Type of the weights: float16 (held as float32, exactly), bfloat16, float32, auto."
-    )
+    dtype: str = option("auto", "Type of the weights: float16, bfloat16, float32, auto.")
     tp_size: int = option(1, "Ranks that divide each layer.", low=1)
     use_weight_only: bool = option(False, "Round weights, and leave activations as they are.")
     weight_only_precision: Literal["int8", "int4", "int8_gptq", "int4_gptq", "int4_awq"] = option(
