@@ -127,7 +127,7 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 def test_import_is_light_and_never_brings_torch() -> None:
-    heavy = {"torch", "transformers", "fastapi", "jinja2", "llguidance", "rich"}
+    heavy = {"torch", "transformers", "fastapi", "jinja2", "llguidance", "rich", "asyncio"}
     code = f"import sys; from quire import LLM; print(sorted({heavy!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.engine.local import LocalCall, News
 from quire.errors import EngineError, QuireError
+from quire.lazy import Lazy
 from quire.llm.running import push, raise_error
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = Lazy("asyncio")
 
 Submit = Callable[[Sequence[OutputStream], News], LocalCall]
 
