@@ -189,7 +189,7 @@ def test_generation_defaults_and_eos(directory: Path) -> None:
 
 
 def test_unknown_dtype_is_refused(directory: Path) -> None:
-    with pytest.raises(ModelError, match="dtype must be auto, float32 or bfloat16, got 'int4'"):
+    with pytest.raises(ModelError, match="dtype must be auto, float32, float16 or bfloat16, got 'int4'"):
         inspect_model(directory, "int4")  # type: ignore[arg-type]
 
 

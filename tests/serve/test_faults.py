@@ -201,12 +201,12 @@ def test_a_full_queue_is_503_with_retry_after(official: Official) -> None:
         client = official(server)
         with pytest.raises(openai.InternalServerError):
             client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "x"}])
-        for connection in (running, *queued):
-            connection.close()
-        until(lambda: http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200)
         assert 'admission_rejections_total{engine="0",model_name="scripted",reason="queue_full"} 2.0' in (
             http.get("/metrics").text
         )
+        for connection in (running, *queued):
+            connection.close()
+        until(lambda: http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200)
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
