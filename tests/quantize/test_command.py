@@ -11,6 +11,10 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.cli import main
 from quire.engine.source import ASSETS
+from quire.quantize.methods import BITS
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.readers.planned import PlannedCheckpoint
+from quire.weights.source import open_source
 from tests.tiny import write_checkpoint
 
 
@@ -64,6 +68,49 @@ def test_squared_gradients_weigh_tables(model: Path, text: Path, tmp_path: Path)
     assert len(one) == len(other)
     assert one != other
     assert not list(tmp_path.glob(".*fisher*"))
+
+
+@pytest.mark.parametrize("method", BITS)
+def test_matrices_that_no_group_fits_stay_float(
+    method: str, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those of 72 columns; the config names them, and both what is loaded and what is planned follow it."""
+    source = write_checkpoint(tmp_path / "float", "llama", hidden_size=64, intermediate_size=72)
+    options = ["--group-size", "32", "--calibration", str(text), "--samples", "2", "--sample-len", "16"]
+    main(["quantize", str(source), "-o", str(tmp_path / "out"), "--method", method, *options])
+    fits = method in ("smoothquant", "int8-static", "fp8")
+    names = set(open_checkpoint(tmp_path / "out").names())
+    floats = {f"model.layers.{i}.mlp.down_proj.weight" for i in range(3)}
+    assert ("stay float: its 72 columns" in caplog.text) == (not fits)
+    assert fits or floats <= names
+    section = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert ("layers.0.mlp.down_proj" in json.dumps(section).replace("\\", "")) == (not fits)
+    planned = PlannedCheckpoint(
+        tmp_path,
+        section["quant_method"],
+        section,
+        {name: (64, 72 if "down" in name else 64) for name in names},
+    )
+    model = open_source(tmp_path / "out").tensors()
+    for name in floats:
+        assert (model.layout(name) is None) or fits
+        assert (planned.layout(name) is None) or fits
+    (found,) = LLM(str(tmp_path / "out")).generate(
+        "The boat", SamplingParams(temperature=0, max_tokens=2), use_tqdm=False
+    )
+    assert len(found.outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "rtn"])
+def test_a_model_that_no_group_fits_is_refused(
+    method: str, model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--group-size", "48", "--calibration", str(text), "--samples", "2", "--sample-len", "16"]
+    with pytest.raises(SystemExit):
+        main(["quantize", str(model), "-o", str(tmp_path / "out"), "--method", method, *options])
+    said = capsys.readouterr().err
+    assert "tensor model.layers.0.self_attn.q_proj.weight cannot be quantized" in said
+    assert "its 64 columns are not whole groups of 48; --group-size 64 or 32 or 16 divides them" in said
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ class Folding:
         array = self.changed[name] if name in self.changed else self.checkpoint.get(name)
         return np.asarray(array, np.float32)
 
+    def unfit(self, name: str, method: Method) -> str:
+        """Why the method's format cannot hold a matrix, or an empty text."""
+        rows, columns = self.checkpoint.shape(name)
+        return method.unfit(rows, columns)
+
     def fold(
         self,
         inputs: list[Input],
@@ -43,9 +48,10 @@ class Folding:
             if not found.tensors or place not in stats:
                 continue
             producer = self._producer(found, layer, noted)
-            if producer is None:
+            fit = [name for name in found.tensors if not self.unfit(name, method)]
+            if producer is None or not fit:
                 continue
-            factors = method.factors([self.read(name) for name in found.tensors], stats[place])
+            factors = method.factors([self.read(name) for name in fit], stats[place])
             if (factors == 1).all():
                 continue
             self._divide(producer, factors)

@@ -5,6 +5,7 @@ GPTQ and AWQ as AutoGPTQ and AutoAWQ write them, SqueezeLLM as its own tools do,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,7 +95,12 @@ def nvfp4_tensors(weight: FloatArray, most: float) -> Encoded:
     }, E2M1[codes] * scales.repeat(16, 1)
 
 
-def gptq_section(bits: int, group: int, symmetric: bool, damp: float, version: str) -> dict[str, Any]:
+def gptq_section(
+    bits: int, group: int, symmetric: bool, damp: float, version: str, kept: Sequence[str]
+) -> dict[str, Any]:
+    """The experts of a layer are alike, so that one rule of `dynamic` is enough for all of them."""
+    rules = (re.sub(r"(?<=\.experts\\\.)\d+", r"\\d+", re.escape(module)) for module in kept)
+    dynamic: dict[str, Any] = {f"-:{rule}$": {} for rule in rules}
     return {
         "quant_method": "gptq",
         "bits": bits,
@@ -108,6 +114,7 @@ def gptq_section(bits: int, group: int, symmetric: bool, damp: float, version: s
         "true_sequential": True,
         "damp_percent": damp,
         "meta": {"quantizer": [f"quire:{version}"]},
+        **({"dynamic": dynamic} if dynamic else {}),
     }
 
 

@@ -23,6 +23,7 @@ BITS: dict[str, tuple[int, ...]] = {
     "gptq": (2, 3, 4, 8), "rtn": (2, 3, 4, 8), "awq": (4,), "squeezellm": (3, 4), "smoothquant": (8,),
     "int8-static": (8,), "fp8": (8,), "nvfp4": (4,), "mxfp4": (4,),
 }  # fmt: skip
+GROUPS = (128, 64, 32, 16)  # that are suggested
 CALIBRATED = ("gptq", "awq", "smoothquant", "int8-static", "squeezellm")
 
 
@@ -69,10 +70,12 @@ class Method:
         return self.name in ("gptq", "awq", "squeezellm")
 
     def unfit(self, rows: int, columns: int) -> str:
-        """Why a weight [rows, columns] cannot be held, or an empty text."""
+        """Why the format cannot hold a weight [rows, columns], or an empty text."""
         fields = 32 // self.bits if self.bits != 3 else 32
         if self.name in ("gptq", "rtn", "awq") and columns % self.group:
-            return f"its {columns} columns are not whole groups of {self.group}: choose another --group-size"
+            fit = [str(size) for size in GROUPS if columns % size == 0]
+            hint = f"--group-size {' or '.join(fit)} divides them" if fit else "no --group-size divides them"
+            return f"its {columns} columns are not whole groups of {self.group}; {hint}"
         if self.name in ("gptq", "rtn", "awq") and rows % fields:
             return f"its {rows} rows are not a multiple of {fields}"
         columns_of = {"gptq": fields, "rtn": fields, "squeezellm": 32, "nvfp4": 16, "mxfp4": 32}.get(
@@ -118,11 +121,15 @@ class Method:
     def section(self, kept: Sequence[str]) -> dict[str, Any]:
         """What config.json says of it; `kept` are modules of layers that stay float."""
         if self.name in ("gptq", "rtn"):
-            return formats.gptq_section(self.bits, self.group, self.symmetric, self.damp, __version__)
+            return formats.gptq_section(self.bits, self.group, self.symmetric, self.damp, __version__, kept)
         if self.name == "awq":
             return formats.awq_section(self.group, kept)
         if self.name == "squeezellm":
-            return {"quant_method": "squeezellm", "wbits": self.bits}
+            return {
+                "quant_method": "squeezellm",
+                "wbits": self.bits,
+                "modules_to_not_convert": list(kept) or None,
+            }
         return formats.compressed_section(self.name, kept)
 
     def beside(self, section: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,8 @@ from quire.quantize.stats import SAMPLED, InputStats
 from quire.quantize.watch import Input
 from quire.weights.tensor import Array
 
+log = logging.getLogger("quire")
+
 Importance = Callable[[str], FloatArray]
 
 
@@ -38,6 +41,7 @@ class Quantizer:
     tokens: IntArray
     importance: Importance | None = None
     _of_weights: Importance | None = field(default=None, init=False)
+    _told: set[str] = field(default_factory=set, init=False)  # why matrices stay float
 
     @property
     def num_layers(self) -> int:
@@ -77,6 +81,7 @@ class Quantizer:
         if runner.hidden is None and index and not self.method.calibrated:
             runner.hidden = np.zeros((*self.tokens.shape, runner.spec.stream_width), np.float32)
         inputs, stats, layer = self._observe(runner, index, folding, self.method.outer and self.method.folds)
+        unfit = self._unfit(inputs, folding)
         if self.method.folds:
             folding.fold(inputs, stats, layer, runner.noted, self.method)
         floats, quantized = dict(folding.changed), set[str]()
@@ -85,8 +90,9 @@ class Quantizer:
             if self.method.sequential:
                 _, stats, _ = self._observe(runner, index, folding, self.method.outer, places)
             for place in places:
-                encoded |= self._encode(inputs[place], stats.get(place), folding)
-                quantized.update(inputs[place].tensors)
+                names = [name for name in inputs[place].tensors if name not in unfit]
+                encoded |= self._encode(names, stats.get(place), folding)
+                quantized.update(names)
         if self.method.calibrated:
             runner.run(index, folding.changed, keep=True)
         for name in own:
@@ -121,15 +127,31 @@ class Quantizer:
         tapped = sorted((found for found in inputs if found.tap >= 0), key=lambda found: found.tap)
         return tapped, stats, layer
 
-    def _encode(self, found: Input, stats: InputStats | None, folding: Folding) -> dict[str, Array]:
-        """The tensors of the weights of one input; their values take the place of what they were."""
-        weights = {name: folding.read(name) for name in found.tensors}
-        most = max(float(np.abs(weight).max()) for weight in weights.values())
+    def _unfit(self, inputs: Sequence[Input], folding: Folding) -> set[str]:
+        """The matrices that the format cannot hold and that stay float, with a warning for each reason.
+
+        ModelError if it can hold none.
+        """
+        names = [name for found in inputs for name in found.tensors]
+        reasons = {name: reason for name in names if (reason := folding.unfit(name, self.method))}
+        if names and len(reasons) == len(set(names)):
+            name, reason = next(iter(reasons.items()))
+            raise ModelError(
+                f"{self.source}: tensor {name} cannot be quantized to {self.method.name}: {reason}"
+            )
+        for name, reason in reasons.items():
+            if reason not in self._told:
+                self._told.add(reason)
+                log.warning("tensor %s, and others like it, stay float: %s", name, reason)
+        return set(reasons)
+
+    def _encode(self, names: Sequence[str], stats: InputStats | None, folding: Folding) -> dict[str, Array]:
+        """The tensors of weights of one input; their values take the place of what they were."""
+        weights = {name: folding.read(name) for name in names}
+        most = max((float(np.abs(weight).max()) for weight in weights.values()), default=0.0)
         encoded: dict[str, Array] = {}
         for name, weight in weights.items():
             module = name.removesuffix(".weight")
-            if reason := self.method.unfit(*weight.shape):
-                raise ModelError(f"{self.source}: tensor {name} cannot be quantized: {reason}")
             if not np.isfinite(weight).all():
                 raise ModelError(f"{self.source}: tensor {name} holds values that are not finite")
             importance = None if self._of_weights is None else self._of_weights(name)
