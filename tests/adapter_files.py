@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from quire.model.families import read_config
 
@@ -54,6 +55,13 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(about))
     save_file(tensors, folder / "adapter_model.safetensors")
     return str(folder)
+
+
+def change_tensors(folder: Path, change: Callable[[str, np.ndarray], tuple[str, np.ndarray]]) -> None:
+    """Rewrite an adapter's tensors by other names or with other values."""
+    path = folder / "adapter_model.safetensors"
+    changed = dict(change(*item) for item in load_file(path).items())
+    save_file({name: np.ascontiguousarray(values) for name, values in changed.items()}, path)
 
 
 def add(

@@ -105,7 +105,5 @@ def test_what_has_no_stages_is_refused(model: Path) -> None:
         LLM(str(model), pipeline_parallel_size=4)
     with pytest.raises(ConfigError, match="needs all layers of the target"):
         LLM(str(model), pipeline_parallel_size=2, speculative_model=str(model), num_speculative_tokens=2)
-    with pytest.raises(ConfigError, match="--enable-lora with --pipeline-parallel-size"):
-        LLM(str(model), pipeline_parallel_size=2, enable_lora=True)
     with pytest.raises(ConfigError, match="are 128 ranks; at most 64"):
         LLM(str(model), pipeline_parallel_size=2, tensor_parallel_size=64)

@@ -60,25 +60,28 @@ class Model:
         self.executable.adapt(slot, build_adapter(self.base, open_adapter(Path(folder), 512)))
 
     def logits(self, tokens: list[int], slot: int = 1) -> Any:
+        return self.run(tokens, slot).numpy().copy()
+
+    def run(self, tokens: list[int], slot: int = 1, hidden: Any = None) -> Any:
         rows = np.arange(len(tokens), dtype=np.int32)
         table = np.arange(16, dtype=np.int32).reshape(1, -1)
         one = np.array([0, len(tokens)], np.int32), np.array([len(tokens)], np.int32), np.zeros(1, np.int32)
         ids, adapters = np.array(tokens, np.int32), np.array([slot], np.int32)
-        step = ModelInput(ids, rows, *one, table, rows, adapters_B=adapters)
-        return self.executable.run(step).numpy().copy()
+        wanted = rows if self.loaded.shard.ends else rows[:0]
+        step = ModelInput(ids, rows, *one, table, wanted, hidden_TD=hidden, adapters_B=adapters)
+        return self.executable.run(step)
 
 
 class Ranks:
     """Two ranks of a base, which are threads."""
 
-    def __init__(self, path: Path, peers: list[Any], spare: int) -> None:
+    def __init__(self, path: Path, peers: list[Any], spare: int, **shard: bool) -> None:
         self._threads = ThreadPoolExecutor(2)
 
         def load(rank: int) -> Model:
             backend = make_backend("native", 1, "auto")
-            return Model(
-                path, backend, shard=Shard(rank, 2, peers[rank]), reading=Reading(spare_tokens=spare)
-            )
+            own = Shard(rank, 2, peers[rank], **shard)
+            return Model(path, backend, shard=own, reading=Reading(spare_tokens=spare))
 
         self._models = list(self._threads.map(load, range(2)))
 
@@ -90,6 +93,25 @@ class Ranks:
         first, second = self._threads.map(lambda model: model.logits(tokens), self._models)
         assert np.array_equal(first, second)
         return first
+
+
+class Stages:
+    """A base in two stages."""
+
+    def __init__(self, path: Path, spare: int) -> None:
+        backend, reading = make_backend("native", 2, "auto"), Reading(spare_tokens=spare)
+        self._models = [
+            Model(path, backend, shard=Shard(stage=stage, stages=2), reading=reading) for stage in range(2)
+        ]
+
+    def adapt(self, folder: Path) -> None:
+        for model in reversed(self._models):  # the engine's own first, which refuses what fits none
+            model.adapt(folder)
+
+    def logits(self, tokens: list[int]) -> Any:
+        first, last = self._models
+        first.run(tokens)
+        return last.run(tokens, hidden=first.executable.hidden().copy()).numpy().copy()
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +149,27 @@ def test_two_ranks_give_them_too(name: str, ranks: Callable[[str, int], Ranks]) 
     check(name, ranks, 1)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_two_stages_give_the_bits_of_one(name: str) -> None:
+    made = []
+
+    def make(path: str, spare: int) -> Stages:
+        made.append((base(path, "native", spare), Stages(DATA / path, spare)))
+        return made[0][1]
+
+    check(name, make, 1)
+    whole, stages = made[0]
+    whole.adapt(DATA / name)
+    tokens = list(range(1, 30))
+    assert np.array_equal(stages.logits(tokens), whole.logits(tokens))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "moe" in name])
+def test_ranks_with_whole_experts_give_them_too(name: str) -> None:
+    with native_peers(2) as peers:
+        check(name, lambda path, spare: Ranks(DATA / path, peers, spare, whole_experts=True), 1)
+
+
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name in FEW])
 def test_the_other_backends_give_them_too(name: str, backend: str) -> None:
@@ -135,9 +178,11 @@ def test_the_other_backends_give_them_too(name: str, backend: str) -> None:
     check(name, lambda path, spare: base(path, backend, spare), 1)
 
 
+@pytest.mark.parametrize("parted", [False, True])
 @pytest.mark.parametrize("name", INVALID)
-def test_broken_adapters_are_refused_by_name(name: str) -> None:
-    model, expected = base("base-llama", "reference"), INVALID[name]
+def test_broken_adapters_are_refused_by_name(name: str, parted: bool) -> None:
+    model: Model | Stages = base("base-llama", "reference")
+    model, expected = Stages(DATA / "base-llama", 0) if parted else model, INVALID[name]
     if expected["verdict"] in ("accept", "bounded", "refuse-or-map"):
         model.adapt(DATA / "invalid" / name)
         return

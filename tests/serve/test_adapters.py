@@ -33,13 +33,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def server(root: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "two stages"])
+def server(request: pytest.FixtureRequest, root: Path) -> Iterator[Server]:
     running = start(
         maker="quire.client.start",
         model="",
         max_model_len=128,
-        threads=2,
+        threads=2 // request.param,
+        pipeline_parallel_size=request.param,
         enable_lora=True,
         max_loras=2,
         max_cpu_loras=2,

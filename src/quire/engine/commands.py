@@ -90,9 +90,10 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The rank has done what it was asked to, or could not because of an error."""
+    """The rank has done what it was asked to, or could not because of an error: with `refused` a ModelError."""
 
     error: str = ""
+    refused: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -134,7 +134,7 @@ class Member:
         self._connection: socket.socket | None = None
         self._on_end = on_end
         self._sending = threading.Lock()
-        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._heard = 0.0
         self._ready = self._silent = self._asked = False
         self._said = ""
@@ -165,8 +165,8 @@ class Member:
         self._asked = True
         self.send(frame)
 
-    def answer(self) -> str:
-        """The error of what it was asked to do, empty if it did it. EngineError: it has ended."""
+    def answer(self) -> Answer:
+        """Whether it did what it was asked to. EngineError: it has ended."""
         found = self._answers.get()
         self._heard, self._asked = time.monotonic(), False
         if found is None:
@@ -229,7 +229,7 @@ class Member:
                     self._ready = True
                     self._answered.set()
                 elif isinstance(report, Answer):
-                    self._answers.put(report.error)
+                    self._answers.put(report)
                 elif isinstance(report, Failed):
                     self._said = f"failed: {report.error}"
         except msgspec.MsgspecError as error:

@@ -151,7 +151,6 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     check_parallel(config, shard, model.spec, drafter is not None and drafter.runs_model)
     target = drafting_target(drafter, sketch, outline, True)
     draft = plan_draft(drafter, outline, target, limits, config.cache.block_size)
-    adapters = adapters_bytes(sketch, outline, config.lora, slots)
     dtype, planned = kv_dtype(config, model.dtype), []
     for stage in range(stages):
         own, last = replaced(shard, stage=stage), stage == stages - 1
@@ -161,7 +160,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         need = MemoryNeed(
             weights=share.weight_bytes
             + drafts.weights
-            + adapters
+            + adapters_bytes(share, outline, config.lora, slots)
             + (own_head_bytes(target, share) if last else 0),
             workspace=outline.workspace_bytes(
                 tapped(share, drafts.taps), kv_spec, with_trees(limits, drafts.trees)

@@ -186,7 +186,7 @@ def _place(control: Control, read: Reader, worker: Worker, command: PlaceAdapter
             raise ModelError(files_changed(command.path))
         worker.adapt(command.slot, build())
     except Exception as error:  # whatever it is, the engine waits for an answer
-        answer = Answer(str(error) or type(error).__name__)
+        answer = Answer(str(error) or type(error).__name__, isinstance(error, ModelError))
     with suppress(OSError):  # the engine has gone
         control.report(answer)
 

@@ -52,7 +52,7 @@ class RankedExecutable:
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         if adapter is None:
-            self._ranks.send(DropAdapter(slot))
+            self._ranks.send_all(DropAdapter(slot))  # no step that has begun uses it
         else:
             with self._ranks.asking:
                 self._ranks.ask(PlaceAdapter(slot, adapter.path, adapter.digest))

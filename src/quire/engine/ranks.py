@@ -24,7 +24,7 @@ from quire.engine.groups import Group, shared_files
 from quire.engine.links import Hello, Kind, Links
 from quire.engine.members import FAREWELL, Host, Join, Member, RankProcess, watch
 from quire.engine.streams import StageInput
-from quire.errors import EngineError
+from quire.errors import EngineError, ModelError
 
 log = logging.getLogger("quire.engine")
 
@@ -104,6 +104,10 @@ class Ranks:
         """Let the other ranks of the engine's own stage compute what it is about to. EngineError: one has ended."""
         _send(self.peers, command)
 
+    def send_all(self, command: Command) -> None:
+        """Let all other ranks do something between the steps that they compute. EngineError: one has ended."""
+        _send(self._members, command)
+
     def send_ahead(self, command: Command) -> None:
         """Let the earlier stages compute what the engine is going to. EngineError: a rank has ended."""
         _send(self.earlier, command)
@@ -115,10 +119,11 @@ class Ranks:
             member.ask(frame)
 
     def wait_answers(self) -> None:
-        """Wait until all have done what they were asked to. EngineError: one could not."""
-        for rank, error in [(member.rank, member.answer()) for member in self._members]:
-            if error:
-                raise EngineError(f"rank {rank}: {error}")
+        """Wait until all have done what they were asked to. EngineError, or the ModelError of one: one could not."""
+        for rank, answer in [(member.rank, member.answer()) for member in self._members]:
+            if answer.error:
+                kind = ModelError if answer.refused else EngineError
+                raise kind(f"rank {rank}: {answer.error}")
 
     def failure(self, error: BaseException | None = None) -> EngineError:
         """The error for a rank that has ended, or `error` if all still run."""

@@ -57,8 +57,6 @@ def check_parallel(config: EngineConfig, shard: Shard, spec: ModelShape, drafts:
             "or draft with --spec-method ngram or suffix"
         )
     for what, given in (
-        ("--pipeline-parallel-size", shard.stages > 1),
-        ("--enable-expert-parallel", shard.whole_experts),
         ("--exact-across-ranks", config.parallel.exact_across_ranks),
         ("--tensor-parallel-size of such a model", isinstance(spec, ArchSpec) and shard.gathers(spec)),
     ):

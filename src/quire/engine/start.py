@@ -42,7 +42,6 @@ from quire.model.spec import ArchSpec
 from quire.program import Programs, Texts
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
-from quire.runtime.slots.adapters import AdapterPart
 from quire.runtime.slots.grammar import GrammarPart
 from quire.runtime.slots.pooling import PoolingPart
 from quire.runtime.slots.processors import ProcessorPart
@@ -190,7 +189,7 @@ def _make_arena(
     inputs: InputBuilder,
     pooling: PoolingPart,
 ) -> AdapterArena[Adapter] | None:
-    """Room for adapters, whose slots the runner learns by a part of its own; None if they are off."""
+    """Room for adapters, whose slots the inputs of steps name; None if they are off."""
     if inputs.adapters_S is None:
         return None
     held: dict[int, str] = {}  # digests of adapters with a pooling head, by slot
@@ -205,7 +204,7 @@ def _make_arena(
     loaded = (lambda: model) if residence is None else (lambda: residence.model)  # it may be loaded again
     reader = adapter_reader(loaded, plan.backend, plan.config.lora)
     arena = AdapterArena(plan.limits.max_adapters, reader, place)
-    runner.parts.append(AdapterPart(inputs.adapters_S, arena.slot_of))
+    inputs.slot_of = arena.slot_of
     return arena
 
 

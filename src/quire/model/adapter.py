@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,10 +67,10 @@ class Draft:
     downs: list[FloatArray] = field(default_factory=list)
     ups: list[Up] = field(default_factory=list)
     magnitude: FloatArray | None = None  # NaN where a part has none
-    norms: FloatArray | None = None
+    norms: Callable[[], FloatArray] | None = None
     shift: FloatArray | None = None
     whole: FloatArray | None = None
-    bias: FloatArray | None = None
+    added: list[int] = field(default_factory=list)  # outputs that a bias of the base hides
     tokens: tuple[tuple[int, ...], FloatArray] | None = None  # new rows of a table
     _seen: dict[int, int] = field(default_factory=dict)  # by identity of an A: its first row
 
@@ -108,6 +109,17 @@ class AdapterSource:
         self.names = AdapterNames(base.spec, base.names, files, base.open)
         self._base, self._files = base, files
 
+    def weights(self) -> Any:
+        """The weights of the base's share with drafts in place of matrices."""
+        base, spec = self._base, self._base.spec
+        made = Assembly(spec, base.names, self, base.shard).weights()
+        embeds = base.shard.embeds(spec) and not spec.segments
+        return msgspec.structs.replace(
+            made,
+            embedding=self._embedding() if embeds else None,
+            head=self._head() if spec.has_head and base.shard.ends else None,
+        )
+
     def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
         return self._draft(parts, use)
 
@@ -125,8 +137,13 @@ class AdapterSource:
                 found.append(np.full(part.outline().shape, np.nan, np.float32))
         return np.concatenate(found)
 
-    def embedding(self, table: str, outputs: int) -> Draft | None:
-        """How the adapter changes the rows of a table [V, D] as embeddings."""
+    @property
+    def _width(self) -> int:
+        return self._base.spec.embedding_size or self._base.spec.hidden_size
+
+    def _embedding(self) -> Draft | None:
+        """How the adapter changes the rows of the embedding [V, D]."""
+        table, outputs = self._base.names.embedding, self._width
         draft, stored = Draft(outputs, table), (self._base.spec.stored_tokens, outputs)
         pair = self.names.pair(table, embedding=True)
         if pair is not None:
@@ -139,14 +156,13 @@ class AdapterSource:
         draft.tokens = self.names.token_rows(table, stored)
         return None if draft.empty else draft
 
-    def head(self) -> Draft | None:
+    def _head(self) -> Draft | None:
         """How the adapter changes the head, or the rank's rows of it.
 
         Trained and added rows of a tied table change in both.
         """
         base, names, spec = self._base, self._base.names, self._base.spec
-        assert base.weights.head is not None
-        stored = spec.stored_tokens, base.weights.head.shape[1]
+        stored = spec.stored_tokens, self._width
         own = base.shard.columns(spec.vocab_size)
         draft = Draft(len(own), names.head)
 
@@ -173,10 +189,7 @@ class AdapterSource:
             added |= {token for token in ids if token >= stored[0]}
             kept = [i for i, token in enumerate(ids) if token in own]
             draft.tokens = (tuple(ids[i] - own.start for i in kept), rows[kept]) if kept else None
-        if added:
-            assert base.weights.head_bias is not None
-            draft.bias = base.weights.head_bias.copy()
-            draft.bias[[token - own.start for token in added if token in own]] = 0
+        draft.added = [token - own.start for token in sorted(added) if token in own]
         return None if draft.empty else draft
 
     def _check_table(self, tokens: int, pair: Pair, module: str) -> None:
@@ -241,20 +254,21 @@ class AdapterSource:
                 self._check_shape(pair, module, (outputs, stored[0] if flip else stored[1]))
         if pair is None or pick is None:
             return
-        if part.columns is not None and pair.bias is not None and not self._base.shard.first:
+        divided = part.columns is not None and len(part.columns) < pair.down.shape[1]
+        if divided and pair.bias is not None and not self._base.shard.first:
             pair = replace(pair, bias=None)  # added once to the sum of all ranks
         draft.add(pair, pick, start, part.columns)
-        if part.columns is not None and pair.magnitude is not None:
-            draft.norms = self._row_norms(part, pick(pair.up) @ pair.down)
+        if divided and pair.magnitude is not None:
+            draft.norms = partial(self._row_norms, part, pick(pair.up), pair.down)
 
-    def _row_norms(self, part: Part, change: FloatArray) -> FloatArray:
+    def _row_norms(self, part: Part, up: FloatArray, down: FloatArray) -> FloatArray:
         """Norms of the rows of a changed weight of which the rank holds only some columns."""
         if self._base.open is None:
             raise ModelError(
                 f"{self._files.path}: use_dora needs the base's own weights: serve the checkpoint"
             )
         weight = np.array(replace(part, columns=None).read(self._base.open()), np.float32)
-        return _norms(weight + change)
+        return _norms(weight + _product(up, down))
 
     def _picker(
         self, part: Part, module: str, outputs: int, rows: int, flip: bool
@@ -283,18 +297,23 @@ class AdapterSource:
 def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "auto") -> Adapter:
     """The adapter's changes for the base's weights. ModelError if it does not fit, or a part of it has no place."""
     source = AdapterSource(base, files)
-    made = Assembly(base.spec, base.names, source, base.shard).weights()
+    made = source.weights()
     builder = _Builder(base, files, "float16" if dtype == "float16" else None)
     builder.tree(msgspec.structs.replace(base.weights, embedding=None, head=None), made)
-    if not base.spec.segments:
-        width = base.weights.table.shape[1]
-        builder.embedding(base.weights.table, source.embedding(base.names.embedding, width))
+    if base.weights.embedding is not None:
+        builder.embedding(base.weights.embedding, made.embedding)
     if base.weights.head is not None:
-        builder.product(base.weights.head, source.head(), base.weights.head_bias, made.head_bias)
+        builder.product(base.weights.head, made.head, base.weights.head_bias, made.head_bias)
     pooling = None if base.head_of is None else source.names.pooling_head(base.head_of)
-    if base.shard.first:  # some biases are there alone
+    if base.shard.first and base.shard.ends:  # some biases are there alone; it is the engine's own rank
+        changes = bool(builder.products or builder.embeddings or builder.norms or pooling)
+        if base.shard.stages > 1 or base.shard.whole_experts:  # others have the rest
+            whole = AdapterSource(replace(base, shard=WHOLE, open=None), files.outline())
+            whole.weights()
+            source.names.used |= whole.names.used
+            changes = changes or bool(files.modules or files.whole or files.tokens)
         source.names.check_all_used()
-        if not (builder.products or builder.embeddings or builder.norms or pooling):
+        if not changes:
             raise ModelError(f"{files.path}: the adapter changes nothing in this model")
     narrow = (base.dtype if dtype == "auto" else dtype) == "bfloat16"
     kept: WeightType = "bfloat16" if narrow else "float32"
@@ -351,24 +370,31 @@ class _Builder:
             return
         if draft.tokens is not None:
             self._replace_rows(matrix, draft, as_product=True)
+        own_bias = None
+        if draft.added:
+            assert bias is not None
+            own_bias = bias.copy()
+            own_bias[draft.added] = 0
         if draft.shift is not None:
             shift = draft.shift if shift is None else shift + draft.shift
-        self.products[id(matrix)] = self._change(matrix, draft, shift, axis=1)
+        self.products[id(matrix)] = self._change(matrix, draft, shift, own_bias, axis=1)
 
     def embedding(self, table: Matrix, draft: Draft | None) -> None:
         if draft is None:
             return
         if draft.tokens is not None:
             self._replace_rows(table, draft, as_product=False)
-        self.embeddings[id(table)] = self._change(table, draft, None, axis=0)
+        self.embeddings[id(table)] = self._change(table, draft, None, None, axis=0)
 
-    def _change(self, matrix: Matrix, draft: Draft, shift: FloatArray | None, axis: int) -> Change:
+    def _change(
+        self, matrix: Matrix, draft: Draft, shift: FloatArray | None, bias: FloatArray | None, axis: int
+    ) -> Change:
         down = self._round(np.concatenate(draft.downs)) if draft.downs else None
         ups = tuple(Up(self._round(up.weight), up.first, up.start) for up in draft.ups)
         weight = None
         if draft.whole is not None:
             weight = self._base.backend.matrix([draft.whole], self._base.dtype)
-        change = Change(down, ups, None, shift, weight, draft.bias)
+        change = Change(down, ups, None, shift, weight, bias)
         if draft.magnitude is None:
             return change
         return msgspec.structs.replace(change, gain=_gain(matrix, change, draft, axis))
@@ -410,21 +436,29 @@ class _Builder:
 
 def _gain(matrix: Matrix, change: Change, draft: Draft, axis: int) -> FloatArray:
     """DoRA's m / ||W + s B A|| by output: over rows of a product's weight, over columns of a table."""
-    magnitude, norms = draft.magnitude, draft.norms
+    magnitude = draft.magnitude
     assert magnitude is not None
     assert change.down is not None
-    if norms is None:
+    if draft.norms is not None:
+        norms = draft.norms()
+    else:
         values = matrix.dequantize()
         values = values if axis else values.T
         norms = np.ones(len(values), np.float32)
         for up in change.ups:
             stop = up.start + len(up.weight)
             down = change.down[up.first : up.first + up.weight.shape[1]]
-            norms[up.start : stop] = _norms(values[up.start : stop] + up.weight @ down)
+            norms[up.start : stop] = _norms(values[up.start : stop] + _product(up.weight, down))
     gain: FloatArray = np.where(np.isnan(magnitude), 1, magnitude / np.maximum(norms, 1e-30)).astype(
         np.float32
     )
     return gain
+
+
+def _product(up: FloatArray, down: FloatArray) -> FloatArray:
+    """up @ down, row by row: a row's bits do not depend on how many there are."""
+    product: FloatArray = (up[:, None, :] @ down)[:, 0]
+    return product
 
 
 def _norms(values: FloatArray) -> FloatArray:

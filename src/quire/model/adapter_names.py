@@ -34,7 +34,7 @@ class Pair:
 
 
 class AdapterNames:
-    """Finds an adapter's tensors by names of the base, and notes which of them were found."""
+    """Finds an adapter's tensors by names of the base, and notes which of them were `used`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AdapterNames:
         self._whole = self._renamed(files.whole)
         self._tokens = self._renamed(files.tokens)
         self._copies = self._renamed(files.copies)
-        self._used: set[str] = set()
+        self.used: set[str] = set()
         self._pairs: dict[str, Pair] = {}
         self._checkpoint: Checkpoint | None = None
 
@@ -62,7 +62,7 @@ class AdapterNames:
             return None
         if module not in self._pairs:
             lora, source, expert, rows = found
-            self._used.add(source)
+            self.used.add(source)
             self._pairs[module] = self._read(lora, module, expert, rows, transposed)
         return self._pairs[module]
 
@@ -74,7 +74,7 @@ class AdapterNames:
         if found is None or part.take is None:
             return None, None
         lora, source = found
-        self._used.add(source)
+        self.used.add(source)
         count, columns = part.tensors[0][1][0], self._names.expert_stack == "columns"
         take = part.take
         numbers = np.arange(count).reshape(-1, 1, 1)
@@ -107,7 +107,7 @@ class AdapterNames:
         found = self._files.shape(name)
         if found != shape and not (table and self._fits(found, shape, tensor)):
             raise ModelError(f"{self._files.path}: {tensor} is {list(found)}, the base has {list(shape)}")
-        self._used.add(name)
+        self.used.add(name)
         values = self._files.values(name)
         if tensor in self._whole or not self._is_base(tensor, values):
             return values
@@ -134,7 +134,7 @@ class AdapterNames:
         if found is None:
             return None
         ids, name = found
-        self._used.add(name)
+        self.used.add(name)
         rows = self._files.values(name)
         if rows.shape != (len(ids), shape[1]):
             raise ModelError(f"{self._files.path}: trained rows of {module} do not fit {list(shape)}")
@@ -143,7 +143,7 @@ class AdapterNames:
 
     def pooling_head(self, head_of: HeadReader) -> PoolingHead | None:
         """The base's pooling head with the adapter's tensors; None if it changes none. ModelError: other shapes."""
-        left = {tensor: name for tensor, name in self._whole.items() if name not in self._used}
+        left = {tensor: name for tensor, name in self._whole.items() if name not in self.used}
         if not left or self._open is None:
             return None
         checkpoint = self._open()
@@ -154,7 +154,7 @@ class AdapterNames:
                 raise ModelError(f"{self._files.path}: {tensor} is {list(found)}, the base has {list(shape)}")
         changed = ChangedCheckpoint(checkpoint, {tensor: self._files.values(left[tensor]) for tensor in mine})
         head = head_of(changed)
-        self._used |= {left[tensor] for tensor in changed.read}
+        self.used |= {left[tensor] for tensor in changed.read}
         return head if changed.read else None
 
     def check_all_used(self) -> None:
@@ -162,7 +162,7 @@ class AdapterNames:
         files = self._files
         tokens = [name for _, name in files.tokens.values()]
         everything = [*files.modules, *files.whole.values(), *files.copies.values(), *tokens]
-        left = [name for name in everything if name not in self._used]
+        left = [name for name in everything if name not in self.used]
         if left:
             more = f" and {len(left) - MOST_LISTED} more" if len(left) > MOST_LISTED else ""
             raise ModelError(

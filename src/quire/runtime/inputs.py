@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.devices.protocol import IntArray, ModelInput
 from quire.errors import EngineError
-from quire.types import UNSEEN, ScheduledBatch, ScheduledSeq
+from quire.types import UNSEEN, NewSeq, ScheduledBatch, ScheduledSeq
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,7 +57,10 @@ class StepLayout:
 
 
 class InputBuilder:
-    """Keeps a block table per slot and builds each step's arrays from the batch's delta."""
+    """Keeps a block table and an adapter per slot, and builds each step's arrays from the batch's delta.
+
+    `slot_of` is the slot of an adapter that is in memory.
+    """
 
     def __init__(
         self, max_seqs: int, max_blocks_per_seq: int, more_rows: int = 0, adapters: bool = False
@@ -67,6 +70,7 @@ class InputBuilder:
         self._num_blocks = [0] * max_seqs
         # The adapter's slot of each row of the table; None: there are no adapters.
         self.adapters_S = np.full(max_seqs + more_rows, -1, np.int32) if adapters else None
+        self.slot_of: Callable[[str], int] | None = None
 
     @property
     def block_table_SM(self) -> IntArray:
@@ -78,9 +82,17 @@ class InputBuilder:
         """How many blocks each slot has; it changes in place too."""
         return self._num_blocks
 
+    def set(self, new: NewSeq) -> None:
+        """A sequence takes a slot."""
+        adapter = new.request.adapter
+        if adapter is not None and self.adapters_S is not None and self.slot_of is not None:
+            self.adapters_S[new.slot] = self.slot_of(adapter)
+
     def clear(self, slot: int) -> None:
-        """Forget a slot's blocks."""
+        """Forget a slot's blocks and adapter."""
         self._num_blocks[slot] = 0
+        if self.adapters_S is not None:
+            self.adapters_S[slot] = -1
 
     def lay_out(
         self, batch: ScheduledBatch, sampled: Mapping[int, Sequence[int]], failed: Container[int]

@@ -102,6 +102,8 @@ class Runner:
         """Start a batch in the earlier stages. None: it computes nothing."""
         for slot in batch.freed:
             self._inputs.clear(slot)
+        for new in batch.new:
+            self._inputs.set(new)
         if batch.copies:
             earlier.copy_blocks(batch.copies)
         if not batch.seqs:
@@ -118,6 +120,8 @@ class Runner:
                 self._inputs.clear(slot)
             self._failed.pop(slot, None)
         for new in batch.new:
+            if self._earlier is None:
+                self._inputs.set(new)
             for part in self.parts:
                 part.set(new)
         if batch.freed or batch.new:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class AdapterFiles:
 
     `whole` are tensors that replace the base's. `tokens` are rows of an embedding by module: ids, and the tensor of the
     new rows. `start` is "pissa" or "olora" if the base loses the first guess of the training. `digest` is a hash of
-    the files.
+    the files. With `outlined` all values are zeros, and none are read.
     """
 
     path: Path
@@ -91,12 +91,19 @@ class AdapterFiles:
     magnitudes: bool
     digest: str
     checkpoint: Checkpoint = field(repr=False)
+    outlined: bool = False
+
+    def outline(self) -> AdapterFiles:
+        """The same without values."""
+        return replace(self, start="", outlined=True)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         return self.checkpoint.shape(tensor)
 
     def values(self, tensor: str) -> FloatArray:
         """A tensor as float32. ModelError if a value is not finite."""
+        if self.outlined:
+            return np.zeros(self.shape(tensor), np.float32)
         found: FloatArray = np.array(self.checkpoint.get(tensor), np.float32)
         if not np.isfinite(found).all():
             raise ModelError(f"{self.path}: tensor {tensor} holds values that are not finite")
