@@ -136,11 +136,8 @@ def facts(name: str, family: str | None) -> tuple[str, str, str]:
     if family is None:
         return "all", "", "all"
     spec, names = read_config({**tiny_config(family), "architectures": [name]})
-    stacked = any(not n.endswith((".weight", "bias")) and "expert" in n for n in wanted_tensors(spec, names))
-    methods = ", ".join(sorted(load_family(name).quantized))
-    readers = f"all; stacked experts: {methods or 'none'}" if stacked else "all"
     drafts = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
-    return readers, "MTP" if drafts else "", adapters(spec, names)
+    return "all", "MTP" if drafts else "", adapters(spec, names)
 
 
 def markdown() -> str:

@@ -35,6 +35,7 @@ from quire.model.pack import (
 from quire.model.pooling import HeadReader, PoolingHead, max_length, read_pooling
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, ModelShape
+from quire.model.stacks import stacks_apart
 from quire.model.weights import DecoderWeights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
@@ -302,8 +303,8 @@ def open_tensors(directory: Path) -> tuple[dict[str, Any], Checkpoint, TensorNam
             f"{directory} was converted, which keeps no layers that predict further tokens: serve the checkpoint"
         )
     source = open_source(directory)
-    checkpoint = source.tensors()
-    _, names = read_config(source.config, source.where)
+    spec, names = read_config(source.config, source.where)
+    checkpoint = source.tensors(partial(stacks_apart, spec, names))
     return source.config, checkpoint, names.fitted(checkpoint.names())
 
 
@@ -406,7 +407,7 @@ def _reopened(directory: Path, reading: Reading) -> Checkpoint:
 
 def _opened(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
     """The weights and their names. Packed matrices always have outputs as rows, whatever the family's others have."""
-    found = source.tensors()
+    found = source.tensors(partial(stacks_apart, spec, names))
     names = names.fitted(found.names())
     if names.transposed and isinstance(found, ModuleCheckpoint):
         return taken_apart(spec, names, found, lambda name: not found.is_packed(name))

@@ -15,7 +15,9 @@ from quire.model.families.names import TensorNames
 from quire.model.load import LoadedModel, eos_ids, model_info
 from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors
 from quire.model.spec import ArchSpec
+from quire.model.stacks import experts_apart
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.readers import Quantization as Quantized
 from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization
@@ -43,9 +45,12 @@ def outline_config(
     if dtype not in ("auto", *get_args(FloatDtype)):
         raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
-    if config.get("quantization_config") is not None:
+    found = find_quantization(read_json(path), str(path), path.parent)
+    if found is not None:
         names = msgspec.structs.replace(names, transposed=False)
-    planned = _planned(path, spec, names)
+        if names.expert_stack and found.method != "mxfp4":
+            names = experts_apart(names)
+    planned = _planned(path, found, spec, names)
     if planned is not None and dtype != "float32":
         quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
     info = model_info(path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path)), {})
@@ -53,9 +58,8 @@ def outline_config(
     return LoadedModel(info, spec, weights)
 
 
-def _planned(path: Path, spec: ArchSpec, names: TensorNames) -> Checkpoint | None:
+def _planned(path: Path, found: Quantized | None, spec: ArchSpec, names: TensorNames) -> Checkpoint | None:
     """The layouts that a config's quantization gives its weights; None if they are plain."""
-    found = find_quantization(read_json(path), str(path), path.parent)
     if found is None:
         return None
     tensors = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}

@@ -18,20 +18,22 @@ from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from quire.weights.readers import find_quantization
 
+Change = Callable[[Checkpoint], Checkpoint]
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """`config` and `generation` are config.json and generation_config.json, or a GGUF file's equivalents.
 
-    `where` names the config in messages. `tensors` opens the weights, quantized ones through their reader, which
-    `stored` opens as they are in the files.
+    `where` names the config in messages. `tensors` opens the weights, quantized ones through their reader; what it is
+    given changes how they lie in the files before that. `stored` opens quantized ones as they are in the files.
     """
 
     path: Path
     where: str
     config: dict[str, Any]
     generation: dict[str, Any]
-    tensors: Callable[[], Checkpoint]
+    tensors: Callable[..., Checkpoint]
     stored: Callable[[], Checkpoint] | None = None
 
 
@@ -40,7 +42,7 @@ def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
     changes = changes or {}
     if is_gguf(path):
         config, generation, tensors = read_gguf(path)
-        return Source(path, str(path), changed_config(config, changes), generation, lambda: tensors)
+        return Source(path, str(path), changed_config(config, changes), generation, lambda *_: tensors)
     config_path, generation_path = path / "config.json", path / "generation_config.json"
     if not config_path.exists():
         raise ModelError(
@@ -48,16 +50,25 @@ def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
         )
     config = changed_config(read_json(config_path), changes)
     generation = read_json(generation_path) if generation_path.exists() else {}
-    quantization = find_quantization(config, str(config_path), path)
+    quantization, stored = find_quantization(config, str(config_path), path), partial(open_checkpoint, path)
     if quantization is None:
         where = str(config_path)
-        return Source(
-            path, where, config, generation, lambda: with_task(open_checkpoint(path), config, where)
-        )
+
+        def plain(change: Change = unchanged) -> Checkpoint:
+            return with_task(change(stored()), config, where)
+
+        return Source(path, where, config, generation, plain)
     reader = quantization.reader()
     config = {**config, "quantization_config": quantization.section()}
-    stored = partial(open_checkpoint, path)
-    return Source(path, str(config_path), config, generation, lambda: reader(stored()), stored)
+
+    def read(change: Change = unchanged) -> Checkpoint:
+        return reader(change(stored()))
+
+    return Source(path, str(config_path), config, generation, read, stored)
+
+
+def unchanged(checkpoint: Checkpoint) -> Checkpoint:
+    return checkpoint
 
 
 def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

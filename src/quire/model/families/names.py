@@ -125,7 +125,8 @@ class TensorNames(msgspec.Struct, frozen=True):
         if self.qkv is not None and any(name.endswith(f".{self.q}.weight") for name in present):
             names = replace(names, qkv=None)
         if self.expert_stack and any(f"{self.experts}0." in name for name in present):
-            own = TensorNames()
+            own, fused = TensorNames(), f"{self.shared}{self.shared_gate_up}.weight"
+            whole = any(name.endswith(fused) for name in present)
             names = replace(
                 names,
                 experts=f"{self.experts}{{e}}.",
@@ -134,7 +135,7 @@ class TensorNames(msgspec.Struct, frozen=True):
                 expert_down=own.expert_down,
                 expert_stack="",
                 expert_halves=False,
-                shared_gate_up=None,
+                shared_gate_up=self.shared_gate_up if whole else None,
             )
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):

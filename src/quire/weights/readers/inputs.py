@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from quire.weights.readers.rules import Rules, Targets
 
 # Tensors that belong to activations, beside those of the weight.
 INPUTS = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale")
+
+EXPERT = re.compile(r"\.experts\.|moe\.\d+\.")
 
 
 class InputRoundings:
@@ -50,7 +53,7 @@ class InputRoundings:
         """The rounding of a module with these tensors. Raises ModelError if a static scale is missing or wrong."""
         found = self._found(module, suffixes)
         integers = found is not None and (found.is_int8_by_row or found.is_int8_of_all)
-        return found if integers or ".experts." not in module else None
+        return found if integers or not EXPERT.search(module) else None
 
     def _found(self, module: str, suffixes: Iterable[str]) -> Rounding | None:
         own = frozenset(name for name in INPUTS if f"{module}.{name}" in self._names)
