@@ -109,7 +109,7 @@ def measure(setting: Setting) -> Result:
             for name, rate in rates.items()
         ],
         f"Quire makes {rates['Quire, one batch'] / loop:.1f} times the tokens of the plain loop, and "
-        f"{best / loop:.1f} times with int4 weights and an int8 cache: {1 - loop / best:.0%} less cost per token. "
+        f"{best / loop:.1f} times with int4 weights and an int8 cache: {1 - loop / best:.1%} less cost per token. "
         f"The loop uses {shares['transformers, one by one']:.1%} of the machine's arithmetic.",
         f"{len(jobs)} requests with the lengths of chats; costs at {price:g} per hour. A bill of $25,000 that falls to "
         "$8,000 is a factor of 3.1.",
