@@ -41,11 +41,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "chunked-prefill": (*S, "--scale", "0.5", "--max-model-len", "2112"),
     "weights-by-batch": (*S, "--scale", "0.3"),
     "speculation": (),
-    "structured": (*S, "--data", "struct-jsonschemabench"),
+    "structured": (*S, "--data", "struct-jsonschemabench", "--scale", "0.2"),
     "batch-size": (*T, "--scale", "0.5"),
     "kv-cache": (*S, "--scale", "0.5"),
     "built-engine": S,
-    "quantization": ("--data", "text-wikitext2/valid.txt", "--scale", "0.5"),
+    "quantization": ("--data", "text-tinystories/tinystories_union.txt", "--scale", "0.5"),
 }
 """Options of each study; models and data by their names in the folders."""
 

@@ -173,6 +173,14 @@ def test_quality_in_float32_is_no_loss(tmp_path: Path) -> None:
     assert found["top1_agreement"] == 100
 
 
+def test_an_empty_base_is_the_model_inside_the_package(tmp_path: Path) -> None:
+    text, figures, output = tmp_path / "text.txt", tmp_path / "figures.json", str(tmp_path / "small")
+    text.write_text(TEXT)
+    main(["quantize", "-o", output, "--method", "rtn", "--bits", "4"])
+    main(["bench", "quality", output, "--base", "", "--text", str(text), "--output-json", str(figures)])
+    assert json.loads(figures.read_text())["kl_mean"] > 1e-3
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "name a text"), (b"", "too short"), (b"\xff\xfe", "cannot be read")]
 )

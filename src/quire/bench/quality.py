@@ -63,7 +63,7 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
         config,
         model=replace(
             config.model,
-            model=options.base or config.model.model,
+            model=config.model.model if options.base is None else options.base,
             dtype="float32",
             quantization="auto",
             quantization_pure=False,
