@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "plain-loop": (*T, "--max-model-len", "1024"),
     "kv-waste": TRACE,
     "beam-sharing": (),
-    "batching": (*T, "--max-model-len", "1024"),
+    "batching": (*S, "--scale", "0.25", "--max-model-len", "1024"),
     "prefix-caching": (*S, "--scale", "0.3"),
     "radix": (*T, "--max-model-len", "1024"),
     "attention-memory": S,

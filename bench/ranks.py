@@ -6,11 +6,11 @@ within one process. With MODEL its speed with two ranks of one thread beside one
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,7 +148,12 @@ def model(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        model(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?")
+    named = parser.parse_args().model
+    if named:
+        model(named)
     else:
         sums()
