@@ -307,13 +307,17 @@ KNOWN = {
     "Qwen--Qwen3-1.7B": (1_720_574_976, 114_688),
     "Qwen--Qwen3-8B": (8_190_735_360, 147_456),
     "Qwen--Qwen3-32B": (32_762_123_264, 262_144),
+    "Qwen--Qwen3-30B-A3B-Instruct-2507": (30_532_122_624, 98_304),
     "Qwen--Qwen3-235B-A22B": (235_093_634_560, 192_512),
     "nvidia--Qwen3-235B-A22B-NVFP4": (235_093_634_560, 192_512),
+    "meta-llama--Llama-3.1-8B": (8_030_261_248, 131_072),
+    "meta-llama--Llama-3.1-70B": (70_553_706_496, 327_680),
     "meta-llama--Meta-Llama-3.1-70B": (70_553_706_496, 327_680),
     "nvidia--Llama-3.1-70B-Instruct-FP8": (70_553_706_496, 327_680),
     "meta-llama--Meta-Llama-3.1-405B": (405_853_388_800, 516_096),
     "mistralai--Mixtral-8x7B-v0.1": (46_702_792_704, 131_072),
     "mistralai--Mixtral-8x22B-v0.1": (140_620_634_112, 229_376),
+    "microsoft--Phi-mini-MoE-instruct": (7_647_632_704, 131_072),
     "openai--gpt-oss-20b": (20_914_757_184, 49_152),
     # Language models inside others. transformers counts as many parameters and persistent buffers.
     "google--gemma-4-26B-A4B": (25_233_141_790, 225_280),
@@ -354,8 +358,8 @@ def sizes(values: dict[str, Any]) -> tuple[int, int]:
 
 def test_public_configs_resolve_or_are_refused_by_name(data: Path) -> None:
     read, quantized = set(), set()
-    for path in sorted((data / "model-configs").glob("*_config.json")):
-        name, values = path.name.removesuffix("_config.json"), json.loads(path.read_text())
+    for path in sorted((data / "model-configs").rglob("*.json")):
+        name, values = path.stem.removesuffix("_config"), json.loads(path.read_text())
         architecture = (values.get("architectures") or [None])[0]
         if name in KNOWN:
             assert sizes(values) == KNOWN[name], name

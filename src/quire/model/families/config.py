@@ -15,8 +15,8 @@ HARMLESS_BY_TOPIC = {
     "transformers.js_config unsloth_version unsloth_fixed",
     "training": "embedding_dropout residual_dropout layerdrop init_std attn_pdrop dropout activation_dropout "
     "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha "
-    "seq_aux router_jitter_noise initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop "
-    "gradient_checkpointing output_router_logits tf_legacy_loss use_bfloat16",
+    "seq_aux router_jitter_noise initializer_range attention_dropout hidden_dropout expert_dropout resid_pdrop "
+    "embd_pdrop gradient_checkpointing output_router_logits tf_legacy_loss use_bfloat16",
     "execution": "reorder_and_upcast_attn slow_but_exact use_cache pretraining_tp chunk_size_feed_forward "
     "torchscript _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled attn_implementation "
     "_experts_implementation cache_implementation",
