@@ -25,6 +25,7 @@ import transformers
 
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError
+from quire.model.families import read_config
 from quire.model.load import load_model
 from tests.model.tiny_models import FAMILIES, VARIANTS, Session, make_model, randomized, torch_logits
 
@@ -132,13 +133,19 @@ def config_of(variant: str) -> Config:
     return config
 
 
-def compare_random(seed: int, directory: Path, variants: Sequence[str] = tuple(VARIANTS)) -> tuple[str, str]:
-    """The result of `compare` for one of the variants with one to three random changes."""
+def changed(seed: int, variants: Sequence[str] = tuple(VARIANTS)) -> tuple[str, Config, str]:
+    """One of the variants with one to three random changes: its name, its config, and a description."""
     rng = random.Random(seed)
     variant = rng.choice(variants)
     config = config_of(variant)
     changes = [rng.choice(CHANGES)(rng, config) for _ in range(rng.choice([1, 1, 2, 3]))]
-    return compare(variant, config, directory, f"seed {seed}: {variant}, {'; '.join(changes)}")
+    return variant, config, f"seed {seed}: {variant}, {'; '.join(changes)}"
+
+
+def compare_random(seed: int, directory: Path, variants: Sequence[str] = tuple(VARIANTS)) -> tuple[str, str]:
+    """The result of `compare` for one of the variants with one to three random changes."""
+    variant, config, what = changed(seed, variants)
+    return compare(variant, config, directory, what)
 
 
 def compare(variant: str, config: Config, directory: Path, what: str) -> tuple[str, str]:
@@ -147,6 +154,10 @@ def compare(variant: str, config: Config, directory: Path, what: str) -> tuple[s
     `config` is a changed one of the variant, `what` says how.
     """
     kind = original(variant)[0]
+    try:
+        read_config(copy.deepcopy(config))  # most refusals, without a model
+    except ModelError as error:
+        return "refused", f"{what}: {str(error)[:160]}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -171,9 +182,14 @@ def compare(variant: str, config: Config, directory: Path, what: str) -> tuple[s
 def run(count: int, first: int, variants: Sequence[str]) -> Counter[str]:
     """Print what differs of `count` changed configs; how many had each result."""
     results: Counter[str] = Counter()
+    known: dict[str, str] = {}  # of the same changes
     for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as directory:
-            result, what = compare_random(seed, Path(directory), variants)
+        variant, config, what = changed(seed, variants)
+        key = json.dumps([variant, config], sort_keys=True)
+        if key not in known:
+            with tempfile.TemporaryDirectory() as directory:
+                known[key], what = compare(variant, config, Path(directory), what)
+        result = known[key]
         results[result] += 1
         if result == "different":
             print(what, flush=True)

@@ -20,6 +20,15 @@ def test_a_changed_config_is_refused_or_computed_as_transformers_does(seed: int,
 
 ABSENT = "absent"
 LONG_INSIDE = {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32}}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LAYERS = {"full_attention": YARN | {"truncate": False}, "sliding_attention": {"rope_type": "default"}}
+
+
+def older(theta: float, **rope: Any) -> dict[str, Any]:
+    """The older spelling of a rope."""
+    return {"rope_parameters": ABSENT, "rope_theta": theta, "rope_scaling": rope}
+
+
 NO_ROPE = dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"), ABSENT)
 
 
@@ -42,6 +51,15 @@ NO_ROPE = dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"), ABSEN
         ("deepseek-v2-lite", {"n_group": None, "topk_group": None}, "equal"),
         ("cohere2", {"_sliding_window_pattern": 4}, "equal"),
         ("deepseek-v2-lite", {"num_experts_per_tok": None, "first_k_dense_replace": 3}, "equal"),
+        ("gemma3", older(5000.0, **YARN), "equal"),
+        ("gemma3", older(5000.0, type="yarn", factor=4.0), "refused"),  # the class knows rope_type alone
+        ("gemma3", {"rope_parameters": LAYERS}, "refused"),  # the class knows no truncate of one kind of layers
+        ("minimax-rotary", {"head_dim": ABSENT}, "refused"),  # half of 128 elements, and 8 of them
+        ("minimax-rotary", {"rope_parameters": ABSENT}, "equal"),
+        ("laguna-elements", {"rope_parameters": ABSENT}, "equal"),  # a theta for each kind of layers
+        ("longcat_flash", {"q_lora_rank": None}, "refused"),
+        ("olmo3", older(5e5, **YARN), "equal"),
+        ("olmo3", older(5000.0, **YARN), "refused"),  # the class's sliding layers have 5e5
     ],
 )  # fmt: skip
 def test_configs_that_were_read_wrongly(

@@ -152,12 +152,11 @@ def read_longcat(config: ConfigReader) -> ArchSpec:
         zero_experts=zero,
         shortcut=True,
     )
-    spec = read_latent(twice, moe=moe)
+    spec, q_rank = read_latent(twice, moe=moe), config.integer("q_lora_rank")
     assert spec.latent is not None
-    assert spec.latent.q_rank is not None
     latent = replace(
         spec.latent,
-        q_scale=(hidden / spec.latent.q_rank) ** 0.5,
+        q_scale=(hidden / q_rank) ** 0.5,
         kv_scale=(hidden / spec.latent.kv_rank) ** 0.5,
     )
     return replace(spec, latent=latent)

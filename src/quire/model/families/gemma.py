@@ -19,7 +19,7 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.families.rope import read_layer_ropes
+from quire.model.families.rope import expect_newer_name, read_layer_ropes
 from quire.model.spec import ArchSpec
 
 GEMMA_NAMES = TensorNames(norm_offset=1.0)
@@ -64,6 +64,7 @@ def read_gemma3(config: ConfigReader) -> ArchSpec:
     kinds = layer_kinds(config, alternate(num_layers(config), config.integer("sliding_window_pattern", 6)))
     config.skip("hidden_act")
     config.expect("attn_logit_softcapping", None)
+    expect_newer_name(config)
     ropes = read_layer_ropes(
         config,
         config.integer("head_dim"),

@@ -51,7 +51,8 @@ def read_minimax_m2(config: ConfigReader) -> ArchSpec:
     size = head_size(config)
     if (part := config.optional_integer("rotary_dim", high=size)) is None or part % 2:
         part = rotary_dim(config, size)
-    config.expect("partial_rotary_factor", part / size, None)
+    elif rotary_dim(config, size, part / size) != part:
+        raise config.wrong("rotary_dim", part, "what partial_rotary_factor says")
     moe = read_moe(config, inner="intermediate_size", correction=True, scoring="sigmoid", renormalize=True)
     return read_decoder(config, rotated=part, qk_norm="all_heads", moe=moe)
 

@@ -20,7 +20,7 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.families.rope import read_layer_ropes
+from quire.model.families.rope import expect_newer_name, read_layer_ropes
 from quire.model.spec import ArchSpec
 
 POST_NORM_NAMES = TensorNames(
@@ -58,9 +58,11 @@ def read_olmo3(config: ConfigReader) -> ArchSpec:
     """OLMo 2 with three sliding layers to one that is not; only that one's rope is scaled."""
     kinds = layer_kinds(config, alternate(num_layers(config), 4))
     max_position = config.integer("max_position_embeddings")
-    rope = config.section("rope_scaling")
-    if rope is not None and rope.given("rope_type") is None:
-        rope.expect("type", "default")  # transformers reads only the newer name of the kind here
+    expect_newer_name(config)
+    if config.get("rope_scaling") is not None or config.get("rope_parameters") is None:
+        config.expect(
+            "rope_theta", 5e5, None
+        )  # transformers gives the sliding layers this one, whatever is said
     thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
     ropes = read_layer_ropes(config, head_size(config), max_position, [*kinds, FULL], thetas)
     return read_olmo2(config, rope=ropes[-1], layer_ropes=ropes[:-1], windows=windows_of(config, kinds))

@@ -63,6 +63,8 @@ def read_layer_ropes(
         if size == rotary_dim and "proportional" not in (inner.get("rope_type"), inner.get("type")):
             inner.expect(PARTIAL, 1.0, None)
         ropes[kind] = parse_rope(config, inner, size, max_position, theta)
+        if not ropes[kind].truncate:  # transformers overlooks it in a rope of some layers
+            raise inner.wrong("truncate", False, "true in the rope of one kind of layers")
     return tuple(ropes[kind] for kind in kinds)
 
 
@@ -76,6 +78,13 @@ def _check_older(config: ConfigReader, found: ConfigReader | None, kinds: Iterab
         raise ModelError(
             f"{found.where}: {', '.join(said)} must be in an object for each of {', '.join(kinds)}, or in rope_scaling"
         )
+
+
+def expect_newer_name(config: ConfigReader) -> None:
+    """Refuse a rope_scaling that names its kind by `type` alone: some classes of transformers overlook that."""
+    older = config.section("rope_scaling")
+    if older is not None and older.given("rope_type") is None:
+        older.expect("type", "default")
 
 
 def kind_dims(config: ConfigReader, head_dim: int, shares: Mapping[str, float]) -> dict[str, int]:

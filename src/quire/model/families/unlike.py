@@ -210,6 +210,7 @@ def read_laguna(config: ConfigReader) -> ArchSpec:
     kinds = layer_kinds(config, [FULL] * layers)
     sparse = layer_kinds(config, [DENSE] + [SPARSE] * (layers - 1), (DENSE, SPARSE), "mlp_layer_types")
     config.expect("moe_apply_router_weight_on_input", False)
+    config.expect("rope_scaling", None)  # the class does not read it
     counts = config.get("num_attention_heads_per_layer")
     most = config.integer("num_attention_heads")
     counts = [most] * layers if counts is None else counts
@@ -387,7 +388,6 @@ FAMILIES = {
             "head_dim": 128,
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-6,
-            "rope_theta": 5e5,
             "sliding_window": 512,
             "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,
@@ -396,6 +396,10 @@ FAMILIES = {
             "gating": True,
             "moe_routed_scaling_factor": 1.0,
             "moe_router_logit_softcapping": 0.0,
+            "rope_parameters": {
+                FULL: {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                SLIDING: {"rope_theta": 1e4},
+            },
         },
     ),
     "DeciLMForCausalLM": Family(
