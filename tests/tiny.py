@@ -158,6 +158,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": None,
         "rotary_pct": 0.5,
     },
+    "gpt_neox_japanese": {
+        **LAYER,
+        "architectures": ["GPTNeoXJapaneseForCausalLM"],
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+        "rope_theta": None,
+        "rotary_pct": 0.5,
+    },
     "opt": {**BARE, "architectures": ["OPTForCausalLM"], "ffn_dim": 96, "word_embed_proj_dim": 32},
     "falcon": {
         **BARE,
@@ -199,6 +207,7 @@ OTHERS |= {
         ("bitnet", "BitNet", {"hidden_act": "relu2"}),
         ("nanochat", "NanoChat", {"hidden_act": "relu2"}),
         ("apertus", "Apertus", {"hidden_act": "xielu", "rope_theta": 12e6}),
+        ("apertus1p5_text", "Apertus1p5Text", {"hidden_act": "xielu", "rope_theta": 12e6}),
         ("internlm3", "InternLM3", {"qkv_bias": True}),
         ("iquestcoder", "IQuestCoder", {}),
         ("hunyuan_v1_dense", "HunYuanDenseV1", {}),

@@ -78,6 +78,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoX",
         {**PLAIN, "layer_norm_eps": 2e-3, "max_position_embeddings": 128, "intermediate_size": 80},
     ),
+    "gpt_neox_japanese": (
+        "GPTNeoXJapanese",
+        {**PLAIN, "layer_norm_eps": 2e-3, "max_position_embeddings": 128},
+    ),
     "opt": ("OPT", {**PLAIN, "ffn_dim": 80, "max_position_embeddings": 128}),
     "falcon": ("Falcon", {**PLAIN, "layer_norm_epsilon": 2e-3}),
     "bloom": ("Bloom", GPT),
@@ -115,6 +119,7 @@ FAMILIES |= {
     "helium": ("Helium", {**RMS, "head_dim": 12}),
     "nanochat": ("NanoChat", RMS),
     "apertus": ("Apertus", RMS),
+    "apertus1p5_text": ("Apertus1p5Text", RMS),
     "jais2": ("Jais2", LAYER),
     "nemotron": ("Nemotron", {**SMALL, "norm_eps": 2e-3, "head_dim": 16}),
     "bitnet": ("BitNet", RMS),
@@ -423,6 +428,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
         },
     ),
+    "gpt-neox-japanese": (
+        "gpt_neox_japanese",
+        {
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
+            "intermediate_multiple_size": 2,
+        },
+    ),
     "opt": ("opt", {}),
     "opt-post-norm-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),
@@ -535,6 +547,7 @@ VARIANTS |= {
         {"hidden_size_per_layer_input": 12, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
     ),
     "mimo_v2_flash": ("mimo_v2_flash", {}),
+    "mimo-odd-share": ("mimo_v2_flash", {"head_dim": 16}),
     "laguna": ("laguna", {"moe_router_logit_softcapping": 1.5}),
     "laguna-elements": ("laguna", {"gating": "per-element", "num_attention_heads_per_layer": None}),
 }

@@ -63,9 +63,9 @@ class AttentionAssembly(PartAssembly):
             gate=self._attention_gate(shape, layer, q_heads),
             out_norm=self._norm(layer + names.out_norm, heads) if spec.inner_norms else None,
             out=self.source.matrix([self._own_output(self._out(shape, layer, heads), shape, q_heads)]),
-            out_bias=self._output_bias(spec.o_bias, layer + names.out)
+            out_bias=self._output_bias(spec.has_out_bias(i), layer + (names.out_bias or names.out))
             if self.shard.divides_attention(spec)
-            else self._bias(spec.o_bias, (layer + names.out, d, None)),
+            else self._bias(spec.has_out_bias(i), (layer + (names.out_bias or names.out), d, None)),
         )
 
     def _own_places(

@@ -71,4 +71,7 @@ class PartAssembly:
     def _bias(self, wanted: bool, *parts: tuple[str, int, Take | None]) -> FloatArray | None:
         if not wanted:
             return None
-        return self.source.vector([part(f"{name}.bias", (size,), take) for name, size, take in parts])
+        names = [module if module.endswith("_bias") else f"{module}.bias" for module, _, _ in parts]
+        return self.source.vector(
+            [part(n, (size,), take) for n, (_, size, take) in zip(names, parts, strict=True)]
+        )

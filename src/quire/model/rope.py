@@ -17,7 +17,7 @@ Frequencies = NDArray[np.float64]
 def make_rope(spec: RopeSpec) -> Rope:
     """Frequencies in float64, rounded once to float32: [rotary_dim / 2], and the scale of cos and sin."""
     pairs: NDArray[Any] = np.arange(0, spec.rotary_dim, 2, dtype=np.float64)
-    plain: Frequencies = spec.theta ** (-pairs / spec.rotary_dim)
+    plain: Frequencies = spec.theta ** (-pairs / (spec.share or spec.rotary_dim))
     scale = 1.0
     if spec.kind == "linear":
         plain = plain / spec.factor

@@ -49,6 +49,7 @@ BY_LAYER = (
     "temperatures",
     "qk_norm_layers",
     "sink_layers",
+    "o_bias_layers",
     "shapes",
     "kv_sources",
     "keys_as_values",
@@ -64,7 +65,8 @@ class RopeSpec(msgspec.Struct, frozen=True):
     engine does not exceed); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope
     (frequencies divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
     pairs turn at the frequencies of the whole head, the others do not turn). Some kinds need the fields beyond theta
-    and rotary_dim. `backwards` turns by the negative angle.
+    and rotary_dim. `backwards` turns by the negative angle. `share` is an odd number of elements, of which one more
+    turn: their frequencies fall over `share`.
     """
 
     kind: RopeKind
@@ -83,6 +85,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
     factors: tuple[float, ...] = ()
     rotated_pairs: int = 0
     backwards: bool = False
+    share: int | None = None
 
     def check(self, where: str) -> None:
         """Raise ModelError, naming `where` and the field, for a rope whose frequencies are no numbers."""
@@ -209,7 +212,8 @@ class ArchSpec(msgspec.Struct, frozen=True):
     `norm_weight`, `qk_norm_weight`: norms have weights (else 1). `inner_norms`: a norm before the projections that end
     attention and MLP. `xielu`: the activation, with parameters of its own in each layer. `attention_gate`: what heads
     gather is multiplied by a sigmoid of the layer's input, by element or by head. `clip_qkv` bounds queries, keys and
-    values. `temperatures` of queries, norms of queries and keys, and sinks may be on some layers alone.
+    values. `temperatures` of queries, norms of queries and keys, sinks, and the bias of attention's result may be on some
+    layers alone.
 
     `shapes`, if given, has the sizes of each layer; those of the spec are then the largest. `kv_sources` names the
     layer whose keys and values each layer reads: itself, or an earlier one. `value_dim`: values are shorter than keys
@@ -283,6 +287,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
     qk_norm_eps: float | None = None
     qk_norm_layers: tuple[bool, ...] | None = None
     sink_layers: tuple[bool, ...] | None = None
+    o_bias_layers: tuple[bool, ...] | None = None
     shapes: tuple[LayerShape, ...] | None = None
     kv_sources: tuple[int, ...] | None = None
     value_dim: int | None = None
@@ -459,6 +464,9 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def has_sinks(self, layer: int) -> bool:
         return self.sinks and (self.sink_layers is None or self.sink_layers[layer])
+
+    def has_out_bias(self, layer: int) -> bool:
+        return self.o_bias and (self.o_bias_layers is None or self.o_bias_layers[layer])
 
     def is_sparse(self, layer: int) -> bool:
         return self.moe is not None and self.moe.layers[layer]

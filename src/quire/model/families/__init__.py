@@ -38,7 +38,8 @@ _DECODERS = {
     "GraniteMoeSharedForCausalLM:granitemoeshared GraniteMoeSWAForCausalLM:granitemoe_swa "
     "HyperCLOVAXForCausalLM:hyperclovax",
     "relu2": "ArceeForCausalLM:arcee Jais2ForCausalLM:jais2 NemotronForCausalLM:nemotron BitNetForCausalLM:bitnet "
-    "NanoChatForCausalLM:nanochat ApertusForCausalLM:apertus",
+    "NanoChatForCausalLM:nanochat ApertusForCausalLM:apertus "
+    "Apertus1p5TextForCausalLM:apertus1p5_text",
     "ernie": "Ernie4_5ForCausalLM:ernie4_5 Ernie4_5_MoeForCausalLM:ernie4_5_moe",
     "hunyuan": "HunYuanDenseV1ForCausalLM:hunyuan_v1_dense HunYuanMoEV1ForCausalLM:hunyuan_v1_moe "
     "HYV3ForCausalLM:hy_v3",
@@ -50,7 +51,8 @@ _DECODERS = {
     "SarvamMoEForCausalLM:sarvam_moe",
     "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2 Cohere2MoeForCausalLM:cohere2_moe",
     "glm": "GlmForCausalLM:glm Glm4ForCausalLM:glm4",
-    "gpt": "GPT2LMHeadModel:gpt2 GPTJForCausalLM:gptj GPTNeoXForCausalLM:gpt_neox OPTForCausalLM:opt",
+    "gpt": "GPT2LMHeadModel:gpt2 GPTJForCausalLM:gptj GPTNeoXForCausalLM:gpt_neox "
+    "GPTNeoXJapaneseForCausalLM:gpt_neox_japanese OPTForCausalLM:opt",
     "falcon": "FalconForCausalLM:falcon BloomForCausalLM:bloom",
     "gpt_oss": "GptOssForCausalLM:gpt_oss",
     "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3 "

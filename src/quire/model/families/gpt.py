@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import Family, head_size, read_decoder
+from quire.model.families.family import Family, head_size, num_layers, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.spec import ArchSpec, RopeSpec
@@ -125,6 +125,18 @@ def read_neox(config: ConfigReader) -> ArchSpec:
     )
 
 
+def read_neox_japanese(config: ConfigReader) -> ArchSpec:
+    """ABEJA 2022: one bias, after the attention of the last layer."""
+    layers, hidden = num_layers(config), config.integer("hidden_size")
+    return read_decoder(
+        config,
+        **{**PLAIN, "qkv_bias": False, "mlp_bias": False},
+        o_bias_layers=tuple(i == layers - 1 for i in range(layers)),
+        intermediate_size=hidden * config.integer("intermediate_multiple_size"),
+        rotated=rotary_dim(config, head_size(config), 1.0),
+    )
+
+
 def read_opt(config: ConfigReader) -> ArchSpec:
     """Zhang et al. 2022, arXiv:2205.01068. The 350M model has norms after the sums and a projected embedding."""
     config.expect("layer_norm_elementwise_affine", True)
@@ -190,6 +202,32 @@ FAMILIES = {
             "partial_rotary_factor": "rotary_pct",
             "unused_theta": "rope_theta",
             "unused_share": "partial_rotary_factor",
+            "num_key_value_heads": "",
+        },
+    ),
+    "GPTNeoXJapaneseForCausalLM": Family(
+        "gpt_neox_japanese",
+        "GPT-NeoX Japanese 2.7B",
+        read_neox_japanese,
+        replace(
+            NEOX_NAMES,
+            base="gpt_neox_japanese.",
+            embedding="gpt_neox_japanese.embed_in",
+            norm="gpt_neox_japanese.final_layer_norm",
+            layer="gpt_neox_japanese.layers.{i}.",
+            out_bias="attention.dense_bias",
+        ),
+        {
+            "hidden_act": "gelu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "intermediate_multiple_size": 4,
+            "tie_word_embeddings": True,
+        },
+        {
+            "rms_norm_eps": "layer_norm_eps",
+            "rope_theta": "rotary_emb_base",
+            "partial_rotary_factor": "rotary_pct",
             "num_key_value_heads": "",
         },
     ),

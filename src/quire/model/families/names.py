@@ -46,6 +46,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     relative_keys_bias: bool = True
     q_bias: str = ""  # vectors of their own, beside a fused projection without biases
     v_bias: str = ""
+    out_bias: str = ""
     embedding_norm: str = ""
     project_in: str = ""
     project_out: str = ""

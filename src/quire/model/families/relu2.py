@@ -61,9 +61,25 @@ def read_apertus(config: ConfigReader) -> ArchSpec:
     """Swiss AI 2025, arXiv:2509.14233."""
     if config.get("hidden_act") != "xielu":
         raise config.wrong("hidden_act", config.get("hidden_act"), "xielu")
+    config.expect("output_vocab_size", None, config.integer("vocab_size"))
     return read_decoder(config, **biases(config), gated=False, qk_norm="head", activation="relu", xielu=True)
 
 
+APERTUS_NAMES = TensorNames(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm")
+APERTUS = {
+    "hidden_act": "xielu",
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 12e6,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 12e6,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
 ARCEE = {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 FAMILIES = {
     "ArceeForCausalLM": Family("arcee", "AFM 4.5B", read_arcee, defaults=ARCEE),
@@ -106,24 +122,12 @@ FAMILIES = {
             "final_logit_softcapping": 15.0,
         },
     ),
-    "ApertusForCausalLM": Family(
-        "apertus",
-        "Apertus 8B, 70B",
+    "ApertusForCausalLM": Family("apertus", "Apertus 8B, 70B", read_apertus, APERTUS_NAMES, APERTUS),
+    "Apertus1p5TextForCausalLM": Family(
+        "apertus1p5_text",
+        "Apertus 1.5 (text)",
         read_apertus,
-        TensorNames(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
-        {
-            "hidden_act": "xielu",
-            "max_position_embeddings": 65536,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 12e6,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 12e6,
-                "factor": 8.0,
-                "original_max_position_embeddings": 8192,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-            },
-        },
+        APERTUS_NAMES,
+        {**APERTUS, "vocab_size": 266752},
     ),
 }

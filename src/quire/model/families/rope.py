@@ -95,8 +95,8 @@ def kind_dims(config: ConfigReader, head_dim: int, shares: Mapping[str, float]) 
         inner = found.section(kind) if found is not None and found.given(kind) else None
         share = None if inner is None else inner.optional_number(PARTIAL)
         size = int(head_dim * (default if share is None else share))
-        if not 2 <= size <= head_dim or size % 2:
-            raise config.wrong(PARTIAL, share, f"such that an even part of head_dim ({head_dim}) is rotated")
+        if not 2 <= size + size % 2 <= head_dim:
+            raise config.wrong(PARTIAL, share, f"such that a part of head_dim ({head_dim}) is rotated")
         dims[kind] = size
     return dims
 
@@ -125,6 +125,12 @@ def parse_rope(
     if theta <= 1.0:
         raise inner.wrong("rope_theta", theta, "greater than 1")
     spec = RopeSpec(kind, theta, rotary_dim)
+    if rotary_dim % 2:
+        if kind != "default":
+            raise inner.wrong(
+                PARTIAL, inner.get(PARTIAL), f"such that an even part of a head is rotated by {kind}"
+            )
+        spec = replace(spec, rotary_dim=rotary_dim + 1, share=rotary_dim)
     if kind == "linear":
         spec = replace(spec, factor=_factor(inner, inner.number("factor")))
     elif kind == "dynamic":
