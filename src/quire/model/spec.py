@@ -212,8 +212,8 @@ class ArchSpec(msgspec.Struct, frozen=True):
     `norm_weight`, `qk_norm_weight`: norms have weights (else 1). `inner_norms`: a norm before the projections that end
     attention and MLP. `xielu`: the activation, with parameters of its own in each layer. `attention_gate`: what heads
     gather is multiplied by a sigmoid of the layer's input, by element or by head. `clip_qkv` bounds queries, keys and
-    values. `temperatures` of queries, norms of queries and keys, sinks, and the bias of attention's result may be on some
-    layers alone.
+    values. `temperatures` of queries, norms of queries and keys, sinks, and the bias of attention's result may be on
+    some layers alone.
 
     `shapes`, if given, has the sizes of each layer; those of the spec are then the largest. `kv_sources` names the
     layer whose keys and values each layer reads: itself, or an earlier one. `value_dim`: values are shorter than keys
