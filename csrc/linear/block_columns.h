@@ -67,14 +67,19 @@ constexpr CodeShape kCodeShapes[] = {
 
 QUIRE_INLINE const CodeShape& codes_of(BlockKind kind) { return kCodeShapes[int(kind)]; }
 
-// Values of columns [k, k + columns) of a panel whose kind has Values; k is a multiple of kChunkColumns.
-template <BlockKind kind>
+// Values of columns [k, k + columns) of a panel whose kind has Values; k is a multiple of kChunkColumns. With `grouped`, its
+// numbers by block: the scale [16], then those of each column [16].
+template <BlockKind kind, bool grouped = false>
 void unpack_floats(const char* panel, int k, int columns, float* out) {
   for_panel_blocks<kind>(panel, k, columns, [&](const PackedBlock& packed, int) QUIRE_INLINE_LAMBDA {
     const Values<kind> block(packed);
     constexpr int run = Values<kind>::kRun;
+    if constexpr (grouped) store(out, block.scale), out += 16;
     for_runs<shape_of(kind).columns / run>([&](int r) QUIRE_INLINE_LAMBDA {
-      block.run(r, [&](int j, V value) QUIRE_INLINE_LAMBDA { store(out + j * 16, value); });
+      block.run(r, [&](int j, V value) QUIRE_INLINE_LAMBDA {
+        if constexpr (kNumbersOf<Values<kind>> && !grouped) value = value * block.scale;
+        store(out + j * 16, value);
+      });
       out += run * 16;
     });
   });
@@ -93,6 +98,22 @@ constexpr UnpackFloats* kUnpackFloats[] = {
 #define QUIRE_FLOATS(name, columns, bytes, head, head_bytes) floats_unpacker<BlockKind::name>(),
     QUIRE_BLOCK_KINDS(QUIRE_FLOATS)
 #undef QUIRE_FLOATS
+};
+
+// A kind whose sums are scaled, each of so many columns; 0: it is none.
+struct SummedNumbers {
+  int columns = 0;
+  UnpackFloats* unpack = nullptr;
+};
+template <BlockKind kind>
+constexpr SummedNumbers summed_numbers() {
+  if constexpr (sum_columns<kind>() > 0) return {sum_columns<kind>(), unpack_floats<kind, true>};
+  else return {};
+}
+constexpr SummedNumbers kSummedNumbers[] = {
+#define QUIRE_NUMBERS(name, columns, bytes, head, head_bytes) summed_numbers<BlockKind::name>(),
+    QUIRE_BLOCK_KINDS(QUIRE_NUMBERS)
+#undef QUIRE_NUMBERS
 };
 
 // The values of columns [k, k + columns) of a panel: [columns][16], rounded as the formats' decoders round.

@@ -1,4 +1,4 @@
-// Blocks of FP8 and FP4 as pairs of bfloat16, which holds their numbers exactly: products with activations rounded to
+// Blocks of FP8 and FP4 as crossed pairs of bfloat16, which holds their numbers exactly: products with activations rounded to
 // bfloat16 are summed by group of columns, and scaled together. Knows panels (layouts/blocks.h); knows no thread.
 //
 // A group adds scale * (its sum, a chain over ascending pairs of columns) to an output, in the order of groups. No tile
@@ -11,32 +11,20 @@
 
 namespace quire::QUIRE_ISA {
 
-// A struct here holds a block: scale(g) is the scale of its group g, and group(g, put) calls put(i, pairs) for the pairs
-// i = 0 to kGroup / 2 - 1 of its columns, in order.
-
-// The numbers of E4M3 codes 0 to 7, m * 2^-9, as bfloat16.
-alignas(64) constexpr uint16_t kE4m3Subnormals[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
-// Twice the numbers of FP4 (E2M1) as bfloat16.
-alignas(32) constexpr uint16_t kTwiceFp4Pairs[16] = {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40c0, 0x4100, 0x4140,
-                                                     0, 0xbf80, 0xc000, 0xc040, 0xc080, 0xc0c0, 0xc100, 0xc140};
+// A struct here holds a block: scale(g) is the scale of its group g, and run(i, put) calls put(j, pairs) for the pairs j = 0
+// to kRun / 2 - 1 of its i-th run of columns, in order.
 
 template <int columns, int first>
 struct E4m3Pairs {
-  static constexpr int kGroup = columns;
+  static constexpr int kGroup = columns, kRun = 4;
   PackedBlock b;
   V by;
-  Table32 subnormals;
 
-  QUIRE_INLINE E4m3Pairs(const PackedBlock& block, V scale) : b(block), by(scale), subnormals(table32(kE4m3Subnormals)) {}
+  QUIRE_INLINE E4m3Pairs(const PackedBlock& block, V scale) : b(block), by(scale) {}
   QUIRE_INLINE V scale(int) const { return by; }
   template <class Put>
-  QUIRE_INLINE void group(int, Put&& put) const {
-#pragma GCC unroll 8
-    for (int i = 0; i < columns / 4; ++i) {
-      const I w = b.word(first + i);
-      put(2 * i, e4m3_pairs(paired_bytes<0, true>(w), subnormals));
-      put(2 * i + 1, e4m3_pairs(paired_bytes<2, true>(w), subnormals));
-    }
+  QUIRE_INLINE void run(int i, Put&& put) const {
+    crossed_e4m3(b.word(first + i), put);
   }
 };
 struct E4m3PairsOfRow : E4m3Pairs<32, 0> {
@@ -51,48 +39,47 @@ struct E4m3PairsOfPower : E4m3Pairs<32, 0> {
       : E4m3Pairs(b, power_of_exponent<0>(load_bytes(b.head))) {}
 };
 
-// Columns of FP4 in the low halves of four bytes.
-template <class Put>
-QUIRE_INLINE void put_fp4(I codes, const Table32& table, int pair, Put&& put) {
-  put(pair, pick_pairs(table, paired_bytes<0, false>(codes)));
-  put(pair + 1, pick_pairs(table, paired_bytes<2, false>(codes)));
-}
+// The numbers of FP4 (E2M1) as bfloat16, and twice them.
+alignas(32) constexpr uint16_t kFp4Pairs[16] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                0, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+alignas(32) constexpr uint16_t kTwiceFp4Pairs[16] = {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40c0, 0x4100, 0x4140,
+                                                     0, 0xbf80, 0xc000, 0xc040, 0xc080, 0xc0c0, 0xc100, 0xc140};
 
 struct Mxfp4Pairs {
-  static constexpr int kGroup = 32;
+  static constexpr int kGroup = 32, kRun = 4;
   PackedBlock b;
-  Table32 table;
 
-  QUIRE_INLINE explicit Mxfp4Pairs(const PackedBlock& block) : b(block), table(twice16(kTwiceFp4Pairs)) {}
+  QUIRE_INLINE explicit Mxfp4Pairs(const PackedBlock& block) : b(block) {}
   QUIRE_INLINE V scale(int) const { return power_of_exponent<1>(load_bytes(b.head)); }
+  // The low halves of the bytes hold the first 16 columns.
   template <class Put>
-  QUIRE_INLINE void group(int, Put&& put) const {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) put_fp4(b.word(i), table, 2 * i, put);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) put_fp4(shr<4>(b.word(i)), table, 8 + 2 * i, put);
+  QUIRE_INLINE void run(int i, Put&& put) const {
+    const PairTable table = pair_table(kTwiceFp4Pairs);
+    const I w = i < 4 ? b.word(i) : shr<4>(iload(b.words + (i - 4) * 64));
+    put(0, pick_pairs(table, crossed_half<0>(w)));
+    put(1, pick_pairs(table, crossed_half<1>(w)));
   }
 };
 
 template <bool divides>
 struct Nvfp4Pairs {
-  static constexpr int kGroup = 16;
+  static constexpr int kGroup = 16, kRun = 8;
   PackedBlock b;
-  Table32 table;
-  I scales;
+  I scales[2];
   V outer;
 
-  QUIRE_INLINE explicit Nvfp4Pairs(const PackedBlock& block)
-      : b(block), table(twice16(kTwiceFp4Pairs)), scales(b.word(0)), outer(row_scale(b)) {}
-  QUIRE_INLINE V scale(int g) const { return nvfp4_scale<divides>(shift_right(scales, 8 * g), outer); }
+  QUIRE_INLINE explicit Nvfp4Pairs(const PackedBlock& block) : b(block), outer(row_scale(b)) {
+    crossed_e4m3(b.word(0), [&](int j, I pairs) QUIRE_INLINE_LAMBDA { scales[j] = pairs; });
+  }
+  QUIRE_INLINE V scale(int g) const {
+    const V inner = g < 2 ? pair_first(scales[g]) : pair_second(scales[g - 2]);
+    return divides ? inner / outer : inner * outer;
+  }
   template <class Put>
-  QUIRE_INLINE void group(int g, Put&& put) const {
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const I w = b.word(1 + 2 * g + i);
-      put_fp4(w, table, 4 * i, put);
-      put_fp4(shr<4>(w), table, 4 * i + 2, put);
-    }
+  QUIRE_INLINE void run(int i, Put&& put) const {
+    const PairTable table = pair_table(kFp4Pairs);
+    const I w = b.word(1 + i);
+    unrolled<4>([&](auto j) QUIRE_INLINE_LAMBDA { put(j.value, pick_pairs(table, crossed_half<j.value>(w))); });
   }
 };
 
@@ -126,28 +113,37 @@ constexpr size_t pair_group_bytes(int group) { return 64 + size_t(group) * 32; }
 // The pairs of columns [k, k + columns) of a panel; k is a multiple of kChunkColumns.
 template <BlockKind kind>
 void unpack_pairs(const char* panel, int k, int columns, char* out) {
-  constexpr int group = Pairs<kind>::kGroup;
+  constexpr int group = Pairs<kind>::kGroup, run = Pairs<kind>::kRun;
   for_panel_blocks<kind>(panel, k, columns, [&](const PackedBlock& packed, int) QUIRE_INLINE_LAMBDA {
     const Pairs<kind> block(packed);
     unrolled<shape_of(kind).columns / group>([&](auto g) QUIRE_INLINE_LAMBDA {
       store(reinterpret_cast<float*>(out), block.scale(g.value));
-      block.group(g.value, [&](int i, I pairs) QUIRE_INLINE_LAMBDA { istore(out + 64 + i * 64, pairs); });
-      out += pair_group_bytes(group);
+      out += 64;
+      for_runs<group / run>([&](int r) QUIRE_INLINE_LAMBDA {
+        block.run(g.value * (group / run) + r, [&](int j, I pairs) QUIRE_INLINE_LAMBDA { istore(out + j * 64, pairs); });
+        out += run * 32;
+      });
     });
   });
 }
 
-// A panel times a row [columns / 2] of pairs; its 16 outputs to c. The CPU works on several groups at once.
+// A panel times a row [columns / 2] of pairs; its 16 outputs to c. The CPU works on several groups at once, and reads one
+// panel faster from memory than several.
 template <BlockKind kind>
 void multiply_pairs(const char* panel, int columns, const uint32_t* x, float* c) {
-  constexpr int group = Pairs<kind>::kGroup;
+  constexpr int group = Pairs<kind>::kGroup, run = Pairs<kind>::kRun;
   V sum = set1(0);
   for_panel_blocks<kind>(panel, 0, columns, [&](const PackedBlock& packed, int k) QUIRE_INLINE_LAMBDA {
     const Pairs<kind> block(packed);
     unrolled<shape_of(kind).columns / group>([&](auto g) QUIRE_INLINE_LAMBDA {
-      const uint32_t* a = x + (k + g.value * group) / 2;
       V part = set1(0);
-      block.group(g.value, [&](int i, I pairs) QUIRE_INLINE_LAMBDA { part = dot_pairs(part, iset1(int32_t(a[i])), pairs); });
+      for_runs<group / run>([&](int r) QUIRE_INLINE_LAMBDA {
+        const int at = g.value * (group / run) + r;
+        const uint32_t* a = x + (k + at * run) / 2;
+        block.run(at, [&](int j, I pairs) QUIRE_INLINE_LAMBDA {
+          part = dot_pairs(part, held(iset1(int32_t(a[j]))), pairs);
+        });
+      });
       sum = fma(block.scale(g.value), part, sum);
     });
   });

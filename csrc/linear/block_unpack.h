@@ -356,12 +356,12 @@ struct Unpack<BlockKind::nvfp4> : UnpackNvfp4<false> {};
 template <>
 struct Unpack<BlockKind::nvfp4_div> : UnpackNvfp4<true> {};
 
-// 2^(exponent - 127 - less), less 0 or 1: the bits of a float, or for the smallest exponents a denormal number.
+// 2^(exponent - 127 - less), less 0 or 1: the bits of a float. Those of the smallest exponents are a denormal number, and
+// more than what the formula for the others gives.
 template <int less>
 inline V power_of_exponent(I exponent) {
-  const I small = shr<31>(exponent - iset1(1 + less));  // 1 where the exponent field would be 0
-  const I denormal = less ? shl<21>(exponent + iset1(1)) : iset1(1 << 22), normal = shl<23>(exponent - iset1(less));
-  return float_of((denormal & (iset1(0) - small)) | (normal & (small - iset1(1))));
+  const I denormal = less ? shl<21>(exponent + iset1(1)) : iset1(1 << 22);
+  return float_of(max(shl<23>(exponent - iset1(less)), denormal));
 }
 
 template <>

@@ -25,10 +25,13 @@ void multiply_values(const char* panel, int columns, const float* x, float* c) {
   for (int p = 0; p < P; ++p) sums[p] = set1(0);
   auto add = [&]<int... p>(const PackedBlock& first, int k, std::integer_sequence<int, p...>) QUIRE_INLINE_LAMBDA {
     const Block blocks[] = {Block(first.after(size_t(p) * panel_bytes))...};
+    V parts[] = {kNumbersOf<Block> ? set1(0) : sums[p]...};
     for_runs<shape_of(kind).columns / run>([&](int r) QUIRE_INLINE_LAMBDA {
       const float* a = x + k + r * run;
-      (blocks[p].run(r, [&](int j, V value) QUIRE_INLINE_LAMBDA { sums[p] = fma(set1(a[j]), value, sums[p]); }), ...);
+      (blocks[p].run(r, [&](int j, V value) QUIRE_INLINE_LAMBDA { parts[p] = fma(set1(a[j]), value, parts[p]); }), ...);
     });
+    if constexpr (kNumbersOf<Block>) ((sums[p] = fma(blocks[p].scale, parts[p], sums[p])), ...);
+    else ((sums[p] = parts[p]), ...);
   };
   for_panel_blocks<kind>(panel, 0, columns, [&](const PackedBlock& first, int k) QUIRE_INLINE_LAMBDA {
     add(first, k, std::make_integer_sequence<int, P>{});

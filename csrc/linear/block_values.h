@@ -1,7 +1,7 @@
 // The values of blocks whose codes stand for floats: FP8, FP4, and codes into one table. Knows panels (layouts/blocks.h); knows
 // no product.
 //
-// value = scale * number of the code, rounded once.
+// value = scale * number of the code, rounded once. Products with codes into a table scale the sums of a block instead.
 #pragma once
 
 #include <type_traits>
@@ -11,6 +11,7 @@
 namespace quire::QUIRE_ISA {
 
 // A struct here holds a block: run(i, put) calls put(j, value) for the columns j = 0 to kRun - 1 of its i-th run, in order.
+// With kNumbers true, those are numbers that `scale` does not multiply yet.
 
 // Calls f(i) for N runs, with a constant i as far as code stays small.
 #if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
@@ -70,6 +71,7 @@ alignas(64) inline constexpr float kFp4[16] = {
 template <const float (&table)[16]>
 struct TableValues {
   static constexpr int kRun = 8;
+  static constexpr bool kNumbers = true;
   PackedBlock b;
   Table16 values;
   V scale;
@@ -79,7 +81,7 @@ struct TableValues {
   template <class Put>
   QUIRE_INLINE void run(int i, Put&& put) const {
     const I w = b.word(1 + i);
-    unrolled<8>([&](auto j) QUIRE_INLINE_LAMBDA { put(j.value, pick(values, shr<4 * j.value>(w)) * scale); });
+    unrolled<8>([&](auto j) QUIRE_INLINE_LAMBDA { put(j.value, pick(values, shr<4 * j.value>(w))); });
   }
 };
 
@@ -200,5 +202,13 @@ template <BlockKind kind>
 using Values = typename ValuesOf<kind>::type;
 template <BlockKind kind>
 constexpr bool kHasValues = !std::is_void_v<Values<kind>>;
+template <class Block>
+constexpr bool kNumbersOf = requires { Block::kNumbers; };
+// The columns of a kind whose products are summed before they are scaled; 0: values are scaled.
+template <BlockKind kind>
+constexpr int sum_columns() {
+  if constexpr (kHasValues<kind>) return kNumbersOf<Values<kind>> ? shape_of(kind).columns : 0;
+  else return 0;
+}
 
 }  // namespace quire::QUIRE_ISA

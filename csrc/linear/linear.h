@@ -63,13 +63,16 @@ inline LinearArgs normed(LinearArgs a, int begin, int end, float* memory) {
   return a;
 }
 
-// Packs a block of K of a tile; `cols` of its `padded` columns exist. x points to the block's first column.
+// Packs a block of K of a tile; `cols` of its `padded` columns exist. x points to the block's first column. Pairs of
+// bfloat16 may be in crossed order (simd_values.h).
+template <bool Crossed>
 inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, float* out) {
   transpose(x, x_stride, rows, cols, out, size_t(rows));
   for (int i = cols * rows; i < padded * rows; ++i) out[i] = 0;
 }
 
 #if defined(QUIRE_BF16_DOT)
+template <bool Crossed>
 inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int padded, uint32_t* out) {
   constexpr int most = 32;  // columns at a time
   alignas(64) uint32_t pairs[kMaxRows][most / 2];
@@ -80,6 +83,7 @@ inline void pack_block(const float* x, size_t x_stride, int rows, int cols, int 
       uint16_t* to = reinterpret_cast<uint16_t*>(pairs[r]);
       store_halves(to, load_first(row, first));
       store_halves(to + 16, load_first(row + 16, second));
+      if constexpr (Crossed) istore(to, crossed(iload(to)));
     }
     transpose(pairs[0], most / 2, rows, min_of(most, padded - k) / 2, out + k / 2 * rows, size_t(rows));
   }
@@ -99,8 +103,8 @@ inline void pack_tile(const LinearArgs& a, const Tiles& tiles, int tile, typenam
   const int begin = tiles.begin(tile), rows = tiles.begin(tile + 1) - begin;
   for (int k = 0; k < blocks.padded; k += blocks.size) {
     const int columns = blocks.columns(k);
-    pack_block(a.x + size_t(begin) * a.x_stride + k, a.x_stride, rows, min_of(columns, a.weight.cols - k), columns,
-               packed + packed_offset<Dot>(tiles, tile, k, columns));
+    pack_block<Dot::kCrossed>(a.x + size_t(begin) * a.x_stride + k, a.x_stride, rows, min_of(columns, a.weight.cols - k),
+                              columns, packed + packed_offset<Dot>(tiles, tile, k, columns));
   }
 }
 

@@ -13,9 +13,9 @@ namespace quire::QUIRE_ISA {
 
 // Float activations: panels become float32.
 struct ExactBlocks {
-  // The columns unpacked at a time for tiles of so many rows, and the bytes of a column.
+  // The columns unpacked at a time for tiles of so many rows, and the bytes of a column: with a scale for each 64 columns.
   static int chunk(int) { return kChunkColumns; }
-  static constexpr size_t kColumnBytes = 64;
+  static constexpr size_t kColumnBytes = 65;
 
   static constexpr int kRowPanels = kValuePanels;
 
@@ -27,8 +27,8 @@ struct ExactBlocks {
   static int panels(int rows) { return max_panels(rows); }
 
   void pack(const LinearArgs& a, int begin, int end, void*) const {
-    pack_block(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
-               packed + size_t(begin) * size_t(a.weight.padded_cols()));
+    pack_block<false>(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
+                      packed + size_t(begin) * size_t(a.weight.padded_cols()));
   }
   // Whether multiply_row has loops for all kinds of a weight.
   static bool takes_row(const MatrixView& w) {
@@ -41,16 +41,20 @@ struct ExactBlocks {
     kMultiplyValues[int(panel.kind)][panels / 2](panel.data, w.padded_cols(), packed, c);
   }
   void unpack(const BlockPanel& panel, int k, int columns, char* out) const {
-    unpack_values(panel, k, columns, reinterpret_cast<float*>(out));
+    float* floats = reinterpret_cast<float*>(out);
+    if (UnpackFloats* numbers = kSummedNumbers[int(panel.kind)].unpack) numbers(panel.data, k, columns, floats);
+    else unpack_values(panel, k, columns, floats);
   }
   // Rows [begin, end) times panels whose columns [k, k + columns) were unpacked to b.
-  void multiply(const MatrixView& w, int, const BlockPanel&, int begin, int end, int k, int columns, const char* b,
+  void multiply(const MatrixView& w, int, const BlockPanel& panel, int begin, int end, int k, int columns, const char* b,
                 size_t panel_bytes, int panels, float* c, size_t c_stride) const {
     const int rows = end - begin;
     const float* a = packed + size_t(begin) * size_t(w.padded_cols()) + size_t(k) * size_t(rows);
     const size_t bytes = panels < max_panels(rows) && rows > kExactRows ? 0 : panel_bytes;
     MicroArgs m{a, b, bytes, columns, c, c_stride, true, 0};
-    micro_for<DotF32, Prefetch::weights>(rows, panels)(m);
+    m.group = kSummedNumbers[int(panel.kind)].columns;
+    if (m.group > 0) micro_for<DotSummed, Prefetch::weights>(rows, panels)(m);
+    else micro_for<DotF32, Prefetch::weights>(rows, panels)(m);
   }
 };
 
@@ -61,15 +65,15 @@ struct PairBlocks {
   static constexpr size_t kColumnBytes = pair_group_bytes(16) / 16;
   static constexpr int kRowPanels = 1;
 
-  uint32_t* packed;  // [tile][K / 2][R]
+  uint32_t* packed;  // [tile][K / 2][R], crossed
 
   explicit PairBlocks(const LinearArgs& a) : packed(static_cast<uint32_t*>(a.workspace)) {}
   static Tiles tiles(int rows) { return {rows, kBlockTileRows}; }
   static int panels(int rows) { return block_panels(rows); }
 
   void pack(const LinearArgs& a, int begin, int end, void*) const {
-    pack_block(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
-               packed + size_t(begin) * size_t(a.weight.padded_cols() / 2));
+    pack_block<true>(a.x + size_t(begin) * a.x_stride, a.x_stride, end - begin, a.weight.cols, a.weight.padded_cols(),
+                     packed + size_t(begin) * size_t(a.weight.padded_cols() / 2));
   }
   static bool takes_row(const MatrixView&) { return true; }
   void multiply_row(const MatrixView& w, const BlockPanel& panel, int, float* c) const {

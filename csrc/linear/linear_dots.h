@@ -29,6 +29,7 @@ enum class Loop { plain, groups, compact };
 // a tile.
 struct FloatSums {
   using Sum = V;
+  static constexpr bool kCrossed = false;  // whether activations are in crossed order (simd_values.h)
   static constexpr Loop kLoop = Loop::plain;
   static inline V begin(int32_t) { return set1(0); }
   static inline V load_sum(const float* p) { return load(p); }
@@ -46,6 +47,15 @@ struct DotF32 : FloatSums {
     for (int p = 0; p < P; ++p) w[p] = load(reinterpret_cast<const float*>(b[p]));
     add_products(a, w, acc);
   }
+};
+
+// The same for numbers in groups of columns, whose sums are scaled together.
+struct DotSummed : DotF32 {
+  static constexpr Loop kLoop = Loop::groups;
+  static constexpr int kRun = 1;
+  static inline V settled(V acc) { return acc; }
+  static inline V scaled(V acc, V scale, V before) { return fma(scale, acc, before); }
+  static inline V shift(V, V) { return set1(0); }  // such groups have no offsets
 };
 
 // float16 weights widened to float32, two columns per step; activations stay float32.
@@ -206,6 +216,7 @@ struct FloatsOfI4 {
   using Sum = V;
   static constexpr Loop kLoop = Loop::groups;
   static constexpr int kStepK = 8, kStepBytes = 64, kRun = 1;
+  static constexpr bool kCrossed = false;
 
   static inline V settled(V acc) { return acc; }
 
@@ -237,27 +248,24 @@ struct DotI4Wide : FloatsOfI4 {
 struct DotI4Pairs : FloatsOfI4 {
   using A = uint32_t;
   static constexpr int kStepA = 4;
+  static constexpr bool kCrossed = true;
 
   template <int R, int P>
   static inline void step(const A* a, const char* const (&b)[P], V (&acc)[R][P]) {
     static constexpr uint16_t values[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
                                             0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-    const Table32 table = twice16(values);
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) {
+    const PairTable table = pair_table(values);
+    unrolled<4>([&](auto k) QUIRE_INLINE_LAMBDA {
       I pairs[P];
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        const I four = k < 2 ? iload(b[p]) : shr<4>(iload(b[p]));
-        pairs[p] = pick_pairs(table, k % 2 ? paired_bytes<2, false>(four) : paired_bytes<0, false>(four));
-      }
+      for (int p = 0; p < P; ++p) pairs[p] = pick_pairs(table, crossed_half<k.value>(iload(b[p])));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const I x = iset1(int32_t(a[k * R + r]));
+        const I x = iset1(int32_t(a[k.value * R + r]));
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) acc[r][p] = dot_pairs(acc[r][p], x, pairs[p]);
       }
-    }
+    });
   }
 };
 #endif

@@ -74,39 +74,70 @@ inline M has_bit(I code) {
 #endif
 
 #if defined(QUIRE_BF16_DOT)
-// Bytes `first` and `first + 1` of each integer as the low, or the high, bytes of a pair of 16 bits.
-template <int first, bool high>
-inline I paired_bytes(I w) {
-  constexpr int a = first, none = 0x80;
-  constexpr auto at = [](int lane, int i) { return i % 2 == int(high) ? 4 * lane + a + i / 2 : none; };
-  const __m128i places = _mm_setr_epi8(
-      char(at(0, 0)), char(at(0, 1)), char(at(0, 2)), char(at(0, 3)), char(at(1, 0)), char(at(1, 1)), char(at(1, 2)),
-      char(at(1, 3)), char(at(2, 0)), char(at(2, 1)), char(at(2, 2)), char(at(2, 3)), char(at(3, 0)), char(at(3, 1)),
-      char(at(3, 2)), char(at(3, 3)));
-  return {_mm512_shuffle_epi8(w.r, _mm512_broadcast_i32x4(places))};
-}
+// Codes become pairs of bfloat16 in crossed order: of each four columns the first with the third, then the second with the
+// fourth. So bytes, and half bytes two apart, lie in the two halves of an integer.
 
-// table[the low five bits] of each 16 bits.
-struct Table32 {
+// table[the low four bits] of each 16 bits.
+struct PairTable {
   __m512i values;
 };
-inline Table32 table32(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
-// Sixteen entries, so that the fifth bit does not count.
-inline Table32 twice16(const uint16_t* p) {
-  return {_mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+inline PairTable pair_table(const uint16_t* sixteen) {
+  return {_mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sixteen)))};
 }
-inline I pick_pairs(const Table32& table, I codes) { return {_mm512_permutexvar_epi16(codes.r, table.values)}; }
+inline I pick_pairs(const PairTable& table, I codes) { return {_mm512_permutexvar_epi16(codes.r, table.values)}; }
 
-// E4M3 in the high bytes of pairs as bfloat16. `subnormals`: the numbers of the codes 0 to 7, which bfloat16 holds as
-// normal ones.
-inline I e4m3_pairs(I high, const Table32& subnormals) {
-  const __m512i exponents = _mm512_set1_epi16(0x7800), rest = _mm512_set1_epi16(0x07f0);
-  const __m512i magnitude = _mm512_and_si512(_mm512_srli_epi16(high.r, 4), rest);
-  const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16((127 - 7) << 7));
-  const __m512i value = _mm512_mask_permutexvar_epi16(normal, _mm512_testn_epi16_mask(high.r, exponents),
-                                                      _mm512_srli_epi16(high.r, 8), subnormals.values);
-  // value | sign
-  return {_mm512_ternarylogic_epi32(value, high.r, _mm512_set1_epi16(int16_t(0x8000)), 0xf8)};
+// Of eight columns in half bytes, the first four in the low halves of the bytes: their k-th pair, in the lowest bits.
+template <int k>
+QUIRE_INLINE I crossed_half(I w) {
+  return shr<k % 2 * 8 + k / 2 * 4>(w);
+}
+
+// The bytes of the numbers of E4M3 as bfloat16, without a sign. Codes 0 to 7 are multiples of 2^-9.
+struct E4m3Bytes {
+  uint8_t low[128], high[128];
+};
+constexpr E4m3Bytes e4m3_bytes() {
+  E4m3Bytes bytes{};
+  for (int code = 0; code < 128; ++code) {
+    int exponent = (code >> 3) + 120, mantissa = code << 4 & 0x70;
+    if (code < 8)
+      for (exponent = code ? 121 : 0; code && !(mantissa & 0x80); --exponent) mantissa <<= 1;
+    const int bits = exponent << 7 | (mantissa & 0x7f);
+    bytes.low[code] = uint8_t(bits), bytes.high[code] = uint8_t(bits >> 8);
+  }
+  return bytes;
+}
+alignas(64) inline constexpr E4m3Bytes kE4m3Bytes = e4m3_bytes();
+
+// Four columns of E4M3: calls put(0, pairs) and put(1, pairs).
+#if defined(QUIRE_BF16_DOT_EMULATED)
+template <class Put>
+QUIRE_INLINE void crossed_e4m3(I w, Put&& put) {
+  uint8_t codes[64];
+  uint16_t numbers[2][32];
+  istore(codes, w);
+  for (int i = 0; i < 64; ++i) {
+    const int at = codes[i] & 127, sign = codes[i] >> 7;
+    numbers[i % 2][i / 2] = uint16_t(sign << 15 | kE4m3Bytes.high[at] << 8 | kE4m3Bytes.low[at]);
+  }
+  put(0, iload(numbers[0])), put(1, iload(numbers[1]));
+}
+#else
+template <class Put>
+QUIRE_INLINE void crossed_e4m3(I w, Put&& put) {
+  const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kE4m3Bytes.low), w.r, _mm512_load_si512(kE4m3Bytes.low + 64));
+  const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(kE4m3Bytes.high), w.r, _mm512_load_si512(kE4m3Bytes.high + 64));
+  const __m512i high = _mm512_ternarylogic_epi32(size, w.r, _mm512_set1_epi8(char(0x80)), 0xf8);  // size | (w & sign)
+  const __m512i before = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14));
+  const __m512i after = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 15));
+  put(0, I{_mm512_mask_shuffle_epi8(low, 0xaaaaaaaaaaaaaaaaull, high, before)});
+  put(1, I{_mm512_mask_shuffle_epi8(high, 0x5555555555555555ull, low, after)});
+}
+#endif
+// Pairs of neighbouring columns in crossed order.
+inline I crossed(I halves) {
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+  return {_mm512_shuffle_epi8(halves.r, _mm512_broadcast_i32x4(order))};
 }
 #endif
 

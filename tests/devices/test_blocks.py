@@ -165,6 +165,17 @@ def test_products_are_the_reference_and_alone_as_in_any_batch(
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [*OWN, "mxfp4"])
+def test_a_row_with_a_single_one_finds_the_values_of_its_column(isa: str, kind: str) -> None:
+    tensor, x = random_blocks(kind, 80, 384), np.eye(384, dtype=np.float32)
+    wanted = tensor.dequantize().T
+    np.testing.assert_array_equal(product(native(isa), x, [tensor], "float"), wanted)
+    for row in (0, 1, 2, 3, 127, 383):
+        found = product(native(isa, 1), x[row : row + 1], [tensor], "float")
+        np.testing.assert_array_equal(found, wanted[row : row + 1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["lut3", "lut4", "nf4", "e4m3"])
 def test_a_sparse_part_is_added_alone_as_in_any_batch(isa: str, kind: str) -> None:
     rng = np.random.default_rng(4)
