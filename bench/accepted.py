@@ -95,7 +95,7 @@ class Rejection:
         if drafts is not None:
             place = 0
             for row, (slot, position, draft, token) in enumerate(
-                zip(slots.tolist(), positions.tolist(), drafts.tolist(), samples.tokens.tolist(), strict=True)
+                zip(slots, positions, drafts, samples.tokens, strict=True)
             ):
                 place = place + 1 if row and slots[row - 1] == slot else 0
                 if draft < 0 or token < 0:

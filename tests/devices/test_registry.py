@@ -40,14 +40,14 @@ def test_a_sampler_refuses_the_logits_of_another_backend(name: BackendName) -> N
     sampler = make_backend(name, threads=1).sampler(5)
     sampler.set(0, SlotSampling(0, SamplingParams(temperature=0)))
     rows = np.eye(5, dtype=np.float32)[3:4]
-    slot, position = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    slot, position = [0], [0]
     other = HostLogits(rows) if name == "torch" else TorchLogits(torch.from_numpy(rows))
     own = TorchLogits(torch.from_numpy(rows)) if name == "torch" else HostLogits(rows)
     with pytest.raises(EngineError, match=type(other).__name__):
         sampler.sample(other, slot, position)
     with pytest.raises(EngineError, match="ndarray"):
         sampler.sample(rows, slot, position)  # type: ignore[arg-type]
-    assert sampler.sample(own, slot, position).tokens.tolist() == [3]
+    assert sampler.sample(own, slot, position).tokens == [3]
     assert sampler.logprobs(own, np.array([3], np.int32), 1)[0].rank == 1
 
 

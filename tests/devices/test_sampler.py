@@ -31,7 +31,7 @@ def draws(
     for slot in range(count):
         sampler.set(slot, SlotSampling(first_seed + slot, params))
     rows = HostLogits(np.tile(logits, (count, 1)))
-    return sampler.sample(rows, np.arange(count, dtype=np.int32), np.zeros(count, np.int64)).tokens
+    return np.array(sampler.sample(rows, list(range(count)), [0] * count).tokens)
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -85,10 +85,10 @@ def test_positions_and_seeds_are_independent(make: Make) -> None:
     vocab, count = 4, 1000 if make is ReferenceSampler else 16_000
     sampler = make(vocab)
     row = HostLogits(np.zeros((count, vocab), np.float32))
-    slots, at = np.arange(count, dtype=np.int32), np.zeros(count, np.int64)
+    slots = list(range(count))
     for slot in range(count):
         sampler.set(slot, SlotSampling(slot, SamplingParams()))
-    first, second = sampler.sample(row, slots, at).tokens, sampler.sample(row, slots, at + 1).tokens
+    first, second = (np.array(sampler.sample(row, slots, [at] * count).tokens) for at in (0, 1))
     expected = np.full(16, count / 16)
     assert abs(chi_square(np.bincount(first * 4 + second, minlength=16), expected)) < 5
     neighbours = first[:-1] * 4 + first[1:]
@@ -109,7 +109,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     for make in SAMPLERS:
         sampler = make(3)
         sampler.set(4, SlotSampling(0, params))
-        samples = sampler.sample(HostLogits(logits[None]), np.array([4], np.int32), np.zeros(1, np.int64))
+        samples = sampler.sample(HostLogits(logits[None]), [4], [0])
         entry = samples.logprobs[0]
         assert (entry.token, entry.rank, entry.top_ids) == (0, 3, [2, 1])
         np.testing.assert_allclose(np.exp([entry.logprob, *entry.top]), [1 / 8, 5 / 8, 2 / 8], rtol=1e-6)
@@ -158,10 +158,7 @@ def test_tokens_that_are_taken_back_leave_no_trace(make: Make) -> None:
     rows = [HostLogits(rng.normal(size=(1, vocab)).astype(np.float32)) for _ in range(8)]
 
     def drawn(sampler: Sampler, start: int, stop: int) -> list[int]:
-        return [
-            int(sampler.sample(rows[i], np.zeros(1, np.int32), np.array([2 + i])).tokens[0])
-            for i in range(start, stop)
-        ]
+        return [sampler.sample(rows[i], [0], [2 + i]).tokens[0] for i in range(start, stop)]
 
     plain, other = make(vocab), make(vocab)
     for sampler in (plain, other):

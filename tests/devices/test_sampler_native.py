@@ -75,7 +75,7 @@ def copy(state: SlotSampling) -> SlotSampling:
 
 
 def same(a: Samples, b: Samples) -> None:
-    assert a.tokens.tolist() == b.tokens.tolist()
+    assert a.tokens == b.tokens
     assert a.errors == b.errors
     assert a.logprobs.keys() == b.logprobs.keys()
     for row, x in a.logprobs.items():
@@ -93,9 +93,8 @@ def step(
 ) -> Samples:
     for slot, state in enumerate(states):
         sampler.set(slot, copy(state))
-    positions = np.array([state.position for state in states], dtype=np.int64)
-    rows = HostLogits(logits, best_L)
-    return sampler.sample(rows, np.arange(len(states), dtype=np.int32), positions, **more)
+    rows, positions = HostLogits(logits, best_L), [state.position for state in states]
+    return sampler.sample(rows, list(range(len(states))), positions, **more)
 
 
 @settings(max_examples=80, deadline=None)
@@ -180,23 +179,18 @@ def test_drafts_change_no_token(make: object) -> None:
     )
     plain = make(vocab)  # type: ignore[operator]
     plain.set(0, copy(state))
-    tokens = [
-        int(plain.sample(HostLogits(logits[i : i + 1]), np.zeros(1, np.int32), np.array([2 + i])).tokens[0])
-        for i in range(length)
-    ]
+    tokens = [plain.sample(HostLogits(logits[i : i + 1]), [0], [2 + i]).tokens[0] for i in range(length)]
     for wrong in (0, 4, length - 1):
-        drafts = np.array(tokens, dtype=np.int32)
+        drafts = list(tokens)
         drafts[wrong] = (drafts[wrong] + 1) % vocab
         sampler = make(vocab)  # type: ignore[operator]
         sampler.set(0, copy(state))
-        positions = np.arange(2, 2 + length)
-        drawn = sampler.sample(
-            HostLogits(logits), np.zeros(length, np.int32), positions, drafts
-        ).tokens.tolist()
+        positions = list(range(2, 2 + length))
+        drawn = sampler.sample(HostLogits(logits), [0] * length, positions, drafts).tokens
         assert drawn == tokens[: wrong + 1] + [-1] * (length - wrong - 1)
         if wrong + 1 < length:
             at = wrong + 1
-            later = sampler.sample(HostLogits(logits[at : at + 1]), np.zeros(1, np.int32), np.array([2 + at]))
+            later = sampler.sample(HostLogits(logits[at : at + 1]), [0], [2 + at])
             assert later.tokens[0] == tokens[at]
 
 
@@ -215,7 +209,7 @@ def test_a_bad_row_fails_alone(make: object) -> None:
     assert "NaN" in samples.errors[1]
     assert "NaN" in samples.errors[2]
     assert "forbidden" in samples.errors[3]
-    assert samples.tokens[1:4].tolist() == [-1, -1, -1]
+    assert samples.tokens[1:4] == [-1, -1, -1]
     expected = step(make(vocab), states, good)  # type: ignore[operator]
     assert [samples.tokens[i] for i in (0, 4)] == [expected.tokens[i] for i in (0, 4)]
     scores = sampler.logprobs(HostLogits(logits), np.zeros(5, np.int32), 2)
@@ -225,7 +219,7 @@ def test_a_bad_row_fails_alone(make: object) -> None:
 @pytest.mark.parametrize("make", [ReferenceSampler, lambda v: NativeSampler(v, POOLS[2])])
 def test_misuse_is_refused(make: object) -> None:
     sampler = make(10)  # type: ignore[operator]
-    row, slot, at = HostLogits(np.zeros((1, 10), np.float32)), np.zeros(1, np.int32), np.zeros(1, np.int64)
+    row, slot, at = HostLogits(np.zeros((1, 10), np.float32)), [0], [0]
     with pytest.raises(EngineError, match="never set"):
         sampler.sample(row, slot, at)
     for state in (
@@ -244,9 +238,9 @@ def test_misuse_is_refused(make: object) -> None:
         (HostLogits(row.values[:, :9].copy()), slot, at),
         (HostLogits(row.values.astype(np.float64)), slot, at),
         (HostLogits(np.zeros((10, 1), np.float32).T.repeat(2, axis=1)[:, ::2]), slot, at),
-        (row, np.zeros(2, np.int32), at),
-        (row, slot, at + 1),
-        (HostLogits(np.zeros((2, 10), np.float32)), np.zeros(2, np.int32), np.arange(2)),
+        (row, [0, 0], at),
+        (row, slot, [1]),
+        (HostLogits(np.zeros((2, 10), np.float32)), [0, 0], [0, 1]),
         (HostLogits(row.values, np.zeros(2, np.int32)), slot, at),
         (row.values, slot, at),
     ):
@@ -257,17 +251,12 @@ def test_misuse_is_refused(make: object) -> None:
     with pytest.raises(EngineError, match="targets"):
         sampler.logprobs(row, np.array([10], np.int32), 0)
     with pytest.raises(EngineError, match="adjacent"):
-        sampler.sample(
-            HostLogits(np.zeros((3, 10), np.float32)),
-            np.array([0, 1, 0], np.int32),
-            np.zeros(3, np.int64),
-            np.zeros(3, np.int32),
-        )
+        sampler.sample(HostLogits(np.zeros((3, 10), np.float32)), [0, 1, 0], [0, 0, 0], [0, 0, 0])
     assert sampler.sample(row, slot, at).tokens[0] >= 0
     sampler.clear(0)
     sampler.clear(0)
     with pytest.raises(EngineError, match="never set"):
-        sampler.sample(row, slot, at + 1)
+        sampler.sample(row, slot, [1])
 
 
 @pytest.mark.parametrize("isa", ISAS)

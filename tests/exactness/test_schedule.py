@@ -129,11 +129,11 @@ class Recorder:
     def extend(self, slot: int, tokens: list[int]) -> None:
         self.inner.extend(slot, tokens)
 
-    def sample(self, logits: Logits, slots_L: Any, positions_L: Any, *more: Any) -> Samples:
-        for row, slot, position in zip(logits.numpy(), slots_L.tolist(), positions_L.tolist(), strict=True):
+    def sample(self, logits: Logits, slots: list[int], positions: list[int], *more: Any) -> Samples:
+        for row, slot, position in zip(logits.numpy(), slots, positions, strict=True):
             data = row.tobytes()
             assert self.rows.setdefault((self.seeds[slot], position), data) == data
-        return self.inner.sample(logits, slots_L, positions_L, *more)
+        return self.inner.sample(logits, slots, positions, *more)
 
     def logprobs(self, logits: Logits, targets_L: Any, num_top: int) -> list[TokenLogprobs]:
         return self.inner.logprobs(logits, targets_L, num_top)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
 
+import msgspec
 import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
@@ -20,8 +21,7 @@ from quire.errors import EngineError
 Float64Array = NDArray[np.float64]
 
 
-@dataclass(slots=True)
-class HostLogits:
+class HostLogits(msgspec.Struct):
     """`Logits` in host memory: float32 [L, V], often a view of the executable's buffer.
 
     `best` [L] has the lowest id among each row's largest logits, or -1 if it is not known; None: none is known.
@@ -80,10 +80,16 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
             raise EngineError(f"token {t} cannot be stored for sequence {b} too")
 
 
-def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
-    """`logits` as a sampler on the host needs them. EngineError if another backend's, or of another shape."""
+def on_host(logits: Logits) -> HostLogits:
+    """EngineError if they are another backend's."""
     if not isinstance(logits, HostLogits):
         raise EngineError(f"a sampler on the host got logits of {type(logits).__name__}")
+    return logits
+
+
+def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
+    """`logits` as a sampler on the host needs them. EngineError if another backend's, or of another shape."""
+    logits = on_host(logits)
     values = logits.values
     if values.dtype != np.float32 or values.ndim != 2 or values.shape[1] != vocab_size:
         raise EngineError(
@@ -96,32 +102,32 @@ def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
 
 def check_rows(
     logits: HostLogits,
-    slots_L: IntArray,
-    positions_L: NDArray[np.int64],
-    drafts_L: IntArray | None,
+    slots: list[int],
+    positions: list[int],
+    drafts: list[int] | None,
     masks_LW: TokenMask | None,
-) -> IntArray:
+) -> list[int]:
     """Raise EngineError if the shapes disagree. Returns the drafts, or NOT_DRAWN for each row if there are none."""
     rows, vocab_size = logits.values.shape
-    for name, array in (
-        ("slots", slots_L),
-        ("positions", positions_L),
-        ("drafts", drafts_L),
+    for name, values in (
+        ("slots", slots),
+        ("positions", positions),
+        ("drafts", drafts),
         ("best", logits.best),
     ):
-        if array is not None and array.shape != (rows,):
-            raise EngineError(f"{name} must have one entry for each of {rows} rows, got {list(array.shape)}")
+        if values is not None and len(values) != rows:
+            raise EngineError(f"{name} must have one entry for each of {rows} rows, got {len(values)}")
     words = (vocab_size + 31) // 32
     if masks_LW is not None and masks_LW.shape != (rows, words):
         raise EngineError(f"token masks must be [{rows}, {words}], got {list(masks_LW.shape)}")
-    starts = slots_L[np.flatnonzero(np.diff(slots_L, prepend=slots_L[:1] - 1))] if rows else slots_L
-    if len(np.unique(starts)) != len(starts):
+    starts = [slot for slot, _ in groupby(slots)]
+    if len(set(starts)) != len(starts):
         raise EngineError("rows of one slot must be adjacent")
-    if drafts_L is not None:
-        return drafts_L
+    if drafts is not None:
+        return drafts
     if len(starts) != rows:
         raise EngineError("several rows of one slot need drafts")
-    return np.full(rows, NOT_DRAWN, dtype=np.int32)
+    return [NOT_DRAWN] * rows
 
 
 def check_targets(logits: HostLogits, targets_L: IntArray) -> None:

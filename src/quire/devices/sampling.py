@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,17 +58,16 @@ class SlotSampling:
         return len(self.prompt_tokens) + len(self.output_tokens)
 
 
-@dataclass(slots=True)
-class Samples:
+class Samples(msgspec.Struct):
     """The tokens sampled by one call, on the host.
 
-    `tokens` [L] is NOT_DRAWN if the row failed, or follows a rejected draft or a failed row. `logprobs` has an entry
-    for each sampled row whose slot asks for them. `errors` maps a failed row to the reason.
+    `tokens` has one per row: NOT_DRAWN if the row failed, or follows a rejected draft or a failed row. `logprobs` has
+    an entry for each sampled row whose slot asks for them. `errors` maps a failed row to the reason.
     """
 
-    tokens: IntArray
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs] = {}
+    errors: dict[int, str] = {}
 
 
 class Logits(Protocol):
@@ -109,15 +109,15 @@ class Sampler(Protocol):
     def sample(
         self,
         logits: Logits,
-        slots_L: IntArray,
-        positions_L: NDArray[np.int64],
-        drafts_L: IntArray | None = None,
+        slots: list[int],
+        positions: list[int],
+        drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
         """Sample one token per row of `logits` and append it to its slot's output. Does not change the logits.
 
-        `positions_L` is the index in the sequence of each sampled token. Rows of one slot are adjacent, at consecutive
-        positions; `drafts_L[i]` is the input token of row i + 1 of the slot. That row is sampled only if row i sampled
+        `positions` is the index in the sequence of each sampled token. Rows of one slot are adjacent, at consecutive
+        positions; `drafts[i]` is the input token of row i + 1 of the slot. That row is sampled only if row i sampled
         this token, so the output is the same with and without drafts. `masks_LW` has one bit per token (token % 32 of
         word token // 32); 0 forbids it. EngineError for another backend's logits, or a wrong shape, slot or
         position.

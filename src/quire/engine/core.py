@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -53,7 +52,8 @@ class EngineCore:
         self.on_step: Callable[[float, float], None] | None = None
         self._executor = executor
         self._depth = depth
-        self._flight: deque[tuple[ScheduledBatch, float, Callable[[], StepOutput]]] = deque()
+        # With its start, and its result if it is computed ahead.
+        self._flight: deque[tuple[ScheduledBatch, float, Future[StepOutput] | None]] = deque()
         self._ended = 0.0  # when the last step ended
         self._ready: list[Delta] = []  # the next step returns them
         self._compiling = CompilingRequests(grammars)
@@ -69,7 +69,7 @@ class EngineCore:
     def has_work(self) -> bool:
         if self._sleep_level is not None:
             return bool(self._ready)
-        return bool(self._ready or self._compiling or self.adapters) or self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._ready or self._compiling or self.adapters)
 
     def add(self, request: Request) -> None:
         """Queue a request. If it can never run, the next step returns an error delta.
@@ -143,12 +143,12 @@ class EngineCore:
             self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
             for request, error in self._compiling.take_compiled():
                 self._admit(request, error)
-        deltas = self._take_ready()
+        deltas, self._ready = self._ready, []
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             if batch.new and self.on_batch is not None:
                 self.on_batch(batch)
-            flight.append((batch, perf_counter(), self._start(batch)))
+            flight.append((batch, perf_counter(), self._executor.submit(batch) if self._depth > 1 else None))
         if flight:
             deltas += self._finish_oldest()
         if self.adapters is not None:
@@ -182,7 +182,8 @@ class EngineCore:
     def _finish_oldest(self) -> list[Delta]:
         """Take in the result of the oldest step in flight."""
         batch, started, result = self._flight[0]
-        output = result()  # an interrupt leaves the step in flight
+        # An interrupt leaves the step in flight.
+        output = self._executor.execute(batch) if result is None else result.result()
         self._flight.popleft()
         began, self._ended = max(started, self._ended), perf_counter()
         if self._trace is not None:
@@ -191,11 +192,6 @@ class EngineCore:
         if self.on_step is not None:
             self.on_step(self._ended - began, self.scheduler.prompt_seconds)
         return deltas
-
-    def _start(self, batch: ScheduledBatch) -> Callable[[], StepOutput]:
-        if self._depth == 1:
-            return partial(self._executor.execute, batch)
-        return self._executor.submit(batch).result
 
     @property
     def is_sleeping(self) -> bool:

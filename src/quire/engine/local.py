@@ -183,11 +183,12 @@ class LocalEngine:
     def _next_jobs(self) -> bool:
         """Wait for work and run the posted jobs. False: stop the engine."""
         core = self._core
-        with self._wake:
-            while not self._jobs and not self._closed and not core.has_work:
-                self._wake.wait()
-            if self._closed:
-                return False
+        if not core.has_work:
+            with self._wake:
+                while not self._jobs and not self._closed:
+                    self._wake.wait()
+        if self._closed:
+            return False
         while self._jobs:
             job, _ = self._jobs.popleft()
             job(core)

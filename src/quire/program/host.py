@@ -61,7 +61,7 @@ class Programs(Generic[C]):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ready or self._waiting or self._later) or self.core.has_work
+        return self.core.has_work or bool(self._ready or self._waiting or self._later)
 
     def add(self, request: Request) -> None:
         """Queue a request, or start the program that answers it."""

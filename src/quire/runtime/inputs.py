@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -30,17 +30,15 @@ class TreeRows:
     path: list[int]
 
 
-@dataclass(slots=True)
-class StepTrees:
+class StepTrees(msgspec.Struct):
     """The branches of a step's sequences by slot, what to store for them too, and which ones were accepted."""
 
     branches: dict[int, list[TreeRows]]
     echoes_E2: IntArray
-    taken: dict[int, TreeRows] = field(default_factory=dict)
+    taken: dict[int, TreeRows] = {}
 
 
-@dataclass(slots=True)
-class StepLayout:
+class StepLayout(msgspec.Struct):
     """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
@@ -123,16 +121,20 @@ class InputBuilder:
 
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """The arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
-        as_int32 = np.int32
         adapters_B = None if self.adapters_S is None else self.adapters_S[layout.slots]
+        t, b = len(layout.tokens), len(layout.ends)
+        # One conversion for all lists, because each takes longer than the numbers of a small step.
+        every = np.array(
+            [*layout.tokens, *layout.positions, *layout.ends, *layout.slots, *layout.cu_q, *rows], np.int32
+        )
         return ModelInput(
-            np.array(layout.tokens, as_int32),
-            np.array(layout.positions, as_int32),
-            np.array(layout.cu_q, as_int32),
-            np.array(layout.ends, as_int32),
-            np.array(layout.slots, as_int32),
+            every[:t],
+            every[t : 2 * t],
+            every[2 * (t + b) : 2 * t + 3 * b + 1],
+            every[2 * t : 2 * t + b],
+            every[2 * t + b : 2 * (t + b)],
             self._table_SM,
-            np.array(rows, as_int32),
+            every[2 * t + 3 * b + 1 :],
             greedy,
             None,
             None if layout.trees is None else layout.trees.echoes_E2,

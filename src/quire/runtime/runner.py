@@ -55,7 +55,7 @@ class Runner:
         self._max_logit_rows = max_logit_rows
         self._trees = trees
         self._earlier = earlier
-        self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample
+        self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample, of submitted batches
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._thread = ThreadPoolExecutor(1, "quire-step")
 
@@ -84,7 +84,7 @@ class Runner:
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
         """Compute `batch` on the runner's own thread, after earlier ones. The future may hold an exception."""
         if self._earlier is None:
-            return self._thread.submit(self.execute, batch)
+            return self._thread.submit(self._execute_ahead, batch)
         return self._thread.submit(self._execute, batch, self._begin(batch, self._earlier))
 
     def shutdown(self) -> None:
@@ -97,6 +97,13 @@ class Runner:
         Must not run while submitted batches are unfinished.
         """
         return self._execute(batch, None if self._earlier is None else self._begin(batch, self._earlier))
+
+    def _execute_ahead(self, batch: ScheduledBatch) -> StepOutput:
+        """Compute a batch whose tokens the next one may not know yet."""
+        output = self._execute(batch, None)
+        # Tuples, because the output's own lists belong to its reader.
+        self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
+        return output
 
     def _begin(self, batch: ScheduledBatch, earlier: Earlier) -> Begun | None:
         """Start a batch in the earlier stages. None: it computes nothing."""
@@ -165,8 +172,6 @@ class Runner:
             part.take(result, first, output)
         if self._trees is not None:
             self._trees.settle(step, self._caches[0])
-        # Tuples, because the output's own lists belong to its reader.
-        self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
         if output.errors or self._failed:
             self._fail(step, output)
 

@@ -66,7 +66,7 @@ class Plan(msgspec.Struct):
     copies: list[tuple[int, int]] = []
     short: bool = False
     awaited: bool = False
-    work: StepWork = msgspec.field(default_factory=StepWork)
+    work: StepWork = StepWork()
     decoding: float = 0.0
     num_prompt_tokens: int = 0
 

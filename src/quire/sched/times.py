@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 OVERLAP = 0.3
 """Share of the shorter of reading and multiplying that the longer one does not hide."""
 NOISE = 0.1
@@ -56,8 +58,7 @@ class StepRates:
         return sum(share * (middle if span is None else min(middle, span)) for share, span in self.spans)
 
 
-@dataclass(slots=True)
-class StepWork:
+class StepWork(msgspec.Struct, frozen=True):
     """Counts of one step: tokens, tokens with logits, pairs of query and position, cached positions that are read."""
 
     tokens: int = 0

@@ -102,9 +102,9 @@ class Picker:
         if self.needs_largest(seqs):
             ids = self._best(logits)
             return ids if self._target_ids is None else self._target_ids[ids].tolist()
-        slots = np.array([seq.slot for seq in seqs], np.int32)
-        positions = np.array([len(seq.tokens) + n for seq, n in zip(seqs, ahead, strict=True)], np.int64)
-        tokens: list[int] = self._sampler.sample(self._widened(logits), slots, positions).tokens.tolist()
+        slots = [seq.slot for seq in seqs]
+        positions = [len(seq.tokens) + n for seq, n in zip(seqs, ahead, strict=True)]
+        tokens = self._sampler.sample(self._widened(logits), slots, positions).tokens
         for seq, token in zip(seqs, tokens, strict=True):
             if token != NOT_DRAWN:
                 self._drawn[seq.slot] = self._drawn.get(seq.slot, 0) + 1

@@ -6,6 +6,19 @@ from types import TracebackType
 
 from quire.errors import EngineError
 
+NATIVE = (ValueError, IndexError, TypeError, MemoryError)
+"""What the native module raises."""
+
+
+def engine_error(error: BaseException) -> EngineError:
+    """The EngineError for one of `NATIVE`."""
+    if isinstance(error, MemoryError):
+        return EngineError(
+            "the plan needs more memory than this process may address: lower --gpu-memory-utilization or "
+            "--max-model-len, or raise the limit (ulimit -v)"
+        )
+    return EngineError(str(error))
+
 
 class _NativeErrors:
     """A context that turns the native module's exceptions into EngineError."""
@@ -16,13 +29,8 @@ class _NativeErrors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, (ValueError, IndexError, TypeError)):
-            raise EngineError(str(error)) from error
-        if isinstance(error, MemoryError):
-            raise EngineError(
-                "the plan needs more memory than this process may address: lower --gpu-memory-utilization or "
-                "--max-model-len, or raise the limit (ulimit -v)"
-            ) from error
+        if isinstance(error, NATIVE):
+            raise engine_error(error) from error
 
 
 native_errors = _NativeErrors()

@@ -9,7 +9,7 @@ import numpy as np
 from quire import _native
 from quire.devices.adapters import Adapter
 from quire.devices.cpu.adapters import AdapterPacker
-from quire.devices.cpu.errors import native_errors
+from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
 from quire.devices.cpu.record import Recorder
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
@@ -85,7 +85,7 @@ class NativeExecutable:
         self._num_tokens = 0
 
     def run(self, inputs: ModelInput) -> HostLogits:
-        with native_errors:
+        try:
             self._plan.run(
                 inputs.tokens_T,
                 inputs.positions_T,
@@ -99,6 +99,8 @@ class NativeExecutable:
                 inputs.echoes_E2,
                 inputs.adapters_B,
             )
+        except NATIVE as error:
+            raise engine_error(error) from error
         self._num_tokens = len(inputs.tokens_T)
         return self._rows(min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 

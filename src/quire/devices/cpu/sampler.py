@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire import _native
-from quire.devices.host import check_targets, host_logits
+from quire.devices.host import check_targets, host_logits, on_host
 from quire.devices.protocol import IntArray
 from quire.devices.sampling import (
     BAD_LOGITS,
@@ -80,18 +79,20 @@ class NativeSampler:
     def sample(
         self,
         logits: Logits,
-        slots_L: IntArray,
-        positions_L: NDArray[np.int64],
-        drafts_L: IntArray | None = None,
+        slots: list[int],
+        positions: list[int],
+        drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
-        own = host_logits(logits, self.vocab_size)
-        try:  # the native side checks shapes, slots and positions, and converts arrays of another type or order
+        own = on_host(logits)
+        try:  # the native side checks types, shapes, slots and positions
+            slots_L, positions_L = np.array(slots, np.int32), np.array(positions, np.int64)
+            drafts_L = None if drafts is None else np.array(drafts, np.int32)
             drawn = self._native.sample(own.values, slots_L, positions_L, drafts_L, masks_LW, own.best)
         except (ValueError, TypeError) as error:
             raise EngineError(str(error)) from error
         tokens_L, faults, logprobs = drawn
-        samples = Samples(tokens_L)
+        samples = Samples(tokens_L.tolist())
         for row, finite in faults:
             samples.errors[row] = NOTHING_ALLOWED if finite else BAD_LOGITS
         for row, entry in logprobs:

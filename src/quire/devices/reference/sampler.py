@@ -137,25 +137,25 @@ class ReferenceSampler:
     def sample(
         self,
         logits: Logits,
-        slots_L: IntArray,
-        positions_L: NDArray[np.int64],
-        drafts_L: IntArray | None = None,
+        slots: list[int],
+        positions: list[int],
+        drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
         own = host_logits(logits, self.vocab_size)
-        logits_LV, drafts_L = own.values, check_rows(own, slots_L, positions_L, drafts_L, masks_LW)
-        samples = Samples(np.full(len(logits_LV), NOT_DRAWN, dtype=np.int32))
-        for i, (logits_V, slot) in enumerate(zip(logits_LV, slots_L.tolist(), strict=True)):
+        logits_LV, drafts = own.values, check_rows(own, slots, positions, drafts, masks_LW)
+        samples = Samples([NOT_DRAWN] * len(logits_LV))
+        for i, (logits_V, slot) in enumerate(zip(logits_LV, slots, strict=True)):
             state = self._slots.get(slot)
             if state is None:
                 raise EngineError(f"slot {slot} was never set")
-            follows = i > 0 and slots_L[i - 1] == slot
+            follows = i > 0 and slots[i - 1] == slot
             if follows:
                 before = samples.tokens[i - 1]
-                if before == NOT_DRAWN or before != drafts_L[i - 1]:
+                if before == NOT_DRAWN or before != drafts[i - 1]:
                     continue
-            if positions_L[i] != state.position:
-                raise EngineError(f"slot {slot} is at position {state.position}, not {positions_L[i]}")
+            if positions[i] != state.position:
+                raise EngineError(f"slot {slot} is at position {state.position}, not {positions[i]}")
             outcome = self._row(logits_V, state, None if masks_LW is None else masks_LW[i])
             if isinstance(outcome, str):
                 samples.errors[i] = outcome

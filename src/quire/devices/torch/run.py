@@ -110,12 +110,12 @@ class TorchSampler:
     def sample(
         self,
         logits: Logits,
-        slots_L: IntArray,
-        positions_L: Any,
-        drafts_L: IntArray | None = None,
+        slots: list[int],
+        positions: list[int],
+        drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
-        return self._sampler.sample(_to_host(logits), slots_L, positions_L, drafts_L, masks_LW)
+        return self._sampler.sample(_to_host(logits), slots, positions, drafts, masks_LW)
 
     def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
         return self._sampler.logprobs(_to_host(logits), targets_L, num_top)

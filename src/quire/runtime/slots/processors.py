@@ -207,7 +207,7 @@ class RowWork:
         """Complete the log-probabilities and errors of what was drawn."""
         samples.errors.update(self.errors)
         for number, (row, one) in enumerate(zip(self.rows, self.tracked, strict=True)):
-            token = int(samples.tokens[row])
+            token = samples.tokens[row]
             if token != NOT_DRAWN and one.state.params.wants_logprobs:
                 mask = None if self.masks_LW is None else self.masks_LW[row]
                 samples.logprobs[row] = self._scores(number, one, token, mask)

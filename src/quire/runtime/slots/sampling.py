@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
-from quire.devices.protocol import IntArray
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, TokenMask, takes_largest
 from quire.runtime.inputs import StepLayout, StepTrees
 from quire.runtime.rows import StepRows
@@ -17,19 +14,18 @@ from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput
 
 
-@dataclass(slots=True)
-class Draws:
+class Draws(msgspec.Struct):
     """Rows to sample: one per slot, after its last token, and one more after each token of its draft.
 
     `rows` are tokens of the step, `positions` those of the tokens to sample. `drafts` maps a place in these lists to
     the draft token of the slot's next row. `branch_rows` are read too, for other guesses than those of the drafts.
     """
 
-    rows: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    drafts: dict[int, int] = field(default_factory=dict)
-    branch_rows: list[int] = field(default_factory=list)
+    rows: list[int] = []
+    slots: list[int] = []
+    positions: list[int] = []
+    drafts: dict[int, int] = {}
+    branch_rows: list[int] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,9 +39,9 @@ class Draws:
             {new: self.drafts[old] for new, old in enumerate(places) if old in self.drafts},
         )
 
-    def drafts_of(self, start: int, stop: int) -> IntArray:
+    def drafts_of(self, start: int, stop: int) -> list[int]:
         """The drafts of rows start..stop-1 in the sampler's form."""
-        return np.array([self.drafts.get(i, NOT_DRAWN) for i in range(start, stop)], np.int32)
+        return [self.drafts.get(i, NOT_DRAWN) for i in range(start, stop)]
 
 
 def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
@@ -140,31 +136,28 @@ class SamplingPart:
 
         A failing row fails its slot, unless earlier rows of the slot were sampled: then a later step tries again.
         """
-        slots_L = np.array(draws.slots, np.int32)
-        positions_L = np.array(draws.positions, np.int64)
         if draws.drafts:
-            self._draw_drafts(draws, rows, numbers, output, slots_L, positions_L, masks_LW)
+            self._draw_drafts(draws, rows, numbers, output, masks_LW)
             return
         for part, logits in rows.logits(numbers):
             masks = None if masks_LW is None else masks_LW[part]
             slots = draws.slots[part]
-            samples = self._sample(slots, logits, slots_L[part], positions_L[part], None, masks)
+            samples = self._sample(slots, logits, draws.positions[part], None, masks)
             _add(samples, slots, output)
 
     def _sample(
         self,
         slots: list[int],
         logits: Logits,
-        slots_L: IntArray,
-        positions_L: NDArray[np.int64],
-        drafts_L: IntArray | None,
+        positions: list[int],
+        drafts: list[int] | None,
         masks_LW: TokenMask | None,
     ) -> Samples:
         """Sample rows, after the processors of their sequences, if any."""
         work = None if self._processors is None else self._processors.begin(slots, logits, masks_LW)
         if work is None:
-            return self.sampler.sample(logits, slots_L, positions_L, drafts_L, masks_LW)
-        samples = self.sampler.sample(work.logits, slots_L, positions_L, drafts_L, masks_LW)
+            return self.sampler.sample(logits, slots, positions, drafts, masks_LW)
+        samples = self.sampler.sample(work.logits, slots, positions, drafts, masks_LW)
         work.finish(samples)
         return samples
 
@@ -174,8 +167,6 @@ class SamplingPart:
         rows: StepRows,
         numbers: range | list[int],
         output: StepOutput,
-        slots_L: IntArray,
-        positions_L: NDArray[np.int64],
         masks_LW: TokenMask | None,
     ) -> None:
         # The last slot of the piece before, and whether to sample its next row.
@@ -186,15 +177,15 @@ class SamplingPart:
                 start += 1
             if start == stop:
                 continue
-            rest, drafts_L = slice(start, stop), draws.drafts_of(start, stop)
+            rest, drafts = slice(start, stop), draws.drafts_of(start, stop)
             masks = None if masks_LW is None else masks_LW[rest]
             if start > part.start:
                 logits = logits[start - part.start :]
             slots = draws.slots[rest]
-            samples = self._sample(slots, logits, slots_L[rest], positions_L[rest], drafts_L, masks)
+            samples = self._sample(slots, logits, draws.positions[rest], drafts, masks)
             _add_accepted(samples, slots, output)
-            last = int(samples.tokens[-1])
-            slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == int(drafts_L[-1])
+            last = samples.tokens[-1]
+            slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == drafts[-1]
 
     def _draw_branches(self, trees: StepTrees, rows: StepRows, first: int, output: StepOutput) -> None:
         """Go on along branches whose first token was sampled. The rows of all branches begin at number `first`."""
@@ -212,15 +203,14 @@ class SamplingPart:
                 count, begin, chain = len(branch.tokens), begins[branch.chain], branch.chain
                 positions = range(branch.end - count + 1, branch.end + 1)
                 draws = Draws([], [slot] * count, list(positions), dict(enumerate(branch.tokens[1:])))
-                slots_L, positions_L = np.full(count, slot, np.int32), np.array(positions, np.int64)
-                numbers = range(begin, begin + count)
-                self._draw_drafts(draws, rows, numbers, output, slots_L, positions_L, None)
+                self._draw_drafts(draws, rows, range(begin, begin + count), output, None)
                 trees.taken[slot] = branch
 
 
 def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
     """Add one sampled token per slot."""
-    output.tokens.update(zip(slots, samples.tokens.reshape(-1, 1).tolist(), strict=True))
+    for slot, token in zip(slots, samples.tokens, strict=True):
+        output.tokens[slot] = [token]
     for row, error in samples.errors.items():
         del output.tokens[slots[row]]
         output.errors[slots[row]] = error
@@ -230,7 +220,7 @@ def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
 
 def _add_accepted(samples: Samples, slots: list[int], output: StepOutput) -> None:
     """Add the sampled tokens of each slot: the accepted part of its draft, and the one after it."""
-    for slot, token in zip(slots, samples.tokens.tolist(), strict=True):
+    for slot, token in zip(slots, samples.tokens, strict=True):
         if token != NOT_DRAWN:
             output.tokens.setdefault(slot, []).append(token)
     for row, error in samples.errors.items():
