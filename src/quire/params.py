@@ -310,13 +310,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         unset = {name for name, value in given.items() if value is None and name != "max_tokens"}
         return cls(**{name: value for name, value in given.items() if name not in unset})
 
-    def clone(self) -> SamplingParams:
-        """A checked copy that shares nothing mutable with this one."""
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A checked copy with `changes`, which shares nothing mutable with this one."""
         copies = {
             "logit_bias": self.logit_bias and dict(self.logit_bias),
             "extra_args": deepcopy(self.extra_args),
         }
-        return msgspec.structs.replace(self, **copies)
+        return msgspec.structs.replace(self, **{**copies, **changes})
 
     def __post_init__(self) -> None:
         put = msgspec.structs.force_setattr

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import msgspec
-
 from quire.client.adapters import with_adapter
 from quire.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from quire.client.outputs import OutputStream, RequestOutput
@@ -325,7 +323,7 @@ class LLM(PoolingMethods, ProgramRunner):
         lora_request: Any = None,
     ) -> list[OutputStream]:
         """The streams of prompts whose results are read at their end."""
-        each = _final_only(self._params_for(params, len(prompts)))
+        each = self._params_for(params, len(prompts), output_kind=OutputKind.FINAL_ONLY)
         return list(self._streams(prompts, each, priority, tokenization_kwargs, lora_request))
 
     def _streams(
@@ -356,17 +354,17 @@ class LLM(PoolingMethods, ProgramRunner):
             stream.output.lora_request = None if adapter is None else adapter.asked
             yield stream
 
-    def _params_for(self, params: Sampling | None, count: int) -> Sequence[SamplingParams]:
-        """A checked copy for each prompt, so that later changes by the caller do no harm."""
+    def _params_for(self, params: Sampling | None, count: int, **changes: Any) -> Sequence[SamplingParams]:
+        """A checked copy for each prompt, with `changes`, so that later changes by the caller do no harm."""
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
-            return [params.clone()] * count
+            return [params.clone(**changes)] * count
         if len(params) != count:
             raise RequestError(
                 f"{count} prompts need as many SamplingParams, got {len(params)}", "sampling_params"
             )
-        return [one.clone() for one in params]
+        return [one.clone(**changes) for one in params]
 
     def _enqueue(self, streams: list[OutputStream]) -> list[str]:
         self._enqueued.append((self._submit_streams(streams), streams))
@@ -374,9 +372,3 @@ class LLM(PoolingMethods, ProgramRunner):
 
     def _run(self, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
         return self._finish(self._submit_streams(streams), streams, use_tqdm)
-
-
-def _final_only(each: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
-    """The same parameters, without reports of every token."""
-    made = {id(params): msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY) for params in each}
-    return [made[id(params)] for params in each]
