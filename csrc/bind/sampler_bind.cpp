@@ -38,12 +38,13 @@ void check_logits(const Sampler& sampler, const Logits& logits) {
 nb::tuple to_python(const Logprobs& l) { return nb::make_tuple(l.token, l.logprob, l.rank, l.top_ids, l.top); }
 
 // (tokens, [(row, whether its logits were finite)] of failed rows, [(row, TokenLogprobs fields)])
-nb::tuple sample(Sampler& sampler, const Logits& logits, const Vector<int32_t>& slots, const Vector<int64_t>& positions,
-                 const std::optional<Vector<int32_t>>& drafts, const std::optional<Masks>& masks,
+nb::tuple sample(Sampler& sampler, const Logits& logits, const std::vector<int32_t>& slots,
+                 const std::vector<int64_t>& positions, const std::optional<std::vector<int32_t>>& drafts,
+                 const std::optional<Masks>& masks,
                  const std::optional<Vector<int32_t>>& best) {
   check_logits(sampler, logits);
   const size_t rows = logits.shape(0);
-  check(slots.shape(0) == rows && positions.shape(0) == rows && (!drafts || drafts->shape(0) == rows) &&
+  check(slots.size() == rows && positions.size() == rows && (!drafts || drafts->size() == rows) &&
             (!best || best->shape(0) == rows),
         "slots, positions, drafts and best must have one entry for each of the rows");
   for (size_t i = 0; best && i < rows; ++i)
@@ -57,16 +58,14 @@ nb::tuple sample(Sampler& sampler, const Logits& logits, const Vector<int32_t>& 
                               drafts ? drafts->data() : nullptr, masks ? masks->data() : nullptr,
                               best ? best->data() : nullptr});
   }
-  int32_t* tokens = new int32_t[rows];
-  const nb::capsule owner(tokens, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
-  nb::list faults, logprobs;
+  nb::list tokens, faults, logprobs;
   for (size_t i = 0; i < rows; ++i) {
-    tokens[i] = results[i].token;
+    tokens.append(results[i].token);
     if (results[i].fault != RowResult::Fault::none)
       faults.append(nb::make_tuple(i, results[i].fault == RowResult::Fault::nothing_allowed));
     if (results[i].has_logprobs) logprobs.append(nb::make_tuple(i, to_python(results[i].logprobs)));
   }
-  return nb::make_tuple(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(tokens, {rows}, owner), faults, logprobs);
+  return nb::make_tuple(tokens, faults, logprobs);
 }
 
 nb::list logprobs(Sampler& sampler, const Logits& logits, const Vector<int32_t>& targets, int num_top) {

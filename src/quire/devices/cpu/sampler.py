@@ -86,13 +86,11 @@ class NativeSampler:
     ) -> Samples:
         own = on_host(logits)
         try:  # the native side checks types, shapes, slots and positions
-            slots_L, positions_L = np.array(slots, np.int32), np.array(positions, np.int64)
-            drafts_L = None if drafts is None else np.array(drafts, np.int32)
-            drawn = self._native.sample(own.values, slots_L, positions_L, drafts_L, masks_LW, own.best)
+            drawn = self._native.sample(own.values, slots, positions, drafts, masks_LW, own.best)
         except (ValueError, TypeError) as error:
             raise EngineError(str(error)) from error
-        tokens_L, faults, logprobs = drawn
-        samples = Samples(tokens_L.tolist())
+        tokens, faults, logprobs = drawn
+        samples = Samples(tokens)
         for row, finite in faults:
             samples.errors[row] = NOTHING_ALLOWED if finite else BAD_LOGITS
         for row, entry in logprobs:
