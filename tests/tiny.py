@@ -144,7 +144,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "norm_epsilon": 1e-5,
     },
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
-    "olmo3": {**SLIDING, "architectures": ["Olmo3ForCausalLM"]},
+    "olmo3": {**SLIDING, "architectures": ["Olmo3ForCausalLM"], "rope_theta": 5e5},
     "exaone4": {**SLIDING, "architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": 2},
     "cohere": {**LAYER, "architectures": ["CohereForCausalLM"], "use_qk_norm": True},
     "cohere2": {**LAYER, **SLIDING, "architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},

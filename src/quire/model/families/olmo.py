@@ -60,9 +60,8 @@ def read_olmo3(config: ConfigReader) -> ArchSpec:
     max_position = config.integer("max_position_embeddings")
     expect_newer_name(config)
     if config.get("rope_scaling") is not None or config.get("rope_parameters") is None:
-        config.expect(
-            "rope_theta", 5e5, None
-        )  # transformers gives the sliding layers this one, whatever is said
+        # transformers gives the sliding layers this one, whatever is said
+        config.expect("rope_theta", 5e5, None)
     thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
     ropes = read_layer_ropes(config, head_size(config), max_position, [*kinds, FULL], thetas)
     return read_olmo2(config, rope=ropes[-1], layer_ropes=ropes[:-1], windows=windows_of(config, kinds))
