@@ -41,7 +41,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "chunked-prefill": (*S, "--scale", "0.5", "--max-model-len", "2112"),
     "weights-by-batch": (*S, "--scale", "0.3"),
     "speculation": (),
-    "structured": (*S, "--data", "struct-jsonschemabench", "--scale", "0.2"),
+    "structured": (*S, "--data", "struct-jsonschemabench", "--scale", "0.05"),
     "batch-size": (*T, "--scale", "0.5"),
     "kv-cache": (*S, "--scale", "0.5"),
     "built-engine": S,
