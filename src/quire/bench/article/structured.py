@@ -152,7 +152,7 @@ def measure(setting: Setting) -> Result:
         masks[name] = float(np.median(stepped))
         counts = f"{len(compiled)} of {len(texts)}"
         rows.append((name, counts, *_quantiles(compiled, 1e3), *_quantiles(stepped, 1e6)))
-    others = [f"{name} {time / masks['Quire']:.1f} times" for name, time in masks.items() if name != "Quire"]
+    others = [f"{name} {time / masks['Quire']:.2g} times" for name, time in masks.items() if name != "Quire"]
     beside = f"; {' and '.join(others)} as long" if others else ""
     return Result(
         ("library", "schemas compiled", "compile p50, ms", "p99", "mask p50, us", "p99"),
