@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/block_columns.h"
+#include "linear/block_streams.h"
 #include "simd/simd_dots.h"
 
 namespace quire::QUIRE_ISA {
@@ -29,6 +30,8 @@ class MultipliedBlock {
       count_[g] = 0;
     }
   }
+
+  QUIRE_INLINE void multiply(const PackedBlock& packed) { Unpack<kind>::block(packed, *this); }
 
   QUIRE_INLINE void scale(int g, V v) { scale_[g] = v; }
   QUIRE_INLINE void minimum(int g, V v) { minimum_[g] = v; }
@@ -66,13 +69,7 @@ class MultipliedBlock {
   // Codes of a whole byte are 128 more than signed ones, whose products need no sum of the activations.
   static constexpr bool kSigned = kShape.top > 127;
   static_assert(!kSigned || (kShape.zero == 128 && !kShape.minima));
-  // Products of two bytes each that fit into 16 bits together, of the steps of a group.
-  static constexpr int run_of(int most) {
-    int run = 1;
-    while (run < kShape.group / 4 && 2 * run * 2 * most * 127 <= 32767) run *= 2;
-    return run;
-  }
-  static constexpr int kRun = run_of(kSigned ? 128 : kShape.top);
+  static constexpr int kRun = small_run(kSigned ? 128 : kShape.top, kShape.group / 4);
 #else
   static constexpr bool kSigned = false;
 #endif
@@ -84,10 +81,22 @@ class MultipliedBlock {
   int count_[kGroups];
 };
 
+template <BlockKind kind>
+struct BlockOfRow {
+  using type = MultipliedBlock<kind>;
+};
+#if defined(QUIRE_AVX2)
+template <BlockKind kind>
+  requires(kStreamed<kind>)
+struct BlockOfRow<kind> {
+  using type = StreamedBlock<kind>;
+};
+#endif
+
 // The 16 outputs of a panel to c.
 template <BlockKind kind>
 void multiply_row(const char* panel, int columns, const RoundedRow& row, float* c) {
-  using Block = MultipliedBlock<kind>;
+  using Block = typename BlockOfRow<kind>::type;
   constexpr BlockShape shape = shape_of(kind);
   const uint32_t* words = row.words;
   const float* scales = row.scales;
@@ -96,7 +105,7 @@ void multiply_row(const char* panel, int columns, const RoundedRow& row, float* 
   int open = 0;  // columns in `part`
   for_panel_blocks<kind>(panel, 0, columns, [&](const PackedBlock& packed, int k) QUIRE_INLINE_LAMBDA {
     Block block(words, sums);
-    Unpack<kind>::block(packed, block);
+    block.multiply(packed);
     part = block.added_to(part);
     words += shape.columns / 4, sums += Block::kGroups, open += shape.columns;
     if (open == row.scaled || k + shape.columns == columns)

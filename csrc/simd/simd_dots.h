@@ -17,6 +17,14 @@ inline I dot_bytes(I sum, I u, I s) {
 }
 #elif defined(QUIRE_AVX2) || defined(QUIRE_AVX512)
 #define QUIRE_WORD_DOTS
+// The number of sums of two products each, of bytes up to `most` and activations, that fit into 16 bits together: a power
+// of two, `wanted` at most.
+constexpr int small_run(int most, int wanted) {
+  int run = 1;
+  while (run < wanted && 2 * run * 2 * most * 127 <= 32767) run *= 2;
+  return run;
+}
+
 // An I of words holds two 16-bit integers in each lane.
 //
 // Products are added without intrinsics: since integers may be added in any order, g++ 12 would compute all products of
