@@ -105,6 +105,11 @@ def olmo2(keys: Keys) -> Config:
         return named("Olmo2ForCausalLM", config)
     if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
         raise keys.wrong("rope.freq_base_swa", "rope.freq_base", keys.get("rope.freq_base_swa"))
+    theta = {"rope_theta": config.pop("rope_theta")}
+    config["rope_parameters"] = {
+        "full_attention": (config.pop("rope_scaling") or {"rope_type": "default"}) | theta,
+        "sliding_attention": {"rope_type": "default"} | theta,
+    }
     return named("Olmo3ForCausalLM", config | {"sliding_window": window, "layer_types": layer_types(keys, 4)})
 
 
