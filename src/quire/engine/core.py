@@ -143,7 +143,7 @@ class EngineCore:
             self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
             for request, error in self._compiling.take_compiled():
                 self._admit(request, error)
-        deltas, self._ready = self._ready, []
+        deltas = self._take_ready()
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             if batch.new and self.on_batch is not None:

@@ -35,7 +35,7 @@ class AttentionAssembly(PartAssembly):
     def weights(self, i: int, layer: str) -> AttentionWeights:
         """The attention of layer `i`, whose tensors begin with `layer`."""
         spec, names, shape = self.spec, self.names, self.spec.shape(i)
-        d, own, normed = spec.hidden_size, spec.kv_source(i) == i, spec.norms_qk(i)
+        own, normed = spec.kv_source(i) == i, spec.norms_qk(i)
         qkv = bias = latent = None
         q_heads, kv_heads = self.shard.heads(spec, i)
         if spec.latent is not None:
@@ -63,9 +63,11 @@ class AttentionAssembly(PartAssembly):
             gate=self._attention_gate(shape, layer, q_heads),
             out_norm=self._norm(layer + names.out_norm, heads) if spec.inner_norms else None,
             out=self.source.matrix([self._own_output(self._out(shape, layer, heads), shape, q_heads)]),
-            out_bias=self._output_bias(spec.has_out_bias(i), layer + (names.out_bias or names.out))
-            if self.shard.divides_attention(spec)
-            else self._bias(spec.has_out_bias(i), (layer + (names.out_bias or names.out), d, None)),
+            out_bias=self._output_bias(
+                spec.has_out_bias(i),
+                layer + (names.out_bias or f"{names.out}.bias"),
+                self.shard.divides_attention(spec),
+            ),
         )
 
     def _own_places(

@@ -48,7 +48,7 @@ class MLPAssembly(PartAssembly):
             xielu=self._xielu(layer + names.xielu) if spec.xielu else None,
             down_norm=self._norm(layer + names.down_norm, inner) if spec.inner_norms else None,
             down=self.source.matrix([self._output(self._linear(layer + names.down, d, inner), own)]),
-            down_bias=self._output_bias(bias, layer + names.down),
+            down_bias=self._output_bias(bias, f"{layer}{names.down}.bias"),
             gate=apart,
         )
 

@@ -11,7 +11,7 @@ from quire.devices.protocol import FloatArray, Matrix, Norm
 from quire.model.families.names import TensorNames
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
-from quire.weights.parts import Part, Take, chain, part, row_range, transposed
+from quire.weights.parts import Part, Take, chain, part, transposed
 
 # The use of a matrix decides its type: products; the embedding; the head, or an embedding tied to it; learned
 # positions; matrices that stay float32.
@@ -60,18 +60,17 @@ class PartAssembly:
             return whole.cut(self.shard.columns(self.spec.hidden_size))
         return whole.cut(columns=columns)
 
-    def _output_bias(self, wanted: bool, module: str) -> FloatArray | None:
+    def _output_bias(self, wanted: bool, tensor: str, divided: bool = True) -> FloatArray | None:
         """The bias of such a projection. If ranks add their parts, the first one adds the bias."""
         width = self.spec.hidden_size
-        if self.shard.gathers(self.spec):
-            own = self.shard.columns(width)
-            return self._bias(wanted, (module, width, row_range(own.start, own.stop)))
-        return self._bias(wanted and self.shard.first, (module, width, None))
+        whole = part(tensor, (width,))
+        if divided and self.shard.gathers(self.spec):
+            whole = whole.cut(self.shard.columns(width))
+        elif divided and not self.shard.first:
+            return None
+        return self.source.vector([whole]) if wanted else None
 
     def _bias(self, wanted: bool, *parts: tuple[str, int, Take | None]) -> FloatArray | None:
         if not wanted:
             return None
-        names = [module if module.endswith("_bias") else f"{module}.bias" for module, _, _ in parts]
-        return self.source.vector(
-            [part(n, (size,), take) for n, (_, size, take) in zip(names, parts, strict=True)]
-        )
+        return self.source.vector([part(f"{name}.bias", (size,), take) for name, size, take in parts])

@@ -105,10 +105,10 @@ def olmo2(keys: Keys) -> Config:
         return named("Olmo2ForCausalLM", config)
     if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
         raise keys.wrong("rope.freq_base_swa", "rope.freq_base", keys.get("rope.freq_base_swa"))
-    theta = {"rope_theta": config.pop("rope_theta")}
+    full = _rope(config)
     config["rope_parameters"] = {
-        "full_attention": (config.pop("rope_scaling") or {"rope_type": "default"}) | theta,
-        "sliding_attention": {"rope_type": "default"} | theta,
+        "full_attention": full,
+        "sliding_attention": {"rope_type": "default", "rope_theta": full["rope_theta"]},
     }
     return named("Olmo3ForCausalLM", config | {"sliding_window": window, "layer_types": layer_types(keys, 4)})
 
@@ -194,9 +194,14 @@ def bitnet(keys: Keys) -> Config:
 
 def apertus(keys: Keys) -> Config:
     config = llama_like(keys) | {"hidden_act": "xielu", "attention_bias": has_bias(keys, "attn_q")}
-    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
-    config["rope_parameters"] = {**scaling, "rope_theta": config.pop("rope_theta")}
+    config["rope_parameters"] = _rope(config)
     return named("ApertusForCausalLM", config)
+
+
+def _rope(config: Config) -> Config:
+    """The rope as newer configs spell it, taken out of the config's older keys."""
+    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
+    return {**scaling, "rope_theta": config.pop("rope_theta")}
 
 
 def xielu_parameters(keys: Keys) -> dict[str, Array]:
