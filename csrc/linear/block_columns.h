@@ -24,6 +24,8 @@ QUIRE_INLINE void for_panel_blocks(const char* panel, int k, int columns, F&& f,
     // What lies behind a panel is the next one, which is being read; what is read next lies behind the last.
     const bool last = panels > 1 && unit + PackedBlock::kAhead >= panel + panel_bytes;
     const ptrdiff_t ahead = PackedBlock::kAhead + (last ? ptrdiff_t(panel_bytes) * (panels - 1) : 0);
+    // Reading a word prefetches a word: without this, one line of each unit would come late.
+    if constexpr (heads > 0) __builtin_prefetch(unit + ahead, 0, PackedBlock::kLocality);
     for (int i = 0; i < per_unit; ++i, k += shape.columns)
       f(PackedBlock{unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel, ahead}, k);
   }
