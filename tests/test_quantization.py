@@ -210,3 +210,16 @@ def test_speeds_stand_beside_the_peak_of_what_is_computed(options: dict[str, str
     if options.get("isa", "scalar") not in _native.available_isas():
         pytest.skip(f"this CPU has no {options['isa']}")
     assert plan_engine(EngineConfig.from_options(model=MODEL, **options)).arithmetic == expected
+
+
+def test_quantized_checkpoints_stand_beside_the_same_peaks(tmp_path: Path) -> None:
+    output = str(tmp_path / "small")
+    main(["quantize", "-o", output, "--method", "rtn", "--bits", "4"])
+    for activations, isa, expected in [
+        ("float", "avx512_bf16", "bf16"),
+        ("float", "scalar", "fp32"),
+        ("int8", "scalar", "int8"),
+    ]:
+        if isa in _native.available_isas():
+            options = {"isa": isa, "quantization_activations": activations}
+            assert plan_engine(EngineConfig.from_options(model=output, **options)).arithmetic == expected

@@ -315,3 +315,7 @@ class ModelCard:
     num_parameters: int = 0
     weight_bytes: int = 0
     spare_tokens: int = 0
+
+
+# Used until the engine has described its model.
+UNKNOWN_MODEL = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())

@@ -120,10 +120,8 @@ class EnginePlan:
     def arithmetic(self) -> Arithmetic:
         """The arithmetic of most products."""
         scheme = self.model.quantized
-        if isinstance(scheme, Kept):
-            integers = scheme.activations == "checkpoint" and scheme.kinds[:1] == ("int8",)
-            return "int8" if integers or scheme.activations == "int8" else "fp32"
-        return self.backend.arithmetic(self.model.dtype if scheme is None else scheme.linear)
+        weight = scheme.weight() if isinstance(scheme, Kept) else scheme and scheme.linear
+        return self.backend.arithmetic(weight or self.model.dtype)
 
 
 def plan_engine(config: EngineConfig) -> EnginePlan:

@@ -6,6 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from quire.llm.metrics import PREFIX, LocalMetrics, Metric
 from quire.logits_processor import ProcessorClass, load_processors
 from quire.sched import Scheduler
 from quire.text.tokenizer import Tokenizer
-from quire.types import Delta, EngineStats, FinishReason, Request
+from quire.types import UNKNOWN_MODEL, Delta, EngineStats, FinishReason, Request
 from quire.weights.adapter import table_rows
 from quire.weights.hub import find_adapter
 
@@ -39,9 +40,12 @@ class RunningEngine:
     """Starts an engine and runs requests on it."""
 
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
-        started, model = begin_start(config, processors)
-        with started.report.phase("tokenizer"):  # in parallel with the check of a built engine's weights
-            self._front = start_front(config, started.info, seed=config.seed)
+        with ThreadPoolExecutor(1) as executor:  # reads the tokenizer while this thread reads the weights
+            front = executor.submit(start_front, config, UNKNOWN_MODEL, seed=config.seed)
+            started, model = begin_start(config, processors)
+            with started.report.phase("tokenizer"):
+                self._front = front.result()
+        self._front.info = started.info
         finish_start(started, model)
         started.core.texts.use(self._front.tokenizer)
         self.config = config

@@ -281,6 +281,7 @@ def own_quantization(
             )
         return None
     names = tuple(name for name, _ in Counter(layout.label for layout in layouts).most_common())
+    first = next(layout for layout in layouts if layout.label == names[0])
     if asked == Kept("checkpoint") and checkpoint.activations == "int8":
         asked = Kept("int8")
     if asked == Kept("int8") and all(layout.floats for layout in layouts):
@@ -288,7 +289,7 @@ def own_quantization(
             f"--quantization-activations int8 multiplies integers, and the weights are {', '.join(names)}; leave it "
             "out, or choose --quantization int8"
         )
-    return Kept(checkpoint.activations if asked is None else asked.activations, names)
+    return Kept(checkpoint.activations if asked is None else asked.activations, names, first)
 
 
 def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:

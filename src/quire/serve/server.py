@@ -39,7 +39,7 @@ from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
 from quire.serve.stream import Direct
 from quire.serve.tls import check_tls, refresh_tls
-from quire.types import ModelCard
+from quire.types import UNKNOWN_MODEL
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -49,8 +49,6 @@ log = logging.getLogger("quire.serve")
 MakeApp = Callable[[Service], "FastAPI"]
 MAKER = "quire.client.start"
 BACKLOG = 2048
-# Used until the engine has described its model.
-UNKNOWN = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())
 # Seconds to send the last answers after all requests have ended.
 FLUSH_SECONDS = 5
 # Threads that work on large bodies give way to the event loop after so many seconds.
@@ -162,7 +160,7 @@ def _prepare(
 ) -> tuple[Service, FastAPI]:
     """Everything that does not need the engine. Importing the web framework is slow, so it is done only here."""
     make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
-    front = load_maker(maker).start_front(engine_config, UNKNOWN)
+    front = load_maker(maker).start_front(engine_config, UNKNOWN_MODEL)
     front.template_defaults, front.content_format = (
         config.template_defaults,
         config.chat_template_content_format,

@@ -46,11 +46,19 @@ WeightType = FloatDtype | Quantized
 class Kept(msgspec.Struct, frozen=True, tag="kept"):
     """Weights stay as the checkpoint quantized them, and are multiplied with activations of this type.
 
-    `kinds` names their types once they are known, the most frequent first.
+    `kinds` names their types once they are known, the most frequent first; `layout` is that of the first.
     """
 
     activations: KeptActivations
     kinds: tuple[str, ...] = ()
+    layout: AnyLayout | None = None
+
+    def weight(self) -> Quantized | None:
+        """The type of most weights, once it is known."""
+        if self.layout is None:
+            return None
+        published = self.activations == "checkpoint" and self.kinds[:1] == ("int8",)
+        return Quantized(self.layout, "int8" if published or self.activations == "int8" else "float")
 
 
 def input_rounding(weight: WeightType, layouts: Iterable[Layout] = ()) -> Rounding | None:

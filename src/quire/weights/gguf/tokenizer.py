@@ -82,7 +82,7 @@ class _Vocabulary:
             return []
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_PIECES:
             raise self.wrong(f"{KEY}{name} is missing or not a list; give a tokenizer with --tokenizer")
-        if length not in (None, len(values)) or any(type(value) is not kind for value in values):
+        if length not in (None, len(values)) or set(map(type, values)) != {kind}:
             raise self.wrong(f"{KEY}{name} does not hold {length or 'a'} {kind.__name__} for each token")
         return values
 
@@ -132,8 +132,8 @@ class _Vocabulary:
 
     def ends(self) -> tuple[int, ...]:
         found = [self.token_id(key) for key in ENDS]
-        pairs = enumerate(zip(self.tokens, self.types, strict=True))
-        named = [i for i, (token, kind) in pairs if kind == CONTROL and token in END_NAMES]
+        control = (i for i, kind in enumerate(self.types) if kind == CONTROL)
+        named = [i for i in control if self.tokens[i] in END_NAMES]
         return tuple(dict.fromkeys([i for i in [*found, *named] if i is not None]))
 
 
