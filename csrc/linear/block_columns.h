@@ -22,12 +22,15 @@ QUIRE_INLINE void for_panel_blocks(const char* panel, int k, int columns, F&& f,
   const char* unit = panel + 16 * row_bytes(kind) + size_t(k / (shape.columns * per_unit)) * unit_bytes;
   for (const int end = k + columns; k < end; unit += unit_bytes) {
     // What lies behind a panel is the next one, which is being read; what is read next lies behind the last.
-    const bool last = panels > 1 && unit + PackedBlock::kAhead >= panel + panel_bytes;
-    const ptrdiff_t ahead = PackedBlock::kAhead + (last ? ptrdiff_t(panel_bytes) * (panels - 1) : 0);
-    // Reading a word prefetches a word: without this, one line of each unit would come late.
-    if constexpr (heads > 0) __builtin_prefetch(unit + ahead, 0, PackedBlock::kLocality);
-    for (int i = 0; i < per_unit; ++i, k += shape.columns)
-      f(PackedBlock{unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel, ahead}, k);
+    const bool last = panels > 1 && unit + bytes_ahead(kind) >= panel + panel_bytes;
+    const ptrdiff_t ahead = bytes_ahead(kind) + (last ? ptrdiff_t(panel_bytes) * (panels - 1) : 0);
+    for (int i = 0; i < per_unit; ++i, k += shape.columns) {
+      const PackedBlock block{unit + head_bytes * size_t(i), unit + heads + words_bytes * size_t(i), panel, ahead,
+                              prefetched_far(kind)};
+      // Reading a word prefetches a word: without this, one line of each unit would come late.
+      if (heads > 0 && i == 0) block.prefetch(unit);
+      f(block, k);
+    }
   }
 }
 

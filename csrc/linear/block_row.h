@@ -50,6 +50,10 @@ class MultipliedBlock {
       small_[g] = iset1(0);
     }
 #else
+#if defined(QUIRE_VNNI)
+    // Or else the compiler would read all of a block first, and its prefetches would hold up its loads.
+    __asm__ volatile("" ::: "memory");
+#endif
     total_[g] = dot_bytes(total_[g], v, x);
 #endif
   }

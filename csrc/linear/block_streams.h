@@ -138,7 +138,7 @@ class StreamedBlock {
       constexpr int step = at.value, line = (set * Codes::kSteps + step) * kAhead * 2;
 #pragma GCC unroll 4
       for (int i = 0; i < kAhead; ++i)
-        if (line + 2 * i < kLines) __builtin_prefetch(later + (line + 2 * i) * 64, 0, PackedBlock::kLocality);
+        if (line + 2 * i < kLines) __builtin_prefetch(later + (line + 2 * i) * 64, 0, 2);
       Eight codes[Codes::kStreams];
       Codes::template codes<set, step>(words, codes);
       unrolled<Codes::kStreams>([&](auto each) QUIRE_INLINE_LAMBDA {
