@@ -27,6 +27,7 @@ import numpy as np
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Expert, Graph, KVSpec, Limits, ModelInput, Routing
+from quire.weights.gguf.kinds import KINDS, PLAIN
 from quire.weights.layouts import Blocks, Int4, Int8
 from quire.weights.layouts.blocks import ROUNDED
 from quire.weights.layouts.blocks.make import byte_rows, lut_rows, table_rows
@@ -34,10 +35,9 @@ from quire.weights.schemes import Quantized, WeightType
 
 STREAMING_BYTES = 128 << 20  # weights of a line together: more than caches hold
 ROUNDS = 9
-GGUF_KINDS = (
-    "q8_0", "q6_k", "q5_k", "q5_0", "q5_1", "q4_k", "q4_0", "q4_1", "iq4_xs", "iq4_nl", "q3_k", "q2_k",
-)  # fmt: skip
+GGUF_BLOCKS = [kind.name.lower() for kind in KINDS.values() if kind.name not in PLAIN]
 TYPES: dict[str, WeightType] = {
+    **{kind: Quantized(Blocks(kind), "int8") for kind in GGUF_BLOCKS},
     "float32": "float32",
     "float16": "float16",
     "bfloat16": "bfloat16",
@@ -57,8 +57,6 @@ TYPES: dict[str, WeightType] = {
     "nf4": Quantized(Blocks("nf4"), "float"),
     "lut4": Quantized(Blocks("lut4"), "float"),
     "lut3": Quantized(Blocks("lut3"), "float"),
-    # As GGUF files have them.
-    **{kind: Quantized(Blocks(kind), "int8") for kind in GGUF_KINDS},
 }
 
 
@@ -157,7 +155,7 @@ def held(values: Any, dtype: WeightType) -> Any:
     if layout.kind in ROUNDED:
         return layout.quantize(values)
     rng, (rows, columns) = np.random.default_rng(1), values.shape
-    if layout.kind in GGUF_KINDS:  # bytes of which any two are a float16 between 0.0005 and 1
+    if layout.kind in GGUF_BLOCKS:  # bytes of which any two are a float16 between 0.0005 and 1
         return layout.tensor(rng.integers(0x10, 0x3C, layout.outline(rows, columns).codes.shape, np.uint8))
     codes = rng.integers(0, 16, values.shape, np.uint8)
     if layout.kind == "nf4":

@@ -51,8 +51,7 @@ class MultipliedBlock {
     }
 #else
 #if defined(QUIRE_VNNI)
-    // Or else the compiler would read all of a block first, and its prefetches would hold up its loads.
-    __asm__ volatile("" ::: "memory");
+    keep_order();
 #endif
     total_[g] = dot_bytes(total_[g], v, x);
 #endif

@@ -104,9 +104,8 @@ class StreamedBlock {
     Unpack<kind>::scales(b, *this);
     for (int half = 0; half < 2; ++half)
       unrolled<Codes::kSets>([&](auto s) QUIRE_INLINE_LAMBDA {
-        multiply_set<s.value>(b.words + half * 32, b.words + b.ahead + half * 64, half);
-        // Or else the compiler would read all sets first.
-        __asm__ volatile("" ::: "memory");
+        multiply_set<s.value>(b, half);
+        keep_order();
       });
   }
 
@@ -129,7 +128,7 @@ class StreamedBlock {
   static constexpr int kAhead = (kLines + kAllSteps - 1) / kAllSteps;
 
   template <int set>
-  QUIRE_INLINE void multiply_set(const char* words, const char* later, int half) {
+  QUIRE_INLINE void multiply_set(const PackedBlock& b, int half) {
     Eight small[Codes::kSums], total[Codes::kSums];
     unrolled<Codes::kSums>([&](auto sum) QUIRE_INLINE_LAMBDA {
       total[sum.value] = _mm256_set1_epi32(kShape.minima ? 0 : sums_[group<set, sum.value>()]);
@@ -138,9 +137,9 @@ class StreamedBlock {
       constexpr int step = at.value, line = (set * Codes::kSteps + step) * kAhead * 2;
 #pragma GCC unroll 4
       for (int i = 0; i < kAhead; ++i)
-        if (line + 2 * i < kLines) __builtin_prefetch(later + (line + 2 * i) * 64, 0, 2);
+        if (line + 2 * i < kLines) b.prefetch(b.words + (half + line + 2 * i) * 64);
       Eight codes[Codes::kStreams];
-      Codes::template codes<set, step>(words, codes);
+      Codes::template codes<set, step>(b.words + half * 32, codes);
       unrolled<Codes::kStreams>([&](auto each) QUIRE_INLINE_LAMBDA {
         constexpr int stream = each.value, sum = stream / kPerSum, product = step * kPerSum + stream % kPerSum;
         const Eight x = _mm256_set1_epi32(int32_t(words_[Codes::column(set, stream) / 4 + step]));

@@ -33,6 +33,9 @@ QUIRE_INLINE constexpr bool prefetched_far(BlockKind kind) {
 }
 QUIRE_INLINE constexpr ptrdiff_t bytes_ahead(BlockKind kind) { return prefetched_far(kind) ? 8000 : 4096; }
 
+// Keeps reads before it and behind it apart: a compiler that reads all of a block first lets prefetches hold up its loads.
+QUIRE_INLINE void keep_order() { __asm__ volatile("" ::: "memory"); }
+
 // A block of a panel, and the words of its rows. Reading a word prefetches a later one.
 struct PackedBlock {
   const char *head, *words, *row;

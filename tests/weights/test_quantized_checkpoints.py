@@ -11,6 +11,7 @@ import pytest
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.model.load import load_model
+from quire.weights.layouts import Int4
 from quire.weights.schemes import Kept
 from quire.weights.source import open_source
 from tests.devices.native_cases import EXACT, native
@@ -79,7 +80,8 @@ def test_activations_in_int8_beside_weights_of_4_bits(name: str) -> None:
     for backend in (NativeBackend(threads=2), ReferenceBackend()):
         model = load_model(folder, backend, quantized=Kept("int8"))
         assert isinstance(model.info.quantized, Kept)
-        assert (model.info.quantized.activations, model.info.quantized.kinds) == ("int8", ("int4",))
+        assert isinstance(model.info.quantized.layout, Int4)
+        assert model.info.quantized == Kept("int8", ("int4",), model.info.quantized.layout)
         logits.append(Session(model, backend).feed(expected["prompt"].tolist()))
     assert np.abs(logits[0] - logits[1]).max() < 0.05
     assert 1e-3 < np.abs(logits[1] - expected["logits"]).max() < 0.6

@@ -47,7 +47,6 @@ from quire.spec_decode.make import (
     verifier_of,
 )
 from quire.weights.hub import find_model
-from quire.weights.schemes import Kept
 
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 
@@ -120,8 +119,8 @@ class EnginePlan:
     def arithmetic(self) -> Arithmetic:
         """The arithmetic of most products."""
         scheme = self.model.quantized
-        weight = scheme.weight() if isinstance(scheme, Kept) else scheme and scheme.linear
-        return self.backend.arithmetic(weight or self.model.dtype)
+        linear = None if scheme is None else scheme.linear
+        return self.backend.arithmetic(self.model.dtype if linear is None else linear)
 
 
 def plan_engine(config: EngineConfig) -> EnginePlan:

@@ -53,12 +53,15 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
     kinds: tuple[str, ...] = ()
     layout: AnyLayout | None = None
 
-    def weight(self) -> Quantized | None:
+    @property
+    def linear(self) -> Quantized | None:
         """The type of most weights, once it is known."""
         if self.layout is None:
             return None
-        published = self.activations == "checkpoint" and self.kinds[:1] == ("int8",)
-        return Quantized(self.layout, "int8" if published or self.activations == "int8" else "float")
+        # Products stay float however else a checkpoint rounds activations.
+        published = self.activations == "checkpoint" and isinstance(self.layout, Int8)
+        integers = published or (self.activations == "int8" and not self.layout.floats)
+        return Quantized(self.layout, "int8" if integers else "float")
 
 
 def input_rounding(weight: WeightType, layouts: Iterable[Layout] = ()) -> Rounding | None:
