@@ -1,16 +1,21 @@
-"""Frames over a channel: whole, in order, however they are cut; nobody waits for a side that does not read."""
+"""Frames over a channel: whole, in order, to the last; nobody waits for a side that does not read."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 import socket
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.client.line import Line
 from quire.engine.channel import Channel, ChannelClosedError, Frames, open_pair
+from quire.engine.ipc import Abort, Failed, encode
 from quire.engine.pipes import framed, read_frame
 
 FRAMES = st.lists(st.binary(max_size=40), max_size=8)
@@ -81,10 +86,35 @@ def test_what_was_kept_can_be_sent_at_the_end() -> None:
     reader = threading.Thread(target=one.close, args=(10.0,))
     reader.start()
     assert received(other, 2)[1] == b"last"
-    reader.join()
+    other.wait(10_000)
     with pytest.raises(ChannelClosedError):
         other.receive()
     other.close()
+    reader.join()
+
+
+def test_the_last_frame_reaches_a_client_that_still_writes() -> None:
+    ours, theirs = open_pair()
+    channel = Channel(theirs.detach())
+    channel.send(encode(Failed("EngineError", "the last frame")))
+    closing = threading.Thread(target=channel.close, args=(10.0,))
+
+    async def client() -> Failed | None:
+        process = await asyncio.create_subprocess_exec("true")
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_unix_connection(partial(Line, process), sock=ours)
+        closing.start()
+        poller = select.poll()
+        poller.register(ours, select.POLLRDHUP)
+        assert poller.poll(10_000)  # the engine sends no more, and the loop has read nothing yet
+        for _ in range(10):
+            line.send(Abort("a request"))
+        await line.end()
+        return None if line.events.empty() else line.events.get_nowait()
+
+    found = asyncio.run(client())
+    closing.join()
+    assert found == Failed("EngineError", "the last frame")
 
 
 def test_a_side_that_has_gone_is_noticed() -> None:

@@ -242,8 +242,9 @@ def test_a_server_outlives_a_killed_rank(model: Path) -> None:
         clients = [threading.Thread(target=ask, args=MIXED[i % len(MIXED)]) for i in range(64)]
         for client in clients:
             client.start()
-        time.sleep(0.4)
-        rank.kill()
+        with server.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+            next(answer.iter_lines())  # the engine is among the steps of all
+            rank.kill()
         for client in clients:
             client.join(20)
         assert len(ended) == len(clients)

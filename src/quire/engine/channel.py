@@ -101,12 +101,22 @@ class Channel:
         poller.poll(milliseconds)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close; with `seconds`, the other side has so long to take what was kept. Raises TimeoutError."""
-        if seconds and self._unsent:
+        """Close; with `seconds`, the other side has so long to read to the end and hang up. Raises TimeoutError.
+
+        An end that closes first breaks what the other side writes meanwhile, and a broken side may stop reading.
+        """
+        with self._socket:
+            if not seconds:
+                return
             self._socket.settimeout(seconds)
-            for part in self._unsent:
-                self._socket.sendall(part)
-        self._socket.close()
+            try:
+                for part in self._unsent:
+                    self._socket.sendall(part)
+                self._socket.shutdown(socket.SHUT_WR)
+                while self._socket.recv(READ_BYTES):
+                    pass
+            except ConnectionError:
+                return  # it has gone
 
     def _flush(self) -> None:
         unsent = self._unsent
