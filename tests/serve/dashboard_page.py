@@ -6,15 +6,16 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from quire.serve.dashboard.router import dashboard_router, open_paths
 
@@ -126,12 +127,20 @@ def app_of(world: World) -> FastAPI:
         if world.error is not None:
             status, message = world.error
             return JSONResponse({"error": {"message": message, "type": "x"}}, status)
-        return StreamingResponse(pieces(world, "messages" in body), media_type="text/event-stream")
+        return Answer(pieces(world, "messages" in body), media_type="text/event-stream")
 
     return app
 
 
-async def pieces(world: World, chat: bool) -> AsyncIterator[str]:
+class Answer(StreamingResponse):
+    """Ends its pieces as soon as the reader leaves, not when they are collected."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(cast(AsyncGenerator[str, None], self.body_iterator)):
+            await super().__call__(scope, receive, send)
+
+
+async def pieces(world: World, chat: bool) -> AsyncGenerator[str, None]:
     ended = False
     try:
         for thought in world.thoughts:
