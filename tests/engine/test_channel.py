@@ -93,6 +93,21 @@ def test_what_was_kept_can_be_sent_at_the_end() -> None:
     reader.join()
 
 
+def test_a_side_that_does_not_hang_up_is_not_waited_for() -> None:
+    one, other = pair()
+    one.send(b"last")
+    one.close(0.01)
+    assert other.receive() == [b"last"]
+    with pytest.raises(ChannelClosedError):
+        other.receive()
+    other.close()
+    one, other = pair()
+    one.send(bytes(3_000_000))
+    with pytest.raises(TimeoutError):
+        one.close(0.01)
+    other.close()
+
+
 def test_the_last_frame_reaches_a_client_that_still_writes() -> None:
     ours, theirs = open_pair()
     channel = Channel(theirs.detach())

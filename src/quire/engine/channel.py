@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from contextlib import suppress
 
 from quire.engine.pipes import LENGTH, framed
 from quire.errors import EngineError
@@ -101,22 +102,20 @@ class Channel:
         poller.poll(milliseconds)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close; with `seconds`, the other side has so long to read to the end and hang up. Raises TimeoutError.
+        """Close; with `seconds`, the other side has so long to read to the end and hang up.
 
         An end that closes first breaks what the other side writes meanwhile, and a broken side may stop reading.
+        Raises TimeoutError if the other side does not take what was kept.
         """
-        with self._socket:
-            if not seconds:
-                return
-            self._socket.settimeout(seconds)
-            try:
+        with self._socket, suppress(ConnectionError):  # it may have gone
+            if seconds:
+                self._socket.settimeout(seconds)
                 for part in self._unsent:
                     self._socket.sendall(part)
                 self._socket.shutdown(socket.SHUT_WR)
-                while self._socket.recv(READ_BYTES):
-                    pass
-            except ConnectionError:
-                return  # it has gone
+                with suppress(TimeoutError):  # it has been sent all, and may still read it
+                    while self._socket.recv(READ_BYTES):
+                        pass
 
     def _flush(self) -> None:
         unsent = self._unsent
