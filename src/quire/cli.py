@@ -51,7 +51,6 @@ COMMANDS: dict[str, Entry] = {
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
     "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),
     "bench serve": Entry("quire.bench.serve", "Load a server and report latency and throughput."),
-    "bench article": Entry("quire.bench.article.command", "Measure a figure that articles give for engines."),
     "bench startup": Entry("quire.bench.startup", "Time from process start to the first token."),
 }
 

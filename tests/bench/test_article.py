@@ -1,4 +1,4 @@
-"""The studies of `quire bench article`: each runs small, and what can be known otherwise is compared."""
+"""The studies of `python -m bench.article`: each runs small, and what can be known otherwise is compared."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.bench.article import kv_formula, kv_waste, quantized_size
-from quire.bench.article.command import STUDIES, ArticleOptions, load, run
-from quire.bench.article.lengths import conversations
-from quire.bench.article.study import Result, Setting
+from bench.article import kv_formula, kv_waste, quantized_size
+from bench.article.command import STUDIES, ArticleOptions, load, run
+from bench.article.lengths import conversations
+from bench.article.study import Result, Setting
 from quire.bench.price import cost_per_million
 from quire.config import EngineConfig
 from quire.errors import ConfigError

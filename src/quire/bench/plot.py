@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,6 @@ import numpy as np
 
 from quire.bench.metrics import tokens_by_second
 from quire.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """Curves by name, of points (x, y), and the names of the axes."""
-
-    x: str
-    y: str
-    points: dict[str, list[tuple[float, float]]]
-    log_x: bool = False
-
 
 INK, MUTED, GRID = "#1c2330", "#667085", "#e4e7ec"
 COLOURS = ("#2f6fed", "#e0662f", "#14936b", "#8a4fd3")
@@ -60,8 +48,8 @@ def plot_sweep(results: Sequence[dict[str, Any]], load: str, path: Path) -> None
             if axes.lines:
                 axes.legend(frameon=False)
         axes.set_xticks(x, labels)
-        _dress(axes, title, load.replace("_", " "))
-    _write(figure, f"{points[0]['model_id']}: latency over load", path)
+        dress(axes, title, load.replace("_", " "))
+    write_figure(figure, f"{points[0]['model_id']}: latency over load", path)
 
 
 def plot_run(result: dict[str, Any], path: Path) -> None:
@@ -77,28 +65,12 @@ def plot_run(result: dict[str, Any], path: Path) -> None:
     ):
         ms = np.sort(np.array(values or [0.0])) * 1000
         ax.plot(ms, np.arange(1, len(ms) + 1) / len(ms), color=COLOURS[0])
-        _dress(ax, f"{title}: share at most", "ms")
+        dress(ax, f"{title}: share at most", "ms")
     keys = ("start_times", "ttfts", "itls", "output_lens")
     seconds = tokens_by_second(*([result[key][i] for i in done] for key in keys))
     axes[2].step(range(len(seconds)), seconds, where="post", color=COLOURS[2])
-    _dress(axes[2], "Output tokens in each second", "seconds")
-    _write(figure, f"{result['model_id']}: {len(done)} requests", path)
-
-
-def plot_curves(title: str, curves: Curves, path: Path) -> None:
-    """Draw the curves of a study."""
-    figure = need_matplotlib().Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, points) in enumerate(curves.points.items()):
-        style = "o-" if i < len(COLOURS) else "o--"
-        axes.plot(*zip(*points, strict=True), style, color=COLOURS[i % len(COLOURS)], label=name)
-    if curves.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    if len(curves.points) > 1:
-        axes.legend(frameon=False, fontsize=8)
-    _dress(axes, curves.y, curves.x)
-    _write(figure, title, path)
+    dress(axes[2], "Output tokens in each second", "seconds")
+    write_figure(figure, f"{result['model_id']}: {len(done)} requests", path)
 
 
 def _spread_keys(result: dict[str, Any], name: str) -> list[str]:
@@ -117,7 +89,8 @@ def _load_label(result: dict[str, Any], load: str) -> str:
     return "all at once" if value == "inf" else f"{value:g}"
 
 
-def _dress(axes: Any, title: str, unit: str) -> None:
+def dress(axes: Any, title: str, unit: str) -> None:
+    """Give axes their title, the unit of x, a grid and Quire's colours."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_xlabel(unit, color=MUTED, fontsize=9)
     axes.set_ylim(bottom=0)
@@ -128,7 +101,8 @@ def _dress(axes: Any, title: str, unit: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _write(figure: Any, title: str, path: Path) -> None:
+def write_figure(figure: Any, title: str, path: Path) -> None:
+    """Save a figure under its title. Raises ConfigError if the file cannot be written."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     try:
         figure.savefig(path, dpi=150)

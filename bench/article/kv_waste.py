@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire.bench.article.lengths import conversations
-from quire.bench.article.study import ENGINES, GUIDE, OPTIMIZE, Claim, Result, Setting, Study
+from bench.article.lengths import conversations
+from bench.article.study import ENGINES, GUIDE, OPTIMIZE, Claim, Result, Setting, Study
 from quire.config import SchedulerConfig
 from quire.params import SamplingParams
 from quire.sched import Scheduler

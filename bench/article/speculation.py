@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, exactly
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, exactly
 from quire.config import EngineConfig
 from quire.llm import LLM
 from quire.params import SamplingParams

@@ -1,4 +1,4 @@
-"""`quire bench article NAME`: measures one of the figures that articles give for engines."""
+"""`python -m bench.article NAME` measures one of the figures that articles give for engines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from quire.bench.article.study import Result, Setting, Study
-from quire.bench.plot import need_matplotlib, plot_curves
+from bench.article.curves import plot_curves
+from bench.article.study import Result, Setting, Study
+from quire.bench.plot import need_matplotlib
 from quire.bench.report import readable
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
@@ -39,12 +40,12 @@ STUDIES = {
     "built-engine": "built_engine",
     "quantization": "quantization",
 }
-"""Modules by the name of their study, in the order of the documentation."""
+"""STUDIES maps a study to its module, in the order of docs/articles.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArticleOptions:
-    """Options of `quire bench article`."""
+    """Options of `python -m bench.article`."""
 
     study: str = option("", "Name of the study; without one, all are listed.")
     scale: float = option(1.0, "Share of the load to run: 0.1 for a quick look.", low=0.001, high=1)
@@ -58,6 +59,7 @@ class ArticleOptions:
 
 
 def run(config: EngineConfig, options: ArticleOptions) -> None:
+    """List the studies, or run one, show its table and write what the options ask for."""
     if not options.study:
         _list()
         return
@@ -81,13 +83,13 @@ def run(config: EngineConfig, options: ArticleOptions) -> None:
 
 
 def load(name: str) -> Study:
-    """The study of that name. ConfigError: there is none."""
+    """Load the study of that name. Raises ConfigError if there is none."""
     module = STUDIES.get(name)
     if module is None:
         close = difflib.get_close_matches(name, STUDIES, 1)
         hint = f"; did you mean {close[0]}?" if close else f": choose from {', '.join(STUDIES)}"
         raise ConfigError(f"there is no study {name!r}{hint}")
-    study: Study = importlib.import_module(f"quire.bench.article.{module}").STUDY
+    study: Study = importlib.import_module(f"bench.article.{module}").STUDY
     return study
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.bench.article.study import exactly
+from bench.article.study import exactly
 from quire.config import EngineConfig
 from quire.llm.async_llm import AsyncLLM
 from quire.params import OutputKind

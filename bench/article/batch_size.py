@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.bench.article.lengths import conversations
-from quire.bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, seconds
-from quire.bench.article.traffic import Timed, timed
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.lengths import conversations
+from bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, seconds
+from bench.article.traffic import Timed, timed
 
 SLOTS = (8, 16, 64, 256)
 LONGEST = 384

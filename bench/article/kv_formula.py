@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.bench.article.configs import LLAMA_2_70B, LLAMA_3_70B, MANY_KV_HEADS, outline
-from quire.bench.article.study import GUIDE, LESSON, OPTIMIZE, Claim, Result, Setting, Study
+from bench.article.configs import LLAMA_2_70B, LLAMA_3_70B, MANY_KV_HEADS, outline
+from bench.article.study import GUIDE, LESSON, OPTIMIZE, Claim, Result, Setting, Study
 
 CASES = (
     ("Llama 3 70B", LLAMA_3_70B, 4096),

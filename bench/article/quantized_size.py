@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.bench.article.configs import AWQ, LLAMA_3_70B, outline
-from quire.bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study
+from bench.article.configs import AWQ, LLAMA_3_70B, outline
+from bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study
 
 CARD = 80e9
 

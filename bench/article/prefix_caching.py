@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from quire.bench.article.study import ENGINES, GUIDE, OPTIMIZE, Claim, Result, Setting, Study, exactly
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.study import ENGINES, GUIDE, OPTIMIZE, Claim, Result, Setting, Study, exactly
 from quire.llm import LLM
 
 PROMPT = 1024

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from quire.bench.article.lengths import conversations
-from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study, seconds, seconds_apart
+from bench.article.lengths import conversations
+from bench.article.study import GUIDE, Claim, Result, Setting, Study, seconds, seconds_apart
 from quire.llm import LLM
 
 SLOTS = 8

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.bench.article.study import (
+from bench.article.curves import Curves
+from bench.article.study import (
     GUIDE,
     LESSON,
     OPTIMIZE,
@@ -12,7 +13,6 @@ from quire.bench.article.study import (
     Study,
     decode_seconds,
 )
-from quire.bench.plot import Curves
 
 LAYOUTS: dict[str, dict[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},

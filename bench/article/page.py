@@ -1,8 +1,8 @@
-"""Measures the figures of articles, and writes docs/articles.md's section and plots from the results.
+"""Measure the figures of articles, and write docs/articles.md's section and plots from the results.
 
-    python bench/articles.py --models DIR --data DIR kv-waste batching     measure these; without names, all
-    python bench/articles.py --page                                        only write the section and the plots
-    python bench/articles.py --check                                       exit with status 1 if they are out of date
+    python -m bench.article.page --models DIR --data DIR kv-waste batching     measure these; without names, all
+    python -m bench.article.page --page                                        only write the section and the plots
+    python -m bench.article.page --check                                       exit with status 1 if out of date
 
 DIR holds the models S, E and T of the other benchmarks, and the public data sets. A study's result is one JSON file in
 bench/results/articles/.
@@ -18,13 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quire.bench.article.command import STUDIES, load
-from quire.bench.plot import Curves, plot_curves
+from bench.article.command import STUDIES, load
+from bench.article.curves import Curves, plot_curves
 from quire.bench.report import readable
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "articles"
-DOCS = HERE.parent / "docs"
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "bench" / "results" / "articles"
+DOCS = ROOT / "docs"
 BEGIN, END = "<!-- figures -->", "<!-- end -->"
 S, T = ("--model", "S"), ("--model", "T")
 TRACE = ("--data", "traces-azure2023/AzureLLMInferenceTrace_conv.csv")
@@ -47,7 +47,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "built-engine": S,
     "quantization": ("--data", "text-tinystories/tinystories_union.txt", "--scale", "0.5"),
 }
-"""Options of each study; models and data by their names in the folders."""
+"""RUNS has the options of each study, with models and data by their names in the folders."""
 
 
 def measure(name: str, models: Path, data: Path) -> None:
@@ -58,16 +58,16 @@ def measure(name: str, models: Path, data: Path) -> None:
         for before, word in zip(("", *options), options, strict=False)
     ]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "quire.cli", "bench", "article", name, *places]
+        command = [sys.executable, "-m", "bench.article", name, *places]
         subprocess.run([*command, "--output-json", file.name], check=True)
         result = json.loads(Path(file.name).read_text())
-    result["command"] = " ".join(["quire bench article", name, *options])
+    result["command"] = " ".join(["python -m bench.article", name, *options])
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """What is claimed, what was found, the table, the command and the plot."""
+    """Write a study's claims, finding, table, command and plot in Markdown."""
     study = load(name)
     lines = [f"### {study.title}", ""]
     for claim in study.claims:
@@ -89,7 +89,7 @@ def _cell(value: str | float) -> str:
 
 
 def page(text: str, results: dict[str, dict[str, Any]]) -> str:
-    """The page with its section of figures made anew."""
+    """Return the page with its section of figures made anew."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     sections = [section(name, results[name]) for name in STUDIES if name in results]
@@ -97,6 +97,7 @@ def page(text: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(results: dict[str, dict[str, Any]]) -> None:
+    """Draw the plot of each study that has curves."""
     folder = DOCS / "images" / "articles"
     folder.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
@@ -105,12 +106,13 @@ def draw(results: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> int:
+    """Measure, then write or check the page; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STUDIES))
     parser.add_argument("--models", type=Path, default=Path("models"))
-    parser.add_argument("--data", type=Path, default=HERE.parent.parent / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--page", action="store_true", help="measure nothing; write the page and the plots")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
     options = parser.parse_args()

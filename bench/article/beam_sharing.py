@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.study import GUIDE, Claim, Result, Setting, Study
 from quire.client.beams import BeamSearchParams
 from quire.llm import LLM
 from quire.sched import Scheduler

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study
+from bench.article.study import GUIDE, Claim, Result, Setting, Study
 from quire.engine.source import find_source
 from quire.errors import ConfigError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from quire.bench.article.study import GUIDE, Claim, Result, Setting, Study, decode_seconds, seconds
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.study import GUIDE, Claim, Result, Setting, Study, decode_seconds, seconds
 from quire.engine.plan import make_backend
 
 LENGTHS = (64, 256, 1024, 4096)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.bench.article.study import ENGINES, Claim, Result, Setting, Study
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.study import ENGINES, Claim, Result, Setting, Study
 from quire.engine.plan import plan_engine
 from quire.errors import ConfigError
 from quire.model.spec import ArchSpec

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from quire.bench.article.study import ENGINES, Claim, Result, Setting, Study
+from bench.article.study import ENGINES, Claim, Result, Setting, Study
 from quire.engine.start import load_tokenizer
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError, RequestError

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quire.bench.article.lengths import conversations
-from quire.bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds, seconds_apart
+from bench.article.lengths import conversations
+from bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds, seconds_apart
 from quire.bench.price import cost_per_million
 from quire.engine.plan import make_backend
 from quire.engine.source import model_directory

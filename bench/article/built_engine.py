@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from quire.bench.article.study import (
+from bench.article.study import (
     ENGINES,
     LESSON,
     OPTIMIZE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study
-from quire.bench.article.traffic import Timed, timed
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
+from bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study
+from bench.article.traffic import Timed, timed
 
 USERS = (1, 4, 16)
 LONG = 4096  # tokens

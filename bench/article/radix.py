@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.bench.article.study import ENGINES, GUIDE, Claim, Result, Setting, Study, exactly
+from bench.article.study import ENGINES, GUIDE, Claim, Result, Setting, Study, exactly
 
 TURNS = 6
 QUESTION, ANSWER = 24, 40  # tokens

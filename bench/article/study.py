@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench.plot import Curves
+from bench.article.curves import Curves
 from quire.config import EngineConfig
 from quire.engine.plan import plan_engine
 from quire.llm import LLM
