@@ -32,8 +32,9 @@ LEVELS = [
     {"network"},
     {"spec_decode"},
     {"runtime"},
-    {"program"},
     {"engine"},
+    {"program"},
+    {"engine.start"},
     {"client"},
     {"llm", "build", "convert", "serve", "cluster", "quantize"},
     {"cli"},
@@ -63,7 +64,9 @@ def part_of(path: Path) -> str:
 
 def part(name: str, *inner: str) -> str:
     """The part that a module of `quire` belongs to."""
-    return "weights.types" if name == "weights" and inner[:1] and inner[0] in WEIGHT_TYPES else name
+    if inner[:1] and (name == "weights" and inner[0] in WEIGHT_TYPES):
+        return "weights.types"
+    return "engine.start" if (name, *inner[:1]) == ("engine", "start") else name
 
 
 def imported_modules(tree: ast.AST) -> set[str]:

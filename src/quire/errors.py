@@ -54,3 +54,10 @@ class ProgramError(EngineError):
 
 class SessionExpiredError(RequestError):
     """A program goes on from a session that is not there any more."""
+
+
+def message_of(error: BaseException) -> str:
+    """Return what to tell a caller about an error: its message, with its class if it is not Quire's own."""
+    if isinstance(error, QuireError):
+        return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"

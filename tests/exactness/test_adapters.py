@@ -118,7 +118,7 @@ def test_a_mix_of_adapters_equals_each_alone(
     assert results(llm, make_prompts(), PARAMS, each) == wanted, "a warm prefix cache changed the result"
     for key, row in rows.items():
         assert row == recorder.rows[key], f"logits of seed and position {key} differ"
-    arena = llm._core.core.adapters
+    (arena, _) = llm._core.core.gates
     assert not arena._requests, "an ended request pins its adapter"
 
 

@@ -1,8 +1,8 @@
 """The arena of adapters: which are in memory, which requests use them, and what is loaded or evicted for others.
 
-Adapters are loaded on a thread of their own while steps go on. A request waits here until its adapter is in memory,
-and pins it from then to its end. If no slot is free, the adapter that was used least recently and that nobody uses
-makes room. Knows digests and requests; knows no weights.
+Adapters are loaded on a thread of their own while steps go on. This gate holds a request until its adapter is in
+memory, and pins it from then to its end. If no slot is free, the adapter that was used least recently and that nobody
+uses makes room. Knows digests and requests; knows no weights.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from quire.errors import EngineError, ModelError, QuireError
+from quire.engine.gates import error_of
+from quire.errors import EngineError, ModelError, QuireError, message_of
 from quire.types import Request
 
 A = TypeVar("A")
@@ -55,16 +56,6 @@ class AdapterArena(Generic[A]):
         self._lock = threading.RLock()
         self._thread = ThreadPoolExecutor(1, "quire-adapters")
         self.nbytes: dict[str, int] = {}
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._held
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    @property
-    def held_ids(self) -> list[str]:
-        return list(self._held)
 
     @property
     def residents(self) -> list[str]:
@@ -129,51 +120,48 @@ class AdapterArena(Generic[A]):
     # --- requests
 
     def take(self, request: Request) -> bool:
-        """Pin the adapter of a request. False: the request is held until the adapter is in memory."""
+        """Pin the adapter of a request, or hold the request until the adapter is in memory."""
+        if request.adapter is None:
+            return False
         with self._lock:
             # A request that waits for a slot must not be overtaken: users of other adapters would keep the slots.
             blocked = any(held.loading is None for held in self._held.values())
             if request.adapter in self._resident and not blocked:
-                self.hold(request)
-                return True
+                self.keep(request)
+                return False
             self._held[request.id] = _Held(request, None if blocked else self._begin(request))
-            return False
+            return True
 
-    def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until an adapter is loaded."""
-        jobs = [held.loading for held in self._held.values() if held.loading is not None]
-        if jobs and seconds:
-            wait(jobs, seconds, return_when="FIRST_COMPLETED")
+    @property
+    def jobs(self) -> list[Future[None]]:
+        """Return the loads that held requests wait for."""
+        return [held.loading for held in self._held.values() if held.loading is not None]
 
-    def take_loaded(self) -> list[tuple[Request, str | None]]:
-        """Held requests whose adapter is in memory now, or could not be loaded: with the error."""
+    def ready(self) -> list[tuple[Request, str | None]]:
+        """Let requests go whose adapter is in memory now, or could not be loaded: with the error."""
         found: list[tuple[Request, str | None]] = []
         with self._lock:
             for held in list(self._held.values()):
-                if held.loading is None:
-                    held.loading = self._begin(held.request)
-                if held.loading is None:
-                    break  # in order: those behind it wait too
-                if not held.loading.done():
-                    continue
-                error = held.loading.exception()
+                try:
+                    loading = held.loading = held.loading or self._begin(held.request)
+                    if loading is None:
+                        break  # in order: those behind it wait too
+                    if not loading.done():
+                        continue
+                    error = error_of(loading)
+                except Exception as failure:
+                    error = message_of(failure)
                 del self._held[held.request.id]
                 if error is not None:
                     self.release(held.request.id)
-                found.append((held.request, None if error is None else str(error) or type(error).__name__))
+                found.append((held.request, error))
         return found
 
-    def held(self, request_id: str) -> Request:
-        return self._held[request_id].request
+    def remove(self, request_id: str) -> None:
+        """Forget a held request."""
+        self.release(request_id)
 
-    def remove(self, request_id: str) -> Request:
-        """Return a held request early."""
-        with self._lock:
-            request = self._held[request_id].request
-            self.release(request_id)
-            return request
-
-    def hold(self, request: Request) -> None:
+    def keep(self, request: Request) -> None:
         """Pin the adapter of a request until it ends."""
         if request.adapter is not None:
             with self._lock:
@@ -209,7 +197,7 @@ class AdapterArena(Generic[A]):
         assert request.adapter is not None
         loading = self._bring(request.adapter, request.adapter_path)
         if loading is not None:
-            self.hold(request)
+            self.keep(request)
         return loading
 
     def _bring(self, digest: str, path: str) -> Future[None] | None:

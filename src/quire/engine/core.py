@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -10,15 +11,14 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from quire.engine.adapters import AdapterArena
-from quire.engine.compiling import CompilingRequests
+from quire.engine.gates import Gate, Gates, Keeper
 from quire.engine.residence import Residence
 from quire.engine.trace import StepTrace
-from quire.errors import EngineError
-from quire.grammar.compiler import GrammarCompiler
+from quire.errors import EngineError, QuireError, message_of
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
-IDLE_WAIT = 0.01  # seconds for which an idle step waits for a grammar
+log = logging.getLogger("quire.engine")
 
 
 class Executor(Protocol):
@@ -40,66 +40,54 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: Executor,
-        grammars: GrammarCompiler | None = None,
-        depth: int = 1,
+        self, scheduler: Scheduler, executor: Executor, gates: Sequence[Gate] = (), depth: int = 1
     ) -> None:
         self.scheduler = scheduler
         # Called before a batch with new sequences is computed, and with the times of each step.
         self.on_batch: Callable[[ScheduledBatch], None] | None = None
         self.on_step: Callable[[float, float], None] | None = None
+        self.gates = gates
         self._executor = executor
         self._depth = depth
         # With its start, and its result if it is computed ahead.
         self._flight: deque[tuple[ScheduledBatch, float, Future[StepOutput] | None]] = deque()
         self._ended = 0.0  # when the last step ended
         self._ready: list[Delta] = []  # the next step returns them
-        self._compiling = CompilingRequests(grammars)
+        self._waiting = Gates(gates)
+        self._keepers = [gate for gate in gates if isinstance(gate, Keeper)]
+        # Samples that ended, by step: those of a step in flight still use what keepers keep for them.
+        self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
         self._sleep_level: int | None = None
         self._trace: StepTrace | None = None
         self.residence: Residence[Any] | None = None  # the memory that `sleep` gives back
         self.trace_directory = Path()
-        self.adapters: AdapterArena[Any] | None = None
-        # Samples that ended, by step: those of a step in flight still use their adapter.
-        self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
 
     @property
     def has_work(self) -> bool:
         if self._sleep_level is not None:
             return bool(self._ready)
-        return self.scheduler.has_work or bool(self._ready or self._compiling or self.adapters)
+        return self.scheduler.has_work or bool(self._ready or self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request. If it can never run, the next step returns an error delta.
-
-        A request is queued once its grammar is compiled; others go on meanwhile.
-        """
-        if request.id in self._compiling or (self.adapters is not None and request.id in self.adapters):
-            message = (
-                f"request id {request.id!r} is in use by a request that has not ended; choose another id"
-            )
-            self._ready += ends(request, FinishReason.ERROR, message)
-        elif request.adapter is None or self._has_adapter(request):
-            self._enter(request)
-
-    def _enter(self, request: Request) -> None:
-        if not self._compiling.take(request):
-            self._ready += self.scheduler.add(request)
-
-    def _has_adapter(self, request: Request) -> bool:
-        """Whether the adapter of a new request is in memory; if not, the request is held or ends."""
-        if self.adapters is None:
-            message = "adapters are not enabled: start the engine with --enable-lora"
-            self._ready += ends(request, FinishReason.ERROR, message)
-            return False
-        return self.adapters.take(request)
+        """Queue a request once it has passed the gates. If it can never run, the next step returns an error delta."""
+        try:
+            if request.id in self._waiting:
+                raise EngineError(
+                    f"request id {request.id!r} is in use by a request that has not ended; choose another id"
+                )
+            if request.adapter is not None and not self._keepers:
+                raise EngineError("adapters are not enabled: start the engine with --enable-lora")
+            if not self._waiting.take(request):
+                self._ready += self.scheduler.add(request)
+        except Exception as error:
+            if not isinstance(error, QuireError):
+                log.exception("request %s cannot be queued", request.id)
+            self._ready += ends(request, FinishReason.ERROR, message_of(error))
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live sample: see `Scheduler.fork`."""
-        if self.adapters is not None:
-            self.adapters.hold(request)
+        for keeper in self._keepers:
+            keeper.keep(request)
         self._ready += self.scheduler.fork(request_id, index, request, output)
 
     def keep(self, key: str, request: Request, tokens: list[int]) -> int:
@@ -112,23 +100,16 @@ class EngineCore:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one sample of it. Unknown ids (of ended requests) are ignored."""
-        if self.adapters is not None and request_id in self.adapters:
-            if index is None or self.adapters.held(request_id).sampling.n == 1:
-                self._ready += ends(self.adapters.remove(request_id), FinishReason.ABORT)
-            return
-        if request_id in self._compiling:
-            request, error = self._compiling.remove(request_id)
-            if index is None or request.sampling.n == 1:
-                self._ready += ends(request, FinishReason.ABORT)
-                return
-            self._admit(request, error())
-        self._ready += self.scheduler.abort(request_id, index)
+        if request_id not in self._waiting:
+            self._ready += self.scheduler.abort(request_id, index)
+        elif (request := self._waiting.abort(request_id, index)) is not None:
+            self._ready += ends(request, FinishReason.ABORT)
 
     def drop(self, request_id: str, index: int | None = None) -> None:
         """End a request without deltas, because its reader has gone."""
-        if request_id in self._compiling:
-            self._compiling.remove(request_id)
-        if self.adapters is not None:
+        if request_id in self._waiting:
+            self._waiting.remove(request_id)
+        if self._keepers:
             self._ended_samples.append([(request_id, index)])
         self._ready = [d for d in self._ready if d.request_id != request_id or index not in (None, d.index)]
         self.scheduler.drop(request_id, index)
@@ -137,12 +118,8 @@ class EngineCore:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
         if self._sleep_level is not None:
             return self._take_ready()
-        if self.adapters:
-            self._take_adapted(self.adapters)
-        if self._compiling:
-            self._compiling.wait(0.0 if self._ready or self.scheduler.has_work else IDLE_WAIT)
-            for request, error in self._compiling.take_compiled():
-                self._admit(request, error)
+        if self._waiting:
+            self._pass_gates()
         deltas = self._take_ready()
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
@@ -151,32 +128,35 @@ class EngineCore:
             flight.append((batch, perf_counter(), self._executor.submit(batch) if self._depth > 1 else None))
         if flight:
             deltas += self._finish_oldest()
-        if self.adapters is not None:
-            self._let_go(self.adapters, deltas)
+        if self._keepers:
+            self._release(deltas)
         return deltas
 
-    def _let_go(self, adapters: AdapterArena[Any], deltas: list[Delta]) -> None:
-        """Unpin the adapters of samples that have ended and are in no step in flight."""
+    def _pass_gates(self) -> None:
+        """Queue the requests that have passed all gates."""
+        if not (self._ready or self.scheduler.has_work):
+            self._waiting.wait()
+        for held, error in self._waiting.ready():
+            if error is not None:
+                self._ready += ends(held.request, FinishReason.ERROR, error)
+                continue
+            self._ready += self.scheduler.add(held.request)
+            for index in held.aborted:
+                self._ready += self.scheduler.abort(held.request.id, index)
+
+    def _release(self, deltas: list[Delta]) -> None:
+        """Tell keepers of samples that have ended and are in no step in flight."""
         ended = self._ended_samples
         ended.append([(d.request_id, d.index) for d in deltas if d.finish_reason is not None])
         while ended and (len(ended) >= self._depth or not self._flight):
             for request_id, index in ended.popleft():
-                adapters.release(request_id, index)
-
-    def _take_adapted(self, adapters: AdapterArena[Any]) -> None:
-        """Queue the requests whose adapter is in memory now."""
-        busy = self._ready or self._compiling or self.scheduler.has_work
-        adapters.wait(0.0 if busy else IDLE_WAIT)
-        for request, error in adapters.take_loaded():
-            if error is None:
-                self._enter(request)
-            else:
-                self._ready += ends(request, FinishReason.ERROR, error)
+                for keeper in self._keepers:
+                    keeper.release(request_id, index)
 
     def _take_ready(self) -> list[Delta]:
         deltas, self._ready = self._ready, []
-        if self._sleep_level is not None and self.adapters is not None:
-            self._let_go(self.adapters, deltas)
+        if self._sleep_level is not None and self._keepers:
+            self._release(deltas)
         return deltas
 
     def _finish_oldest(self) -> list[Delta]:
@@ -209,13 +189,12 @@ class EngineCore:
             raise EngineError(f"sleep: mode must be abort, wait or keep, got {mode!r}")
         if self.is_sleeping:
             return
-        while mode == "wait" and (self._compiling or self.adapters or self.scheduler.has_work):
+        while mode == "wait" and (self._waiting or self.scheduler.has_work):
             self._ready = self.step()
         while self._flight:
             self._ready += self._finish_oldest()
         if mode == "abort":
-            held = [] if self.adapters is None else self.adapters.held_ids
-            for request_id in [*held, *self._compiling.ids, *self.scheduler.request_ids]:
+            for request_id in [*self._waiting.ids, *self.scheduler.request_ids]:
                 self.abort(request_id)
         if level:
             self.scheduler.preempt_all()
@@ -234,20 +213,21 @@ class EngineCore:
                 ("weights", "kv_cache") if tags is None else [t for t in tags if t != "scheduling"]
             )
         if residence is None or residence.complete:
-            if self._sleep_level and self.adapters is not None:
-                self.adapters.reload()
             self._sleep_level = None
 
     def load_adapter(self, path: str, pin: bool = False) -> Future[str]:
         """See AdapterArena.load. EngineError if adapters are not enabled."""
-        if self.adapters is None:
-            raise EngineError("adapters are not enabled: start the engine with --enable-lora")
-        return self.adapters.load(path, pin)
+        return self._arena().load(path, pin)
 
     def unload_adapter(self, digest: str) -> None:
         """Let go of an adapter once no request uses it."""
-        if self.adapters is not None:
-            self.adapters.unload(digest)
+        self._arena().unload(digest)
+
+    def _arena(self) -> AdapterArena[Any]:
+        for gate in self.gates:
+            if isinstance(gate, AdapterArena):
+                return gate
+        raise EngineError("adapters are not enabled: start the engine with --enable-lora")
 
     def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
         """Trace steps until `stop_profile`."""
@@ -257,12 +237,6 @@ class EngineCore:
         """Write the trace; returns its path, None if none was started."""
         trace, self._trace = self._trace, None
         return None if trace is None else str(trace.write())
-
-    def _admit(self, request: Request, error: str | None) -> None:
-        if error is None:
-            self._ready += self.scheduler.add(request)
-        else:
-            self._ready += ends(request, FinishReason.ERROR, error)
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()

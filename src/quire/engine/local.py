@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from quire.engine.api import Core
 from quire.errors import EngineError
-from quire.program import Core
 from quire.types import Delta, Request, ScheduledBatch
 
 T = TypeVar("T")

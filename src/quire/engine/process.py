@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 from quire.config import EngineConfig
 from quire.engine import garbage
+from quire.engine.api import Core
 from quire.engine.channel import Channel, ChannelClosedError
 from quire.engine.ipc import (
     Abort,
@@ -40,9 +41,8 @@ from quire.engine.ipc import (
 )
 from quire.engine.log import set_up_logging
 from quire.engine.pipes import framed, leave_with_parent, read_frame
-from quire.errors import EngineError, QuireError
-from quire.program import Core
-from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch, Usage
+from quire.errors import EngineError, QuireError, message_of
+from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch, ends
 
 log = logging.getLogger("quire.engine")
 
@@ -148,12 +148,7 @@ class EngineLoop:
             self._core.add(request)
         except Exception as error:
             log.exception("request %s cannot be queued", request.id)
-            message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
-            usage = Usage(len(request.tokens), 0, 0)
-            for index in range(request.sampling.n):
-                self._refused.append(
-                    Delta(request.id, index, [], usage, finish_reason=FinishReason.ERROR, error=message)
-                )
+            self._refused += ends(request, FinishReason.ERROR, message_of(error))
 
     def _answer(self, call: Call) -> None:
         if call.verb == "load_adapter":
@@ -177,11 +172,10 @@ class EngineLoop:
     def _reply(self, call: Call) -> Reply:
         try:
             result = self._obey_call(call)
-        except QuireError as error:
-            return Reply(call.id, error=str(error))
         except Exception as error:
-            log.exception("call %s failed", call.verb)
-            return Reply(call.id, error=f"{type(error).__name__}: {error}")
+            if not isinstance(error, QuireError):
+                log.exception("call %s failed", call.verb)
+            return Reply(call.id, error=message_of(error))
         return Reply(call.id, stats=self._core.stats(), result=result)
 
     def _obey_call(self, call: Call) -> bool | str | None:

@@ -50,6 +50,7 @@ class Residence(Generic[M]):
         self._load, self._make_cache, self._compile = load, make_cache, compile
         self._cache: KVCache | None = None
         self._present = set(PARTS)
+        self.after_load: list[Callable[[], None]] = []  # puts back what a new executable lacks
 
     @property
     def complete(self) -> bool:
@@ -88,3 +89,5 @@ class Residence(Generic[M]):
             cache = self._make_cache() if self._cache is None else self._cache
             self._runner.load(self._compile(self._model, cache), cache)
             self._cache = None
+            for put_back in self.after_load:
+                put_back()

@@ -18,7 +18,9 @@ from quire.config import EngineConfig, ModelConfig
 from quire.devices.adapters import Adapter
 from quire.engine.adapted import adapter_reader
 from quire.engine.adapters import AdapterArena
+from quire.engine.compiling import GrammarGate
 from quire.engine.core import EngineCore
+from quire.engine.gates import Gate
 from quire.engine.numa import bind, bind_rank
 from quire.engine.plan import EnginePlan, device_of, plan_engine
 from quire.engine.ranked import EarlierStages, RankedExecutable, RankedKVCache, RankedResidence
@@ -155,10 +157,15 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     if backend.caveat:
         logger.warning("%s %s", spec.architecture, backend.caveat)
     _describe(plan, report)
-    core = EngineCore(scheduler, runner, grammars, depth=stages + config.scheduler.async_scheduling)
-    core.residence = _residence(plan, runner, model, drafting.cache is not None, ranks, shard)
+    residence = _residence(plan, runner, model, drafting.cache is not None, ranks, shard)
+    gates: list[Gate] = [GrammarGate(grammars)]
+    arena = _make_arena(plan, residence, runner, inputs, pooling)
+    if arena is not None:
+        gates.insert(0, arena)
+        residence.after_load.append(arena.reload)
+    core = EngineCore(scheduler, runner, gates, depth=stages + config.scheduler.async_scheduling)
+    core.residence = residence
     core.trace_directory = config.device.trace_directory
-    core.adapters = _make_arena(plan, model, core.residence, runner, inputs, pooling)
     tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
     texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
     close = ranks.close if ranks is not None else _nothing
@@ -183,8 +190,7 @@ def _make_scheduler(plan: EnginePlan, recompute_last: bool) -> Scheduler:
 
 def _make_arena(
     plan: EnginePlan,
-    model: ServedModel,
-    residence: Residence[Any] | None,
+    residence: Residence[Any],
     runner: Runner,
     inputs: InputBuilder,
     pooling: PoolingPart,
@@ -201,8 +207,7 @@ def _make_arena(
             pooling.of_adapters[adapter.digest] = adapter.pooling
         return runner.adapt(slot, adapter)
 
-    loaded = (lambda: model) if residence is None else (lambda: residence.model)  # it may be loaded again
-    reader = adapter_reader(loaded, plan.backend, plan.config.lora)
+    reader = adapter_reader(lambda: residence.model, plan.backend, plan.config.lora)
     arena = AdapterArena(plan.limits.max_adapters, reader, place)
     inputs.slot_of = arena.slot_of
     return arena

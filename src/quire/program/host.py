@@ -7,9 +7,12 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, TypeVar
 
+from quire.engine.api import Core
+from quire.engine.gates import IDLE_WAIT, Gates
+from quire.errors import message_of
 from quire.grammar.compiler import GrammarCompiler
 from quire.program.beam import beam_search
-from quire.program.core import Core, Later, Program, Run
+from quire.program.core import Later, Program, Run
 from quire.program.interpret import Interpreting
 from quire.program.selection import select
 from quire.program.texts import Texts
@@ -18,8 +21,6 @@ from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatc
 log = logging.getLogger("quire.engine")
 
 C = TypeVar("C", bound=Core)
-
-IDLE_WAIT = 0.01  # seconds for which an idle step waits for the tokenizer
 
 
 class Programs(Generic[C]):
@@ -31,7 +32,7 @@ class Programs(Generic[C]):
         self._interpret = Interpreting(core, self.texts)
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
         self._owners: dict[str, Run] = {}  # by request of a program
-        self._waiting: dict[str, Request] = {}  # for the tokenizer
+        self._waiting = Gates([self.texts])
         self._later: list[Later] = []
         self._ready: list[Delta] = []  # the next step returns them
 
@@ -73,9 +74,7 @@ class Programs(Generic[C]):
             self._ready += ends(request, FinishReason.ERROR, message)
         elif program is None:
             self.core.add(request)
-        elif program is self._interpret and not self.texts.begin():
-            self._waiting[request.id] = request
-        else:
+        elif not self._waiting.take(request):
             self._start(request, program)
 
     def _start(self, request: Request, program: Program) -> None:
@@ -96,7 +95,7 @@ class Programs(Generic[C]):
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one sample of it; a program ends with all its requests."""
         if request_id in self._waiting:
-            self._ready += ends(self._waiting.pop(request_id), FinishReason.ABORT)
+            self._ready += ends(self._waiting.remove(request_id), FinishReason.ABORT)
         elif request_id in self._runs:
             run, steps = self._runs[request_id]
             steps.close()
@@ -106,9 +105,9 @@ class Programs(Generic[C]):
 
     def drop(self, request_id: str, index: int | None = None) -> None:
         """End a request without a delta."""
-        if self._waiting.pop(request_id, None) is not None:
-            return
-        if request_id in self._runs:
+        if request_id in self._waiting:
+            self._waiting.remove(request_id)
+        elif request_id in self._runs:
             run, steps = self._runs.pop(request_id)
             steps.close()
             run.drop_all()
@@ -138,11 +137,12 @@ class Programs(Generic[C]):
 
     def _start_waiting(self) -> None:
         if not self.core.has_work:
-            self.texts.wait(IDLE_WAIT)
-        if self.texts.begin():
-            waiting, self._waiting = self._waiting, {}
-            for request in waiting.values():
-                self._start(request, self._interpret)
+            self._waiting.wait()
+        for held, error in self._waiting.ready():
+            if error is None:
+                self._start(held.request, self._interpret)
+            else:
+                self._ready += ends(held.request, FinishReason.ERROR, error)
 
     def _take_later(self) -> None:
         """Let runs go on whose work in a thread is done."""
@@ -155,7 +155,7 @@ class Programs(Generic[C]):
                 error = work.exception()
                 if error is not None:
                     self._runs[run.request.id][1].close()
-                    self._end(run, _last(run, FinishReason.ERROR, f"{type(error).__name__}: {error}"))
+                    self._end(run, _last(run, FinishReason.ERROR, message_of(error)))
                     continue
                 take(work.result())
                 self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)))
@@ -172,7 +172,7 @@ class Programs(Generic[C]):
             self._end(run, end.value)
         except Exception as error:
             log.exception("the program of request %s failed", run.request.id)
-            self._end(run, _last(run, FinishReason.ERROR, f"{type(error).__name__}: {error}"))
+            self._end(run, _last(run, FinishReason.ERROR, message_of(error)))
         else:
             self._report(run)
 
@@ -205,7 +205,7 @@ class Programs(Generic[C]):
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """As the core does; programs end under "abort" and are finished first otherwise."""
-        for request_id in [*self._runs, *self._waiting] if mode == "abort" else ():
+        for request_id in [*self._runs, *self._waiting.ids] if mode == "abort" else ():
             self.abort(request_id)
         while (self._runs or self._waiting) and mode != "abort":
             self._ready = self.step()

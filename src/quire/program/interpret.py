@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 
+from quire.engine.api import Core
 from quire.program.calls import Calls
-from quire.program.core import Core, Run
+from quire.program.core import Run
 from quire.program.encoding import Encoder
 from quire.program.interpreter import Interpreter, StepError
 from quire.program.sessions import Sessions

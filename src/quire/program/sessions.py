@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.program.core import Core
+from quire.engine.api import Core
 from quire.program.interpreter import Lane
 from quire.types import Request
 

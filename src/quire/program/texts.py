@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from quire.errors import QuireError
 from quire.program.encoding import Cuts
 from quire.text.tokenizer import Tokenizer
+from quire.types import Request
 
 T = TypeVar("T")
 
 
 class Texts:
-    """Loads a tokenizer once. Without `load`, programs are refused."""
+    """Loads a tokenizer once, and is the gate that holds programs meanwhile. Without `load`, programs are refused."""
 
     def __init__(self, load: Callable[[], Tokenizer] | None, max_model_len: int, caching: bool) -> None:
         self.max_model_len, self.caching = max_model_len, caching
         self._load = load
         self._loaded: Future[Tokenizer] | None = None
+        self._held: dict[str, Request] = {}
         self._cuts: Cuts | None = None
         self._threads: ThreadPoolExecutor | None = None
 
@@ -29,25 +31,40 @@ class Texts:
             self._loaded = Future()
             self._loaded.set_result(tokenizer)
 
-    def begin(self) -> bool:
-        """Begin to load, unless that was done. False: it is not ready yet."""
-        if self._load is None and self._loaded is None:
-            return True  # `tokenizer` raises
+    @property
+    def jobs(self) -> list[Future[Tokenizer]]:
+        """Return the loading of the tokenizer, if requests wait for it."""
+        return [self._loaded] if self._held and self._loaded is not None else []
+
+    def take(self, request: Request) -> bool:
+        """Hold a program until the tokenizer is loaded, which begins with the first program."""
+        if request.program is None:
+            return False
         if self._loaded is None:
-            assert self._load is not None
+            if self._load is None:
+                return False  # `tokenizer` raises
             self._loaded = self.beside(self._load)
-        return self._loaded.done()
+        if self._loaded.done():
+            return False
+        self._held[request.id] = request
+        return True
+
+    def ready(self) -> list[tuple[Request, str | None]]:
+        """Let all programs go once the tokenizer is loaded, or failed to load: `tokenizer` raises why."""
+        if self._loaded is None or not self._loaded.done():
+            return []
+        held, self._held = self._held, {}
+        return [(request, None) for request in held.values()]
+
+    def remove(self, request_id: str) -> None:
+        """Forget a held request."""
+        del self._held[request_id]
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` in a thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "quire-texts")
         return self._threads.submit(work)
-
-    def wait(self, seconds: float) -> None:
-        """Wait at most so long for the tokenizer."""
-        if self._loaded is not None:
-            wait([self._loaded], seconds)
 
     @property
     def tokenizer(self) -> Tokenizer:
