@@ -29,7 +29,6 @@ LEVELS = [
     {"sched", "text", "grammar"},
     {"weights"},
     {"model"},
-    {"network"},
     {"spec_decode"},
     {"runtime"},
     {"engine"},

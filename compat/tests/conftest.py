@@ -15,6 +15,8 @@ import pytest
 from zoo import locked
 
 COMPAT = Path(__file__).parents[1]
+# The names can be imported in the tests' own process too, behind those of real packages.
+sys.path.append(str(COMPAT / "src"))
 
 
 @dataclass(frozen=True, slots=True)

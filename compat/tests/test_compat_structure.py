@@ -1,4 +1,4 @@
-"""The compatible names hold no logic of their own: small modules over Quire's public names."""
+"""Other engines' dialects are small modules over Quire's public names; only a network knows the model's own parts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ PUBLIC = {
     "quire.flags",
     "quire.llm",
     "quire.logits_processor",
-    "quire.network",
     "quire.params",
     "quire.program",
 }
+# What reads a network written in Python makes what a family makes of a checkpoint.
+OPENS_NETWORKS = {"quire.devices.protocol", "quire.engine.source", "quire.model", "quire.weights"}
+NETWORKS = {"tensorrt_llm/layers.py", "tensorrt_llm/lowering.py"}
 
 
 def imports(tree: ast.AST) -> set[str]:
@@ -48,7 +50,8 @@ def test_names_are_thin(path: Path) -> None:
     assert source.count("\n") <= 500
     for name in imports(tree):
         if name.partition(".")[0] == "quire":
-            public = any(name == one or name.startswith(f"{one}.") for one in PUBLIC)
+            allowed = PUBLIC | (OPENS_NETWORKS if str(path.relative_to(ROOT / "src")) in NETWORKS else set())
+            public = any(name == one or name.startswith(f"{one}.") for one in allowed)
             assert name == "quire" or public, f"{path} imports {name}, which is not public"
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -24,15 +23,6 @@ from quire.engine.source import ASSETS
 from quire.errors import EngineError, RequestError
 
 PROMPT = "Once upon a time"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def path(installed: Installed) -> Iterator[None]:
-    """The names can be imported here too."""
-    place = str(installed.packages / "quire-compat")
-    sys.path.append(place)
-    yield
-    sys.path.remove(place)
 
 
 @pytest.fixture(scope="module")

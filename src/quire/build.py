@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from quire.devices.protocol import Backend
 from quire.engine.plan import make_backend
 from quire.engine.shares import share_of
 from quire.engine.source import (
-    asked_quantization,
     for_divided,
     model_directory,
     quantized_weights,
@@ -32,40 +31,42 @@ from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.companions import copy_companions
 from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer, of_rank
-from quire.model.load import UNLIMITED, LoadedModel, ModelInfo, inspect_model, load_model, pack_model
+from quire.model.load import UNLIMITED, LoadedModel, ModelInfo, inspect_model, load_model
 from quire.model.shard import Shard
-from quire.network.lowering import open_network
-from quire.network.recording import Network
-from quire.weights.hub import find_model
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to build: its description, how to load a rank's share, and the path whose tokenizer it has."""
+
+    info: ModelInfo
+    load: Callable[[Backend, Shard], LoadedModel]
+    beside: Path | None
 
 
 def build_engine(
-    config: EngineConfig, output: Path, limits: EngineLimits = UNLIMITED, network: Network | None = None
+    config: EngineConfig, output: Path, limits: EngineLimits = UNLIMITED, source: Source | None = None
 ) -> Manifest:
-    """Write the configured model, or a network, to `output`, completely or not at all. Replaces an engine in its place.
+    """Write the configured model, or `source`, to `output`, completely or not at all. Replaces an engine in its place.
 
-    If the model is an engine already, only its limits change; limits that are not given stay. A network gets the
-    tokenizer of --tokenizer, if that is given. Returns the manifest of the first rank, the only one without
-    --tensor-parallel-size.
+    If the model is an engine already, only its limits change; limits that are not given stay. Returns the manifest of
+    the first rank, the only one without --tensor-parallel-size.
     Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
     if output.exists() and not engine_dir.is_engine(output) and any(output.iterdir()):
         raise ConfigError(
             f"{output} holds something other than an engine: choose an empty or a new directory"
         )
-    if network is not None and network.model is not None:
-        config = _merged(config, network.model)
-        network = None
-    if network is None and engine_dir.is_engine(model_directory(config.model)):
+    if source is None and engine_dir.is_engine(model_directory(config.model)):
         return _with_limits(config, output, limits)
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
             "--pipeline-parallel-size: each stage of a built engine reads its layers from the same file; give it to "
             "`quire serve`"
         )
-    config = for_divided(config, model_directory(config.model)) if network is None else config
+    config = for_divided(config, model_directory(config.model)) if source is None else config
     backend = make_backend(config.device)
-    source = _source(config) if network is None else _network_source(config, network)
+    source = source or _source(config)
     if source.info.pooling is not None:
         raise ConfigError(
             f"{source.info.directory} makes vectors: serve it as it is; such models are not built"
@@ -110,13 +111,13 @@ class BuiltEngine:
 
 
 def build_temporary(
-    config: EngineConfig, limits: EngineLimits = UNLIMITED, network: Network | None = None
+    config: EngineConfig, limits: EngineLimits = UNLIMITED, source: Source | None = None
 ) -> BuiltEngine:
     """`build_engine` into a temporary directory."""
     folder = tempfile.mkdtemp(prefix="quire-engine-")
     try:
         engine = BuiltEngine(Path(folder) / "engine")
-        build_engine(config, engine.directory, limits, network)
+        build_engine(config, engine.directory, limits, source)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -124,16 +125,7 @@ def build_temporary(
     return engine
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What is built: its description, how to load a rank's share, and the path whose tokenizer it has."""
-
-    info: ModelInfo
-    load: Callable[[Backend, Shard], LoadedModel]
-    beside: Path | None
-
-
-def _source(config: EngineConfig) -> _Source:
+def _source(config: EngineConfig) -> Source:
     path, model = model_directory(config.model), config.model
     quantized, reading = quantized_weights(model, path), reading_of(model)
     info = inspect_model(path, model.dtype, quantized, reading=reading)
@@ -141,22 +133,7 @@ def _source(config: EngineConfig) -> _Source:
     def load(backend: Backend, shard: Shard) -> LoadedModel:
         return load_model(path, backend, model.dtype, quantized, reading=reading, shard=shard)
 
-    return _Source(info, load, path)
-
-
-def _network_source(config: EngineConfig, network: Network) -> _Source:
-    model = config.model
-    opened = open_network(network, model.dtype, asked_quantization(model, None))
-    beside = find_model(model.tokenizer, weights=False) if model.tokenizer else None
-    return _Source(opened.info, lambda backend, shard: pack_model(opened, backend, shard), beside)
-
-
-def _merged(config: EngineConfig, model: EngineConfig) -> EngineConfig:
-    """The configuration of a network that is a checkpoint, in the types that the build asks for."""
-    changes = {
-        name: value for name in ("dtype", "quantization") if (value := getattr(config.model, name)) != "auto"
-    }
-    return replace(model, model=replace(model.model, **changes))
+    return Source(info, load, path)
 
 
 def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:

@@ -1,12 +1,14 @@
 """Builds: from a model or a network to an engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.build import BuiltEngine, EngineLimits, build_temporary
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from tensorrt_llm.lowering import source_of
 from tensorrt_llm.models import PretrainedModel
 from tensorrt_llm.network import Network
 from tensorrt_llm.options import BUILDING
@@ -130,8 +132,17 @@ class Builder:
         """Build a network. ConfigError if it is empty."""
         if not isinstance(network, Network):
             raise ConfigError(f"build_engine takes a network, got {type(network).__name__}")
-        config = EngineConfig.from_options(**builder_config.options)
-        return build_temporary(config, builder_config.build.limits(), network)
+        config, limits = EngineConfig.from_options(**builder_config.options), builder_config.build.limits()
+        if network.model is not None:
+            return build_temporary(_merged(config, network.model), limits)
+        return build_temporary(config, limits, source_of(network, config))
+
+
+def _merged(config: EngineConfig, model: EngineConfig) -> EngineConfig:
+    """Give a checkpoint's configuration the types that the build asks for."""
+    asked = {name: getattr(config.model, name) for name in ("dtype", "quantization")}
+    changes = {name: value for name, value in asked.items() if value != "auto"}
+    return replace(model, model=replace(model.model, **changes))
 
 
 __all__ = ["BuildConfig", "Builder", "BuilderConfig", "Engine", "EngineLimits", "build"]

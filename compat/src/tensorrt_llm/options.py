@@ -99,7 +99,7 @@ BUILD = _table(
             "convert_checkpoint.py --tp_size",
             "auto_parallel=1",
         ),
-        ("code from a file never runs", "quire.network", "model_cls_file model_cls_name"),
+        ("code from a file never runs", "a network of tensorrt_llm.layers", "model_cls_file model_cls_name"),
         ("the checkpoint has the config beside it", "--checkpoint_dir", "model_config"),
     ),
 )

@@ -1,4 +1,4 @@
-"""From a recorded network to a description and a checkpoint, which are then packed, divided and built like any other.
+"""Read a recorded network as a description and a checkpoint, which are packed, divided and built like any other.
 
 The network must be one that the decoder computes: an embedding, layers that each add attention and an MLP to the
 residual stream, a final norm, a head. Knows layers and ArchSpec; knows no device.
@@ -14,18 +14,24 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
+from quire.build import Source
+from quire.config import EngineConfig
+from quire.engine.source import asked_quantization
 from quire.errors import ConfigError
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import parse_rope
-from quire.model.load import OpenModel, model_info
+from quire.model.load import OpenModel, model_info, pack_model
 from quire.model.pack import check_tensors, choose_dtype, own_quantization
 from quire.model.spec import ArchSpec, LayerShape, Placement, RopeSpec
-from quire.network.layers import MLP, Attention, Embedding, GatedMLP, Linear, Norm, RmsNorm
-from quire.network.recording import Network, Parameter, Tensor
 from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.hub import find_model
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import Array
+from tensorrt_llm.functional import PositionEmbeddingType
+from tensorrt_llm.layers import MLP, Attention, Embedding, GatedMLP, Linear, Norm, RmsNorm
+from tensorrt_llm.network import Network, Tensor
+from tensorrt_llm.parameter import Parameter
 
 T = TypeVar("T")
 WHERE = "the network"
@@ -34,6 +40,14 @@ SHAPES = (
     "it must be an embedding of the token ids; layers that add attention and an MLP to their input, with norms before "
     "or after them; a norm; and a linear layer without anything after it"
 )
+
+
+def source_of(network: Network, config: EngineConfig) -> Source:
+    """Make a network the source of a build, with the tokenizer of the model that `config` names for it."""
+    model = config.model
+    opened = open_network(network, model.dtype, asked_quantization(model, None))
+    beside = find_model(model.tokenizer, weights=False) if model.tokenizer else None
+    return Source(opened.info, lambda backend, shard: pack_model(opened, backend, shard), beside)
 
 
 def open_network(network: Network, dtype: str, quantized: Quantization | None) -> OpenModel:
@@ -47,7 +61,7 @@ def open_network(network: Network, dtype: str, quantized: Quantization | None) -
     read = _read(network.output)
     spec = _spec(network, read)
     spec.check(WHERE)
-    names = replace(NAMES, interleaved=read.blocks[0].attention.positions == "rope_gptj")
+    names = replace(NAMES, interleaved=read.blocks[0].attention.positions is PositionEmbeddingType.rope_gptj)
     checkpoint = NetworkWeights(_tensors(read, spec))
     wanted = check_tensors(spec, names, checkpoint, Path(WHERE))
     kept = choose_dtype(dtype, wanted, checkpoint)
@@ -278,7 +292,7 @@ def _spec(network: Network, read: _Decoder) -> ArchSpec:
         gated=_one("the kind of their MLPs", (isinstance(mlp, GatedMLP) for mlp in mlps)),
         rope=ropes[0],
         layer_ropes=None if len(set(ropes)) == 1 else ropes,
-        alibi="scores" if positions == "alibi" else None,
+        alibi="scores" if positions is PositionEmbeddingType.alibi else None,
         attention_scale=_one("the scale of scores", (a.head_size**-0.5 / a.q_scaling for a in attentions)),
         windows=tuple(a.window for a in attentions),
         qkv_bias=_one("the bias of qkv", (a.qkv.bias is not None for a in attentions)),
@@ -302,12 +316,8 @@ def _norms(block: _Block) -> list[Norm]:
 
 
 def _rope(attention: Attention, longest: int) -> RopeSpec | None:
-    if attention.positions in ("alibi", "none"):
+    if attention.positions in (PositionEmbeddingType.alibi, PositionEmbeddingType.none):
         return None
-    if attention.positions not in ("rope_gpt_neox", "rope_gptj"):
-        raise ConfigError(
-            f"position_embedding_type must be rope_gpt_neox, rope_gptj, alibi or none, got {attention.positions!r}"
-        )
     rotated = int(attention.head_size * attention.rotated)
     config = ConfigReader({"rope_theta": attention.theta}, WHERE)
     return parse_rope(config, ConfigReader(attention.rope_scaling, WHERE), rotated, longest)

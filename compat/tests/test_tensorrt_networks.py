@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.test_convert import packed
+from tests.tiny import write_checkpoint
 
 from quire import LLM, SamplingParams
 from quire.build import BuiltEngine, build_engine, build_temporary
@@ -19,24 +21,12 @@ from quire.files import read_json
 from quire.model.engine_dir import EngineLimits
 from quire.model.load import load_model, pack_model
 from quire.model.shard import Shard
-from quire.network import (
-    MLP,
-    Attention,
-    Embedding,
-    GatedMLP,
-    LayerNorm,
-    Linear,
-    Module,
-    ModuleList,
-    Network,
-    RmsNorm,
-    Tensor,
-    net_guard,
-)
-from quire.network.lowering import open_network
 from quire.weights.checkpoint import open_checkpoint
-from tests.test_convert import packed
-from tests.tiny import write_checkpoint
+from tensorrt_llm.builder import Builder
+from tensorrt_llm.layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm
+from tensorrt_llm.lowering import open_network, source_of
+from tensorrt_llm.module import Module, ModuleList
+from tensorrt_llm.network import Network, Tensor, net_guard
 
 Config = dict[str, Any]
 
@@ -166,7 +156,7 @@ def test_an_engine_of_it_writes_what_the_checkpoint_writes(
     network = record(llama)
     network.eos_token_ids = (read_json(checkpoint / "config.json")["eos_token_id"],)
     config = EngineConfig.from_options(tokenizer=str(checkpoint))
-    build_engine(config, tmp_path / "engine", EngineLimits(max_seq_len=64), network)
+    build_engine(config, tmp_path / "engine", EngineLimits(max_seq_len=64), source_of(network, config))
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=3)
     answers = []
     for path in (checkpoint, tmp_path / "engine"):
@@ -178,7 +168,7 @@ def test_an_engine_of_it_writes_what_the_checkpoint_writes(
 
 def test_its_weights_are_quantized_like_others(checkpoint: Path, llama: Model) -> None:
     config = EngineConfig.from_options(model=str(checkpoint), quantization="int8", dtype="bfloat16")
-    mine = build_temporary(config, network=record(llama))
+    mine = build_temporary(config, source=source_of(record(llama), config))
     wanted = build_temporary(config)
     assert (mine.directory / "weights.bin").read_bytes() == (wanted.directory / "weights.bin").read_bytes()
     assert mine.manifest.weights == wanted.manifest.weights
@@ -187,7 +177,7 @@ def test_its_weights_are_quantized_like_others(checkpoint: Path, llama: Model) -
 def test_it_is_divided_among_ranks(checkpoint: Path, llama: Model) -> None:
     options = {"model": str(checkpoint), "tokenizer": str(checkpoint), "tensor_parallel_size": 2}
     config = EngineConfig.from_options(**options)
-    mine, wanted = build_temporary(config, network=record(llama)), build_temporary(config)
+    mine, wanted = build_temporary(config, source=source_of(record(llama), config)), build_temporary(config)
     for name in ("weights.bin", "weights.1.bin"):
         assert (mine.directory / name).read_bytes() == (wanted.directory / name).read_bytes()
     with LLM(str(mine.directory)) as llm:
@@ -195,9 +185,10 @@ def test_it_is_divided_among_ranks(checkpoint: Path, llama: Model) -> None:
 
 
 def test_a_checkpoint_may_take_the_place_of_layers(checkpoint: Path, tmp_path: Path) -> None:
-    network = Network()
+    builder = Builder()
+    network = builder.create_network()
     network.model = EngineConfig.from_options(model=str(checkpoint))
-    engine = build_temporary(EngineConfig.from_options(dtype="bfloat16"), network=network)
+    engine = builder.build_engine(network, builder.create_builder_config(precision="bfloat16"))
     assert engine.manifest.dtype == "bfloat16"
     folder = engine.directory.parent
     engine.save(tmp_path / "saved")
@@ -284,13 +275,12 @@ def test_another_shape_is_refused(kind: str, said: str) -> None:
         open_network(record(small(kind)), "auto", None)
 
 
-def test_an_empty_network_is_refused(tmp_path: Path) -> None:
+def test_an_empty_network_is_refused() -> None:
     network = Network()
     with net_guard(network):
         pass
     with pytest.raises(ConfigError, match="the network is empty: call layers inside"):
-        build_engine(EngineConfig(), tmp_path / "engine", network=network)
-    assert not (tmp_path / "engine").exists()
+        source_of(network, EngineConfig())
     with net_guard(network):
         network.add_input()
     with pytest.raises(ConfigError, match="has no result"):
