@@ -9,8 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.test_convert import packed
-from tests.tiny import write_checkpoint
 
 from quire import LLM, SamplingParams
 from quire.build import BuiltEngine, build_engine, build_temporary
@@ -27,6 +25,8 @@ from tensorrt_llm.layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, 
 from tensorrt_llm.lowering import open_network, source_of
 from tensorrt_llm.module import Module, ModuleList
 from tensorrt_llm.network import Network, Tensor, net_guard
+from tests.test_convert import packed
+from tests.tiny import write_checkpoint
 
 Config = dict[str, Any]
 

@@ -189,6 +189,6 @@ def test_flushing_forgets_prefixes(http: httpx.Client, method: str) -> None:
 
 
 def test_one_server_has_one_generate() -> None:
-    with pytest.raises(ConfigError, match="--sglang-api and --tgi-api both serve /generate"):
-        ServerConfig(sglang_api=True, tgi_api=True)
+    with pytest.raises(ConfigError, match="--sglang-api and --vllm-demo-api both serve /generate"):
+        ServerConfig(sglang_api=True, vllm_demo_api=True)
     assert EngineConfig.from_options(model="x").model.model == "x"

@@ -255,6 +255,7 @@ OLDER_ACCEPTED = (
 )
 OLDER_REFUSED = (
     ("the device is the CPU", "--backend", "device=auto,cpu"),
+    ("Hugging Face archived TGI in 2026, and its endpoints were removed here", "/v1/completions", "tgi_api!"),
     (
         "the kind of a model is read from its config",
         "--pooler-config",

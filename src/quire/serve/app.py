@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,14 +39,11 @@ from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
 from quire.serve.openai.completions_protocol import Completion, CompletionRequest
 from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, ResponsesRequest
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
-from quire.serve.optional import add_optional, error_answers, optional_endpoints
+from quire.serve.optional import add_optional, optional_endpoints
 from quire.serve.service import Service
 from quire.serve.stream import Disconnected, reply
 
 log = logging.getLogger("quire.serve")
-
-ErrorAnswers = Mapping[str, Callable[[HttpError], tuple[int, bytes]]]
-Respond = Callable[[Scope, HttpError], Response]
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -147,8 +142,6 @@ def make_app(service: Service) -> FastAPI:
     _add_models(app, service)
     add_optional(app, service)
     add_operations(app, service)
-    respond = functools.partial(_error_response, error_answers(config))
-    handle = functools.partial(_handle, respond)
     for kind in (
         HttpError,
         QuireError,
@@ -157,14 +150,14 @@ def make_app(service: Service) -> FastAPI:
         RecursionError,
         HTTPException,
     ):
-        app.add_exception_handler(kind, handle)
-    app.add_exception_handler(Exception, handle)
+        app.add_exception_handler(kind, _handle)
+    app.add_exception_handler(Exception, _handle)
     add_middleware(app, config)
     known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Gate,
         keys=Keys(config.api_keys()),
-        error_response=respond,
+        error_response=_error_response,
         count=lambda method, path, status: service.metrics.answered(
             method, path if path in known else "other", status
         ),
@@ -187,26 +180,23 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-def _error_response(answers: ErrorAnswers, scope: Scope, error: HttpError) -> Response:
+def _error_response(scope: Scope, error: HttpError) -> Response:
     """The error in the shape of the API that the path belongs to. Its reason is logged at debug level."""
     path, info = route_path(scope), error.info
     fields = {"request_id": scope.get("state", {}).get("request_id"), "status": error.status, "path": path}
     named = {name: value for name, value in (("param", info.param), ("code", info.code)) if value is not None}
     log.debug("refused: %s", info.message, extra={"fields": {**fields, **named}})
-    if path in answers:
-        status, body = answers[path](error)
-    else:
-        status, body = error.status, error_body(error) if path.startswith("/v1/messages") else error.body()
-    return Response(body, status, headers=error.headers, media_type="application/json")
+    body = error_body(error) if path.startswith("/v1/messages") else error.body()
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
-async def _handle(respond: Respond, http: HttpRequest, error: Exception) -> Response:
+async def _handle(http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, Disconnected):
         return Response(status_code=499)
     if isinstance(error, HTTPException):  # the router's own: 404, 405
         info = ErrorInfo(str(error.detail), "invalid_request_error", None, None)
         error = HttpError(error.status_code, info, dict(error.headers or {}))
-    return respond(http.scope, as_http(error))
+    return _error_response(http.scope, as_http(error))
 
 
 def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint) -> None:

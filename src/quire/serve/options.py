@@ -156,9 +156,6 @@ class ServerConfig:
         (), "Directory from which adapters may be loaded at run time; repeat for several."
     )
     sglang_api: bool = option(False, "Serve SGLang's native endpoints too: /generate, /encode, ...")
-    tgi_api: bool = option(
-        False, "Serve those of Hugging Face's TGI too: /generate, /generate_stream, /info."
-    )
     vllm_demo_api: bool = option(False, "Serve /generate of vLLM's demonstration server too.")
     share_prefix_cache: bool = option(
         False, "Let requests with different API keys reuse each other's cached prefixes."
@@ -178,7 +175,7 @@ class ServerConfig:
             raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
         if self.allow_runtime_lora and not (self.api_key or self.api_key_file):
             raise ConfigError("--allow-runtime-lora needs --api-key: it lets callers load files")
-        apis = [flag for flag in ("sglang_api", "tgi_api", "vllm_demo_api") if getattr(self, flag)]
+        apis = [flag for flag in ("sglang_api", "vllm_demo_api") if getattr(self, flag)]
         if len(apis) > 1:
             first, second, *_ = (f"--{flag.replace('_', '-')}" for flag in apis)
             raise ConfigError(f"{first} and {second} both serve /generate: choose one")

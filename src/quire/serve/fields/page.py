@@ -12,7 +12,6 @@ from quire.serve.fields.programs import PROGRAMS
 from quire.serve.fields.sglang import CLASSIFY as SGLANG_CLASSIFY
 from quire.serve.fields.sglang import ENCODE, GENERATE
 from quire.serve.fields.shapes import Fields, Refused
-from quire.serve.fields.tgi import TGI_GENERATE
 
 TABLES: tuple[Fields[Any], ...] = (
     COMPLETIONS,
@@ -32,7 +31,7 @@ TABLES: tuple[Fields[Any], ...] = (
     DETOKENIZE,
 )
 # Those that options add.
-OPTIONAL: tuple[Fields[Any], ...] = (GENERATE, ENCODE, SGLANG_CLASSIFY, TGI_GENERATE, DEMO)
+OPTIONAL: tuple[Fields[Any], ...] = (GENERATE, ENCODE, SGLANG_CLASSIFY, DEMO)
 # Endpoints that take the same body as another one.
 _SAME = ((CHAT_TOKENS, CHAT.path), (RESPONSE_TOKENS, RESPONSES.path), (DEMO, COMPLETIONS.path))
 

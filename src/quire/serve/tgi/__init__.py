@@ -1,1 +1,0 @@
-"""The endpoints of Hugging Face's Text Generation Inference, behind --tgi-api."""
