@@ -18,7 +18,8 @@ from quire.config import EngineConfig
 from quire.engine.plan import plan_engine
 from quire.engine.source import ASSETS, SHIPPED_MODEL
 from quire.errors import ConfigError, ModelError, QuireError, RequestError
-from quire.model.engine_dir import EngineLimits, read_manifest
+from quire.model.engine_dir import read_manifest
+from quire.model.info import EngineLimits
 from quire.text.tokenizer import Tokenizer
 from tests.tiny import CONFIG, write_checkpoint
 

@@ -23,8 +23,10 @@ from quire.engine.shares import share_of
 from quire.engine.start import load_tokenizer
 from quire.errors import ConfigError, ModelError
 from quire.model.converted import MANIFEST, read_converted
-from quire.model.engine_dir import EngineLimits, Writer, read_manifest
-from quire.model.load import LoadedModel, inspect_model, load_model, open_for_reading, outline_model
+from quire.model.engine_dir import Writer, read_manifest
+from quire.model.info import NOTHING, Asked, EngineLimits
+from quire.model.load import inspect_model, load_model, open_files, open_for_reading
+from quire.model.loaded import LoadedModel
 from quire.model.shard import Shard
 from quire.weights.schemes import scheme
 from tests.tiny import FAMILIES, OTHERS, write_checkpoint
@@ -63,8 +65,8 @@ def assert_same(model: Path, ranks: int, tmp_path: Path, **options: Any) -> Path
             wanted.info.quantized,
         )
         outlines = [
-            outline_model(found, backend.outline(), shard=shard),
-            outline_model(model, backend.outline(), options.get("dtype", "auto"), quantized, shard=shard),
+            open_files(path, asked).outline(backend.outline(), shard)
+            for path, asked in ((found, NOTHING), (model, Asked(options.get("dtype", "auto"), quantized)))
         ]
         assert outlines[0].weight_bytes == outlines[1].weight_bytes
     return found

@@ -21,7 +21,7 @@ from bench.article.study import (
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.llm import LLM
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 
 BYTES_OF_70B = 141e9
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.config import DeviceConfig
 from quire.engine.plan import make_backend
-from quire.model.load import LoadedModel
+from quire.model.loaded import LoadedModel
 from quire.model.outline import outline_config
 
 LLAMA_3_70B: dict[str, Any] = {

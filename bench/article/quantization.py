@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.article.study import GUIDE, Claim, Result, Setting, Study
-from quire.engine.source import find_source
+from quire.engine.source import find_files
 from quire.errors import ConfigError
 
 METHODS: dict[str, list[str]] = {
@@ -35,7 +35,7 @@ def measure(setting: Setting) -> Result:
     if setting.data is None or not setting.data.is_file():
         raise ConfigError("quantization compares models on a text: name a UTF-8 file with --data")
     model, text = setting.config.model.model, str(setting.data)
-    billions = find_source(setting.config.model)[0].num_parameters / 1e9
+    billions = find_files(setting.config.model).info.num_parameters / 1e9
     rows: list[tuple[str | float, ...]] = []
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:

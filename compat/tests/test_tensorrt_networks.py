@@ -16,8 +16,9 @@ from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ConfigError
 from quire.files import read_json
-from quire.model.engine_dir import EngineLimits
-from quire.model.load import load_model, pack_model
+from quire.model.checkpoint import OpenedFiles
+from quire.model.info import EngineLimits
+from quire.model.load import load_model
 from quire.model.shard import Shard
 from quire.weights.checkpoint import open_checkpoint
 from tensorrt_llm.builder import Builder
@@ -130,7 +131,7 @@ def test_a_network_packs_to_the_bytes_of_the_loaded_model(
     fill(model, directory)
     opened, backend = open_network(record(model), "auto", None), NativeBackend(threads=1)
     for rank in range(ranks):
-        mine = pack_model(opened, backend, Shard(rank, ranks))
+        mine = OpenedFiles(opened).load(backend, Shard(rank, ranks))
         wanted = load_model(directory, backend, shard=Shard(rank, ranks))
         assert packed(mine, backend) == packed(wanted, backend)
         assert mine.spec.rope == wanted.spec.rope
@@ -250,7 +251,7 @@ def test_norms_at_every_place_are_recognized(kind: str) -> None:
     opened = open_network(record(small(kind)), "auto", None)
     assert (opened.spec.placement, opened.spec.final_norm, opened.spec.alibi) == (kind, True, "scores")
     assert (opened.spec.gated, opened.spec.norm, opened.spec.qkv_bias) == (False, "layer", True)
-    model = pack_model(opened, NativeBackend(threads=1))
+    model = OpenedFiles(opened).load(NativeBackend(threads=1))
     assert model.info.num_parameters == sum(np.prod(p.shape) for _, p in _used(small(kind)))
 
 

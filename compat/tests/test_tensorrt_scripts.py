@@ -17,7 +17,8 @@ from conftest import Installed
 from quire import LLM, SamplingParams
 from quire.engine.source import ASSETS, SHIPPED_MODEL
 from quire.model.converted import read_converted
-from quire.model.engine_dir import EngineLimits, read_manifest
+from quire.model.engine_dir import read_manifest
+from quire.model.info import EngineLimits
 
 MODEL = str(ASSETS / SHIPPED_MODEL)
 PROMPT = [0, 40, 71, 95]

@@ -9,11 +9,9 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,26 +19,20 @@ from quire.config import EngineConfig
 from quire.devices.protocol import Backend
 from quire.engine.plan import make_backend
 from quire.engine.shares import share_of
-from quire.engine.source import (
-    for_divided,
-    model_directory,
-    quantized_weights,
-    reading_of,
-)
+from quire.engine.source import asked_of, for_divided, model_directory
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.companions import copy_companions
-from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, EngineLimits, Manifest, Writer, of_rank
-from quire.model.load import UNLIMITED, LoadedModel, ModelInfo, inspect_model, load_model
-from quire.model.shard import Shard
+from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, Manifest, Writer, of_rank
+from quire.model.info import UNLIMITED, EngineLimits, ModelInfo
+from quire.model.load import OwnFiles, is_built, open_files
+from quire.model.loaded import LoadedModel
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A model to build: its description, how to load a rank's share, and the path whose tokenizer it has."""
+class Source(NamedTuple):
+    """A model to build, and the path whose tokenizer it has."""
 
-    info: ModelInfo
-    load: Callable[[Backend, Shard], LoadedModel]
+    files: OwnFiles
     beside: Path | None
 
 
@@ -53,31 +45,31 @@ def build_engine(
     the first rank, the only one without --tensor-parallel-size.
     Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
-    if output.exists() and not engine_dir.is_engine(output) and any(output.iterdir()):
+    if output.exists() and not is_built(output) and any(output.iterdir()):
         raise ConfigError(
             f"{output} holds something other than an engine: choose an empty or a new directory"
         )
-    if source is None and engine_dir.is_engine(model_directory(config.model)):
+    if source is None and is_built(model_directory(config.model)):
         return _with_limits(config, output, limits)
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
             "--pipeline-parallel-size: each stage of a built engine reads its layers from the same file; give it to "
             "`quire serve`"
         )
-    config = for_divided(config, model_directory(config.model)) if source is None else config
+    source = source or _configured(config)
+    config = for_divided(config, source.files)
     backend = make_backend(config.device)
-    source = source or _source(config)
-    if source.info.pooling is not None:
+    if source.files.info.pooling is not None:
         raise ConfigError(
-            f"{source.info.directory} makes vectors: serve it as it is; such models are not built"
+            f"{source.files.info.directory} makes vectors: serve it as it is; such models are not built"
         )
-    _check(limits, source.info.spec.max_position)
+    _check(limits, source.files.info.spec.max_position)
     with _placed(output) as part:
         for rank in reversed(
             range(config.parallel.tensor_parallel_size)
         ):  # so that one share is in memory at a time
-            shard = share_of(config.parallel, rank, source.info)
-            manifest = _write(part, source.load(backend, shard), backend, limits)
+            shard = share_of(config.parallel, rank, source.files.info)
+            manifest = _write(part, source.files.load(backend, shard), backend, limits)
         if source.beside is not None:
             copy_companions(source.beside, part)
     return manifest
@@ -85,7 +77,7 @@ def build_engine(
 
 def describe_model(config: EngineConfig) -> ModelInfo:
     """The configured model, from its headers alone. ModelError if it cannot be read."""
-    return _source(config).info
+    return _configured(config).files.info
 
 
 class BuiltEngine:
@@ -125,15 +117,9 @@ def build_temporary(
     return engine
 
 
-def _source(config: EngineConfig) -> Source:
-    path, model = model_directory(config.model), config.model
-    quantized, reading = quantized_weights(model, path), reading_of(model)
-    info = inspect_model(path, model.dtype, quantized, reading=reading)
-
-    def load(backend: Backend, shard: Shard) -> LoadedModel:
-        return load_model(path, backend, model.dtype, quantized, reading=reading, shard=shard)
-
-    return Source(info, load, path)
+def _configured(config: EngineConfig) -> Source:
+    path = model_directory(config.model)
+    return Source(open_files(path, asked_of(config.model, path)), path)
 
 
 def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Manifest:
@@ -141,8 +127,7 @@ def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Ma
     source = model_directory(config.model)
     first = engine_dir.read_manifest(source)
     manifests = [first, *(engine_dir.read_manifest(source, rank) for rank in range(1, first.ranks))]
-    reading = reading_of(config.model)
-    inspect_model(source, config.model.dtype, quantized_weights(config.model, source), reading=reading)
+    open_files(source, asked_of(config.model, source))  # refuses what an engine cannot change
     given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
     limits = msgspec.structs.replace(first.limits, **given)
     _check(limits, first.spec.max_position)

@@ -12,11 +12,12 @@ import numpy as np
 from quire.config import EngineConfig
 from quire.devices.protocol import FloatArray
 from quire.engine.shares import share_of
-from quire.engine.source import model_directory, quantized_weights, reading_of
+from quire.engine.source import asked_of, model_directory
 from quire.errors import ConfigError
 from quire.model import converted
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use
+from quire.model.checkpoint import OpenModel
 from quire.model.companions import copy_companions
 from quire.model.converted import (
     CODES,
@@ -32,7 +33,7 @@ from quire.model.converted import (
     quantized_arrays,
     rank_file,
 )
-from quire.model.load import OpenModel, open_model
+from quire.model.load import open_checkpoint_files
 from quire.model.shard import Shard
 from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
@@ -52,9 +53,7 @@ def convert_checkpoint(
     Raises ConfigError if `output` holds something else or the model cannot be divided, ModelError if it cannot be read.
     """
     source, size = model_directory(config.model), config.parallel.tensor_parallel_size
-    opened = open_model(
-        source, config.model.dtype, quantized_weights(config.model, source), reading_of(config.model)
-    )
+    opened = open_checkpoint_files(source, asked_of(config.model, source)).opened()
     if opened.info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not converted")
     share_of(config.parallel, 0, opened.info).check(opened.spec)
@@ -81,7 +80,7 @@ def convert_checkpoint(
 
 def _check_output(output: Path) -> None:
     """Raise ConfigError unless the directory is new, empty, or holds a conversion."""
-    if output.exists() and not converted.is_converted(output):
+    if output.exists() and not (output / converted.MANIFEST).exists():
         other = [path for path in output.iterdir() if not path.match("rank*.safetensors")]
         if other:
             raise ConfigError(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.config import ModelConfig
-from quire.engine.source import find_source
+from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.families import SUPPORTED
 
@@ -131,7 +131,7 @@ def test_other_states_are_refused(name: str, fields: dict[str, Any], said: str, 
     config.architectures = [f"{name}ForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=said):
-        find_source(ModelConfig(model=str(tmp_path)))
+        find_files(ModelConfig(model=str(tmp_path)))
 
 
 def test_what_is_right_for_a_prompt_and_wrong_after_it_is_refused(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_decoder_of_a_speech_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match="WhisperForCausalLM is the decoder of a model that reads input_features"
     ):
-        find_source(ModelConfig(model=str(tmp_path)))
+        find_files(ModelConfig(model=str(tmp_path)))
 
 
 def test_errors_of_the_library_are_model_errors(tmp_path: Path) -> None:
@@ -159,4 +159,4 @@ def test_what_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"NobodysModel is not supported.*transformers cannot run this model"
     ):
-        find_source(ModelConfig(model=str(tmp_path)))
+        find_files(ModelConfig(model=str(tmp_path)))

@@ -25,7 +25,8 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Limits
-from quire.model.engine_dir import MANIFEST, EngineLimits
+from quire.model.engine_dir import MANIFEST
+from quire.model.info import EngineLimits
 from quire.model.outline import outline_config
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint.safetensors import SafetensorsFile

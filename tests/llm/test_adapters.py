@@ -14,7 +14,7 @@ from quire import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, SamplingParams
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.errors import ConfigError, ModelError, RequestError
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 from tests.adapter_files import write_adapter
 from tests.tiny import write_checkpoint
 

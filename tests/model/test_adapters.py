@@ -19,7 +19,8 @@ from quire.devices.protocol import Backend, Limits, ModelInput
 from quire.devices.registry import make_backend
 from quire.errors import ModelError
 from quire.model.adapter import AdapterBase, build_adapter
-from quire.model.load import Reading, load_model
+from quire.model.info import Reading
+from quire.model.load import load_model
 from quire.model.shard import Shard
 from quire.weights.adapter import open_adapter, table_rows
 from quire.weights.checkpoint.safetensors import SafetensorsFile

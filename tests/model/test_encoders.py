@@ -22,7 +22,7 @@ from quire import LLM, RequestError
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.errors import ConfigError, ModelError
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -14,7 +14,7 @@ from quire import LLM, SamplingParams
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.errors import QuireError
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 from tests.engine_files import rewrite, rewrite_weights
 from tests.tiny import write_checkpoint
 

@@ -18,7 +18,8 @@ import torch
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError, UnknownArchitectureError
-from quire.model.load import Reading, inspect_model, load_model
+from quire.model.info import Reading
+from quire.model.load import inspect_model, load_model
 from tests.model.tiny_models import Session, make_model
 
 State = dict[str, torch.Tensor]

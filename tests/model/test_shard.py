@@ -22,7 +22,7 @@ from quire.devices.protocol import Backend, FloatArray, ModelInput, Peers
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_exchange, peers_over
 from quire.errors import ConfigError
-from quire.model.load import load_model, outline_model
+from quire.model.load import load_model, open_files
 from quire.model.shard import Shard, even
 from tests.model.test_stages import BLOCK_SIZE, LIMITS, NUM_BLOCKS, steps
 from tests.model.tiny_models import make_model
@@ -326,9 +326,9 @@ def test_a_model_that_cannot_be_divided_is_refused_with_what_fits(tmp_path: Path
     directory = write_checkpoint(tmp_path / "model")
     outline = NativeBackend(1).outline()
     with pytest.raises(ConfigError, match="can be divided among 1, 2"):
-        outline_model(directory, outline, shard=Shard(0, 61))
+        open_files(directory).outline(outline, Shard(0, 61))
     with pytest.raises(ConfigError, match="fewer than 2 experts"):
-        outline_model(directory, outline, shard=Shard(0, 2, whole_experts=True))
+        open_files(directory).outline(outline, Shard(0, 2, whole_experts=True))
 
 
 def test_sums_have_the_bits_of_the_plain_order() -> None:

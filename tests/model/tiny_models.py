@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from quire.devices.protocol import Backend, KVDtype, Limits, ModelInput
-from quire.model.load import LoadedModel
+from quire.model.loaded import LoadedModel
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

@@ -14,7 +14,7 @@ import pytest
 
 from quire.build import build_engine
 from quire.config import EngineConfig
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 
 
 def serve(*args: str, limit: str = "") -> tuple[int, list[str]]:

@@ -16,7 +16,7 @@ from quire.devices.protocol import Attention, Backend, Graph, KVSpec, Limits, Mo
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError, ModelError
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 from quire.model.load import inspect_model, load_model
 from quire.model.shard import Shard
 from quire.weights.checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
-from quire.model.load import outline_model
+from quire.model.load import open_files
 from quire.model.outline import outline_config
 from quire.weights.layouts import Blocks
 from quire.weights.readers.planned import PlannedCheckpoint, Rules
@@ -22,7 +22,7 @@ UNPLANNED = ("torchao",)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
     outline = NativeBackend(threads=1).outline()
-    wanted = outline_model(folder, outline).weight_bytes
+    wanted = open_files(folder).outline(outline).weight_bytes
     if folder.name.startswith(UNPLANNED):
         with pytest.raises(ModelError, match="not planned from a config alone"):
             outline_config(folder / "config.json", outline)

@@ -18,10 +18,10 @@ from quire.build import Source
 from quire.config import EngineConfig
 from quire.engine.source import asked_quantization
 from quire.errors import ConfigError
+from quire.model.checkpoint import OpenedFiles, OpenModel, model_info
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import parse_rope
-from quire.model.load import OpenModel, model_info, pack_model
 from quire.model.pack import check_tensors, choose_dtype, own_quantization
 from quire.model.spec import ArchSpec, LayerShape, Placement, RopeSpec
 from quire.weights.checkpoint.protocol import Unquantized
@@ -47,7 +47,7 @@ def source_of(network: Network, config: EngineConfig) -> Source:
     model = config.model
     opened = open_network(network, model.dtype, asked_quantization(model, None))
     beside = find_model(model.tokenizer, weights=False) if model.tokenizer else None
-    return Source(opened.info, lambda backend, shard: pack_model(opened, backend, shard), beside)
+    return Source(OpenedFiles(opened), beside)
 
 
 def open_network(network: Network, dtype: str, quantized: Quantization | None) -> OpenModel:

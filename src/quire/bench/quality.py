@@ -18,7 +18,7 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput
 from quire.engine.plan import make_backend, plan_engine
-from quire.engine.source import find_source
+from quire.engine.source import find_files
 from quire.engine.start import load_tokenizer
 from quire.errors import ConfigError
 from quire.weights.schemes import weights_name
@@ -118,9 +118,10 @@ def _log_softmax(logits_LV: FloatArray) -> Array:
 
 def _reader(config: EngineConfig, window: int) -> Executable:
     """The configured model, compiled to compute a window in one step with all its logits. The cache is one block."""
-    info, loader = find_source(config.model)
+    files = find_files(config.model)
+    info = files.info
     backend = make_backend(config.device, info)
-    model = loader(backend, True)
+    model = files.load(backend)
     kv_dtype = config.cache.kv_cache_dtype
     spec = info.kv_spec(info.dtype if kv_dtype == "auto" else kv_dtype)
     return backend.compile(model.graph, backend.kv_cache(spec, 1, window), Limits(window, 1, window))

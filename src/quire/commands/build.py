@@ -10,7 +10,7 @@ from quire.cli import Command
 from quire.commands.inspect import show
 from quire.config import EngineConfig, check_options, option
 from quire.errors import ConfigError
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

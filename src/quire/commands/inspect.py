@@ -20,11 +20,11 @@ from quire.config import check_options, option
 from quire.errors import ConfigError
 from quire.files import read_json
 from quire.model import engine_dir
-from quire.model.converted import is_converted, read_converted
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
 from quire.model.families import read_config
-from quire.model.load import ModelInfo, Reading, inspect_model
+from quire.model.info import Asked, ModelInfo, Reading
+from quire.model.load import is_built, open_files
 from quire.model.spec import ArchSpec
 from quire.runtime.memory import GIB
 from quire.weights.hub import find_model
@@ -56,10 +56,10 @@ def run(options: InspectOptions) -> None:
         spec, _ = read_config(read_json(path), str(path), options.architecture)
         return _show_model({"spec": describe(spec)}, options)
     directory = find_model(options.model)
-    if not engine_dir.is_engine(directory):
-        found = model_figures(inspect_model(directory, reading=Reading(options.architecture)))
-        ranks = {"ranks": read_converted(directory).ranks} if is_converted(directory) else {}
-        return _show_model({**ranks, **found}, options)
+    if not is_built(directory):
+        files = open_files(directory, Asked(reading=Reading(options.architecture)))
+        ranks = {"ranks": files.ranks} if files.ranks > 1 else {}
+        return _show_model({**ranks, **model_figures(files.info)}, options)
     manifest = engine_dir.read_manifest(directory)
     shares = [manifest, *(engine_dir.read_manifest(directory, rank) for rank in range(1, manifest.ranks))]
     for share in shares if options.verify else ():

@@ -10,9 +10,9 @@ from quire.devices.adapters import Adapter
 from quire.devices.protocol import Backend
 from quire.errors import ConfigError
 from quire.lora import LoraConfig
-from quire.model import load
 from quire.model.adapter import AdapterBase, build_adapter
 from quire.model.cost import matrices
+from quire.model.loaded import LoadedModel, ServedModel
 from quire.weights.adapter import open_adapter
 
 Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
@@ -23,9 +23,9 @@ def adapter_slots(config: LoraConfig) -> int:
     return (config.max_cpu_loras or config.max_loras) if config.enable_lora else 0
 
 
-def adapter_base(model: load.ServedModel, backend: Backend) -> AdapterBase:
+def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
     """The model as adapters change it. ConfigError if it takes none."""
-    if not isinstance(model, load.LoadedModel):
+    if not isinstance(model, LoadedModel):
         raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
     if model.names is None:
         raise ConfigError(
@@ -43,7 +43,7 @@ def adapter_base(model: load.ServedModel, backend: Backend) -> AdapterBase:
     )
 
 
-def adapter_reader(model: Callable[[], load.ServedModel], backend: Backend, config: LoraConfig) -> Reader:
+def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: LoraConfig) -> Reader:
     """Opens adapters of the model that is loaded now."""
 
     def read(path: Path) -> tuple[str, Callable[[], Adapter]]:
@@ -54,7 +54,7 @@ def adapter_reader(model: Callable[[], load.ServedModel], backend: Backend, conf
     return read
 
 
-def adapters_bytes(model: load.ServedModel, backend: Backend, config: LoraConfig, slots: int) -> int:
+def adapters_bytes(model: ServedModel, backend: Backend, config: LoraConfig, slots: int) -> int:
     """Memory for `slots` adapters of the largest rank on all attention and MLPs. ConfigError: the model takes none.
 
     Adapters of experts and whole tables take more, and most adapters less.

@@ -30,10 +30,12 @@ from quire.engine.shares import (
     share_of,
     with_same_blocks,
 )
-from quire.engine.source import Loader, find_source, for_divided
+from quire.engine.source import find_files, for_divided
 from quire.errors import ConfigError
 from quire.model.cost import Cost
-from quire.model.load import LoadedModel, ModelInfo, ServedModel
+from quire.model.info import ModelInfo
+from quire.model.load import ModelFiles
+from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
@@ -63,7 +65,7 @@ def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
 
 def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
     """The model's graph, with the hidden states that a drafter reads."""
-    return model.stage(taps=taps) if taps and isinstance(model, LoadedModel) else model.graph
+    return model.stage(taps=taps) if taps else model.graph
 
 
 def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
@@ -93,7 +95,7 @@ class EnginePlan:
     name: str
     backend: Backend
     model: ModelInfo
-    load: Loader
+    files: ModelFiles
     kv_spec: KVSpec
     limits: Limits
     memory: MemoryPlan
@@ -125,10 +127,11 @@ class EnginePlan:
 
 def plan_engine(config: EngineConfig) -> EnginePlan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit."""
-    model, loader = find_source(config.model, config.lora.spare_tokens)
+    files = find_files(config.model, config.lora.spare_tokens)
+    model = files.info
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
-    config = for_divided(config, model.directory)
+    config = for_divided(config, files)
     parallel = config.parallel
     stages, shard = parallel.pipeline_parallel_size, share_of(parallel, 0, model)
     backend = make_backend(device_of(config, 0), model)
@@ -143,7 +146,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     limits = Limits(
         config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs), slots
     )
-    sketch = loader(outline, False, shard)
+    sketch = files.outline(outline, shard)
     drafter = find_drafter(speculative_options(config), config.model.download_dir)
     check_parallel(config, shard, model.spec, drafter is not None and drafter.runs_model)
     target = drafting_target(drafter, sketch, outline, True)
@@ -151,7 +154,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     dtype, planned = kv_dtype(config, model.dtype), []
     for stage in range(stages):
         own, last = replaced(shard, stage=stage), stage == stages - 1
-        drafts, share = (draft, sketch) if last else (DraftNeed(), loader(outline, False, own))
+        drafts, share = (draft, sketch) if last else (DraftNeed(), files.outline(outline, own))
         kv_spec = model.kv_spec(dtype, own)
         own_tokens = tree_blocks(drafts.trees, config.cache.block_size) * config.cache.block_size
         need = MemoryNeed(
@@ -177,7 +180,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         name,
         backend,
         model,
-        loader,
+        files,
         ends.kv_spec,
         limits,
         ends.memory,

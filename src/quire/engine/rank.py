@@ -51,10 +51,11 @@ from quire.engine.pipes import leave_with_parent, read_frame, write_frame
 from quire.engine.plan import device_of, kv_dtype, make_backend, tapped
 from quire.engine.residence import Residence
 from quire.engine.shares import share_of
-from quire.engine.source import Loader, agreement, find_source
+from quire.engine.source import agreement, find_files
 from quire.engine.streams import StageInput, send_hidden
 from quire.errors import EngineError, ModelError, QuireError
-from quire.model.load import ModelInfo, ServedModel
+from quire.model.load import ModelFiles
+from quire.model.loaded import ServedModel
 from quire.model.spec import ArchSpec
 
 log = logging.getLogger("quire.engine")
@@ -143,7 +144,8 @@ def serve(join: Join) -> None:
     config, parallel = join.config, join.config.parallel
     device = device_of(config, join.rank)
     bind_rank(device, join.rank - parallel.own_ranks.start, parallel.ranks_per_node)
-    info, load = find_source(config.model, config.lora.spare_tokens)
+    files = find_files(config.model, config.lora.spare_tokens)
+    info = files.info
     backend = make_backend(device, info)
     links = Links(own_host(join.address[0]), 0, join.secret)
     hello = Hello("control", join.rank, links.address, agreement(config, info, backend.fingerprint))
@@ -154,7 +156,7 @@ def serve(join: Join) -> None:
     launch = decode_launch(frame)
     threading.Thread(target=control.beat, daemon=True).start()
     try:
-        worker, residence = _load(join, launch, links, backend, info, load)
+        worker, residence = _load(join, launch, links, backend, files)
         control.report(Ready())
         adapters = ThreadPoolExecutor(1, "quire-adapters")  # steps go on while one is loaded
         read = adapter_reader(lambda: residence.model, backend, config.lora)
@@ -204,9 +206,10 @@ def _changed(residence: Residence[ServedModel], command: Release | Restore) -> A
 
 
 def _load(
-    join: Join, launch: RankLaunch, links: Links, backend: Backend, info: ModelInfo, load: Loader
+    join: Join, launch: RankLaunch, links: Links, backend: Backend, files: ModelFiles
 ) -> tuple[Worker, Residence[ServedModel]]:
     """Load the rank's share, and get in touch with the ranks that it exchanges activations with."""
+    info = files.info
     parallel, rank, size = join.config.parallel, join.rank, join.config.parallel.tensor_parallel_size
     group = Group(parallel, rank, join.memory)
     shard = msgspec.structs.replace(share_of(parallel, rank, info), peers=group.peers)
@@ -214,7 +217,7 @@ def _load(
     kv_spec = info.kv_spec(kv_dtype(join.config, info.dtype), shard)
 
     def load_share() -> ServedModel:
-        model = load(backend, True, shard)
+        model = files.load(backend, shard)
         model.wait()
         return model
 

@@ -12,7 +12,8 @@ from quire.devices.protocol import Backend, KVSpec
 from quire.errors import ConfigError
 from quire.model.assemble import Assembly
 from quire.model.cost import Cost
-from quire.model.load import LoadedModel, ModelInfo, ServedModel
+from quire.model.info import ModelInfo
+from quire.model.loaded import LoadedModel, ServedModel
 from quire.model.pack import Packer, WeightTypes
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec, ModelShape

@@ -1,29 +1,32 @@
-"""Finds the configured model: its files, how to read them, and the function that loads them."""
+"""Finds the configured model and opens its files as the options ask."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire import __version__
 from quire.config import EngineConfig, ModelConfig
 from quire.devices import registry
-from quire.devices.protocol import Backend
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
-from quire.model import engine_dir, load
-from quire.model.converted import is_converted, read_converted
-from quire.model.foreign import inspect_foreign, load_foreign
-from quire.model.shard import WHOLE, Shard
+from quire.lazy import Lazy
+from quire.model import load
+from quire.model.info import Asked, ModelInfo, Reading
 from quire.model.spec import ArchSpec
 from quire.spec_decode.make import verifier_of
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
 from quire.weights.schemes import FLOAT_KINDS, METHODS, Quantization, scheme
 from quire.weights.source import quantization_method
+
+if TYPE_CHECKING:
+    from quire.model import foreign
+else:
+    foreign = Lazy("quire.model.foreign")
 
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
@@ -72,30 +75,20 @@ def asked_quantization(config: ModelConfig, found: str | None) -> Quantization |
     )
 
 
-def for_divided(config: EngineConfig, path: Path) -> EngineConfig:
+def for_divided(config: EngineConfig, files: load.ModelFiles) -> EngineConfig:
     """The configuration for as many ranks as a model's files are divided among, unless several are asked for."""
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.tensor_parallel_size > 1 or files.ranks == 1:
         return config
-    ranks = 1
-    if engine_dir.is_engine(path):
-        ranks = engine_dir.count_ranks(path)
-    elif is_converted(path):
-        ranks = read_converted(path).ranks
-    return (
-        config
-        if ranks == 1
-        else replace(config, parallel=replace(config.parallel, tensor_parallel_size=ranks))
-    )
+    return replace(config, parallel=replace(config.parallel, tensor_parallel_size=files.ranks))
 
 
-def reading_of(config: ModelConfig, spare_tokens: int = 0) -> load.Reading:
-    """How the options ask to read the model."""
-    return load.Reading(
-        config.architecture, config.config_changes, config.load_format == "dummy", spare_tokens
-    )
+def asked_of(config: ModelConfig, path: Path, spare_tokens: int = 0) -> Asked:
+    """What the options ask of the model at `path`."""
+    reading = Reading(config.architecture, config.config_changes, config.load_format == "dummy", spare_tokens)
+    return Asked(config.dtype, quantized_weights(config, path), reading)
 
 
-def agreement(config: EngineConfig, model: load.ModelInfo, fingerprint: str) -> str:
+def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:
     """A digest of all that must be the same on each rank, so that they compute one model together."""
     parallel, lora = config.parallel, config.lora
     facts = (
@@ -113,53 +106,32 @@ def agreement(config: EngineConfig, model: load.ModelInfo, fingerprint: str) -> 
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
-class Loader(Protocol):
-    """Reads a model's weights for a backend, or only outlines them; with `shard` a rank's share."""
+def find_files(config: ModelConfig, spare_tokens: int = 0) -> load.ModelFiles:
+    """Open the files of the configured model: one of Quire's own families, or one that transformers' code runs.
 
-    def __call__(self, backend: Backend, real: bool, shard: Shard = WHOLE) -> load.ServedModel: ...
-
-
-def find_source(config: ModelConfig, spare_tokens: int = 0) -> tuple[load.ModelInfo, Loader]:
-    """The configured model before loading, and its loader: one of Quire's own families, or transformers' code.
-
-    `spare_tokens` makes room for tokens that adapters add. The loader takes a backend and whether to read the weights
-    or only outline them. ModelError, ConfigError.
+    `spare_tokens` makes room for tokens that adapters add. ModelError, ConfigError.
     """
-    directory, unknown = model_directory(config), ""
-    quantized = quantized_weights(config, directory)
+    path, unknown = model_directory(config), ""
+    asked = asked_of(config, path, spare_tokens)
     try:
         if config.model_impl != "transformers":
-            reading = reading_of(config, spare_tokens)
-            info = load.inspect_model(directory, config.dtype, quantized, reading=reading)
-            return info, lambda backend, real, shard=WHOLE: (load.load_model if real else load.outline_model)(
-                directory, backend, config.dtype, quantized, reading=reading, shard=shard
-            )
+            return load.open_files(path, asked)
     except UnknownArchitectureError as error:
-        if config.model_impl == "quire" or is_gguf(directory) or not registry.runs_foreign_models():
+        if config.model_impl == "quire" or is_gguf(path) or not registry.runs_foreign_models():
             raise
         unknown = f"{error}. "
-    if is_gguf(directory):
+    if is_gguf(path):
         raise ConfigError(
-            f"--model-impl transformers needs a directory, and {directory} is a GGUF file: leave it out"
+            f"--model-impl transformers needs a directory, and {path} is a GGUF file: leave it out"
         )
-    if config.config_changes or config.load_format == "dummy":
+    if asked.reading.config or asked.reading.dummy:
         raise ConfigError(
             f"{unknown}--hf-overrides, --rope-scaling, --rope-theta and --load-format dummy are for Quire's own "
             "families; this model runs through transformers"
         )
-    if quantized is not None:
+    if asked.quantized is not None:
         raise ConfigError("--quantization is for Quire's own families; this model runs through transformers")
     try:
-        info, foreign = inspect_foreign(directory, config.dtype)
+        return foreign.ForeignFiles(path, config.dtype)
     except ModelError as error:
         raise ModelError(f"{unknown}{error}") from error
-
-    def load_whole(backend: Backend, real: bool, shard: Shard = WHOLE) -> load.ServedModel:
-        if not shard.alone:
-            raise ConfigError(
-                "--tensor-parallel-size and --pipeline-parallel-size are for Quire's own families; this model runs "
-                "through transformers"
-            )
-        return load_foreign(foreign, outline=not real)
-
-    return info, load_whole

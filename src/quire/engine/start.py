@@ -38,7 +38,8 @@ from quire.files import read_json
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.logits_processor import load_processors
-from quire.model import load
+from quire.model.info import ModelInfo
+from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
 from quire.program import Programs, Texts
@@ -62,7 +63,7 @@ from quire.weights.hub import find_model
 from quire.weights.schemes import weights_name
 from quire.weights.source import open_tokenizer
 
-ServedModel = load.ServedModel
+ServedModel = ServedModel
 logger = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -87,14 +88,14 @@ def start_core(config: EngineConfig) -> Started:
     return finish_start(started, model)
 
 
-def finish_start(started: Started, model: load.ServedModel) -> Started:
+def finish_start(started: Started, model: ServedModel) -> Started:
     with started.report.phase("checking the weights"):
         model.wait()
     started.report.log()
     return started
 
 
-def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, load.ServedModel]:
+def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, ServedModel]:
     """An engine that may step once its model's `wait` has returned. `processors` join the configured ones."""
     if config.parallel.ranks_per_node == 1:
         bind(config.device)
@@ -106,7 +107,7 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     slots = plan.limits.max_adapters
     with report.phase("packing the weights"):
         shard = plan.shard if ranks is None else replaced(plan.shard, peers=ranks.connection)
-        model = plan.load(backend, True, shard)
+        model = plan.files.load(backend, shard)
     with report.phase("preparing to run"):
         kv = plan.kv_cache()
         executable = plan.executable(model, kv)
@@ -281,9 +282,9 @@ def _nothing() -> None:
     """There is nothing to close."""
 
 
-def _load_checked(plan: EnginePlan, shard: Shard) -> load.ServedModel:
+def _load_checked(plan: EnginePlan, shard: Shard) -> ServedModel:
     """The weights, read anew for an engine that gave them back."""
-    model = plan.load(plan.backend, True, shard)
+    model = plan.files.load(plan.backend, shard)
     model.wait()
     return model
 
@@ -312,7 +313,7 @@ def load_vocabulary(config: EngineConfig, vocab_size: int, ends: tuple[int, ...]
     return vocabulary_of(load_tokenizer(config.model), vocab_size, ends)
 
 
-def _default_params(config: ModelConfig, found: load.ModelInfo) -> dict[str, Any]:
+def _default_params(config: ModelConfig, found: ModelInfo) -> dict[str, Any]:
     """Sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
     if config.generation_config == "vllm":
         return config.generation_changes

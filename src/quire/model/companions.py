@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from quire.model import converted, engine_dir
+from quire.model.load import BUILT, CONVERTED
 from quire.weights.gguf import is_gguf
 from quire.weights.source import open_tokenizer
 
 # The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
-DROPPED = ("*.index.json", engine_dir.MANIFEST, converted.MANIFEST)
+DROPPED = ("*.index.json", BUILT, CONVERTED)
 TOKENIZER = "tokenizer.json"
 
 

@@ -22,11 +22,13 @@ from quire.files import read_bytes, replaced
 from quire.model.assemble import Assembly
 from quire.model.assemble_parts import Use, WeightSource
 from quire.model.families.names import TensorNames
+from quire.model.info import AS_IT_IS, Asked, ModelInfo
 from quire.model.kv_scales import check_kv_scales
+from quire.model.load import CONVERTED
+from quire.model.loaded import LoadedModel
 from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
-from quire.model.shard import MOST_RANKS, Shard
+from quire.model.shard import MOST_RANKS, WHOLE, Shard
 from quire.model.spec import ArchSpec
-from quire.model.weights import DecoderWeights
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
@@ -36,7 +38,7 @@ from quire.weights.parts import Part, part
 from quire.weights.schemes import Quantization, Scheme
 from quire.weights.tensor import Array, FloatDtype, Inputs, QuantTensor, Rows, Sparse, nothing
 
-MANIFEST = "checkpoint.json"
+MANIFEST = CONVERTED
 FORMAT = 1
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_SUBLAYERS = 64
@@ -72,10 +74,6 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     exact: bool = False
     whole_experts: bool = False
     format: int = FORMAT
-
-
-def is_converted(directory: Path) -> bool:
-    return (directory / MANIFEST).exists()
 
 
 def rank_file(rank: int) -> str:
@@ -260,44 +258,71 @@ class StoredParts:
         return part(name, shape)
 
 
-class OpenConverted:
-    """A rank's share of a converted checkpoint, ready to be packed in the types that are asked for.
+class ConvertedFiles:
+    """`ModelFiles` of a converted checkpoint, packed in the types that are asked for."""
 
-    ConfigError if it was converted for another number of ranks.
-    """
+    def __init__(self, directory: Path, asked: Asked) -> None:
+        if asked.reading != AS_IT_IS:
+            raise ModelError(
+                f"{directory} is a converted checkpoint: give --architecture, --hf-overrides and --load-format to "
+                "`quire convert`; for --lora-extra-vocab-size serve the original"
+            )
+        self._directory, self._asked = directory, asked
+        manifest = self._manifest = read_converted(directory)
+        self.ranks = manifest.ranks
+        dtype, quantized = self._types(RankCheckpoint(directory / rank_file(0), manifest))
+        self.info = ModelInfo(
+            directory=directory,
+            spec=manifest.spec,
+            dtype=dtype,
+            num_parameters=manifest.num_parameters,
+            weight_bytes=manifest.weight_bytes,
+            eos_token_ids=manifest.eos_token_ids,
+            generation=manifest.generation,
+            quantized=quantized,
+            kv_scales=manifest.kv_scales,
+        )
 
-    def __init__(
-        self, directory: Path, dtype: str, asked: Quantization | None, shard: Shard | None = None
-    ) -> None:
-        manifest = self.manifest = read_converted(directory)
-        shard = Shard(0, manifest.ranks) if shard is None else shard
-        self.shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
+    def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
+        return self._read(backend, shard, outline=True)
+
+    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+        return self._read(backend, shard, outline=False)
+
+    def _types(self, share: RankCheckpoint) -> tuple[FloatDtype, Quantization | None]:
+        """The types in which a share is packed."""
+        manifest, asked = self._manifest, self._asked
+        dtype = manifest.dtype if asked.dtype == "auto" else choose_dtype(asked.dtype, {}, share)
+        if asked.quantized is None and isinstance(manifest.quantized, Scheme):
+            return dtype, manifest.quantized
+        return dtype, own_quantization(asked.dtype, dict.fromkeys(share.names()), share, asked.quantized)
+
+    def _read(self, backend: Backend, shard: Shard, outline: bool) -> LoadedModel:
+        """A rank's share, or its outline.
+
+        ConfigError: it was converted for another number of ranks. ModelError: the file is not what the manifest says.
+        """
+        directory, manifest = self._directory, self._manifest
+        shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
         if shard.stages > 1:
             raise ConfigError(
                 f"--pipeline-parallel-size {shard.stages}: {directory} is a converted checkpoint: run `quire build` on "
                 "it first"
             )
-        if self.shard.size != manifest.ranks:
+        if shard.size != manifest.ranks:
             raise ConfigError(
-                f"--tensor-parallel-size {self.shard.size}: {directory} was converted for {manifest.ranks}: give "
+                f"--tensor-parallel-size {shard.size}: {directory} was converted for {manifest.ranks}: give "
                 f"{manifest.ranks}, or run `quire convert` again"
             )
-        self._where, path = str(directory / MANIFEST), directory / rank_file(self.shard.rank)
-        self._checkpoint = RankCheckpoint(path, manifest)
-        self.dtype = manifest.dtype if dtype == "auto" else choose_dtype(dtype, {}, self._checkpoint)
-        if asked is None and isinstance(manifest.quantized, Scheme):
-            self.quantized: Quantization | None = manifest.quantized
-        else:
-            parts = dict.fromkeys(self._checkpoint.names())
-            self.quantized = own_quantization(dtype, parts, self._checkpoint, asked)
-
-    def weights(self, backend: Backend, outline: bool) -> DecoderWeights:
-        """The rank's packed weights, or their outline. ModelError if the file is not what the manifest says."""
-        types = WeightTypes.of(self.dtype, self.quantized)
-        source = StoredParts(Packer(self._checkpoint, backend, types, outline), self._checkpoint)
+        shard.check(manifest.spec)
+        share = RankCheckpoint(directory / rank_file(shard.rank), manifest)
+        dtype, quantized = self._types(share)
+        source = StoredParts(Packer(share, backend, WeightTypes.of(dtype, quantized), outline), share)
         try:
-            return Assembly(self.manifest.spec, self.manifest.names, source, self.shard).weights()
+            weights = Assembly(manifest.spec, manifest.names, source, shard).weights()
         except (ModelError, EngineError):
             raise
         except UNSOUND as error:  # a description that no conversion wrote
-            raise ModelError(f"{self._where}: the model cannot be read ({error}); {_AGAIN}") from error
+            where = directory / MANIFEST
+            raise ModelError(f"{where}: the model cannot be read ({error}); {_AGAIN}") from error
+        return LoadedModel(self.info, manifest.spec, weights, names=manifest.names, shard=shard)

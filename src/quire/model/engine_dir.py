@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -22,14 +23,17 @@ from quire.devices.protocol import Backend, KVScales, Matrix
 from quire.errors import ConfigError, ModelError
 from quire.files import map_file, read_bytes
 from quire.model.families.names import TensorNames
+from quire.model.info import Asked, EngineLimits, Limit, ModelInfo
 from quire.model.kv_scales import check_kv_scales
-from quire.model.shard import Shard
+from quire.model.load import BUILT
+from quire.model.loaded import LoadedModel
+from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
 from quire.model.weights import DecoderWeights
-from quire.weights.schemes import Quantization
+from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.tensor import Array, FloatDtype
 
-MANIFEST, WEIGHTS = "engine.json", "weights.bin"
+MANIFEST, WEIGHTS = BUILT, "weights.bin"
 FORMAT = 9
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
@@ -37,15 +41,6 @@ MAX_PARTS = 256
 _REBUILD = "run `quire build` again"
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
-Limit = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits that the engine was built for; None if not given."""
-
-    max_batch_size: Limit | None = None
-    max_input_len: Limit | None = None
-    max_seq_len: Limit | None = None
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,10 +96,6 @@ def of_rank(name: str, rank: int) -> str:
     """The file of a rank: that of rank 0 has the plain name."""
     stem, dot, kind = name.rpartition(".")
     return f"{stem}.{rank}{dot}{kind}" if rank else name
-
-
-def is_engine(directory: Path) -> bool:
-    return (directory / MANIFEST).exists()
 
 
 def count_ranks(directory: Path) -> int:
@@ -250,6 +241,59 @@ def place_weights(directory: Path, manifest: Manifest, data: Array, backend: Bac
         return weights
     except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{directory / MANIFEST}: {error}; {_REBUILD}") from error
+
+
+class BuiltFiles:
+    """`ModelFiles` of an engine directory, which is mapped and used in place."""
+
+    def __init__(self, directory: Path, asked: Asked) -> None:
+        if asked.reading.config or asked.reading.dummy or asked.reading.spare_tokens:
+            raise ModelError(
+                f"{directory} is a built engine: give --hf-overrides and --load-format to `quire build`; for "
+                "--lora-extra-vocab-size serve the checkpoint"
+            )
+        self._directory, self.manifest = directory, read_manifest(directory)
+        manifest = self.manifest
+        if asked.dtype not in ("auto", manifest.dtype):
+            raise ModelError(
+                f"{directory} was built in {manifest.dtype} and --dtype asks for {asked.dtype}; leave it out, or run "
+                f"`quire build --dtype {asked.dtype}`"
+            )
+        if asks_for_other(asked.quantized, manifest.quantized):
+            raise ModelError(
+                f"{directory} was built with other weights than --quantization asks for; leave it out, or run "
+                "`quire build` with it"
+            )
+        self.info = ModelInfo(
+            directory=directory,
+            spec=manifest.spec,
+            dtype=manifest.dtype,
+            num_parameters=manifest.num_parameters,
+            weight_bytes=manifest.weight_bytes,
+            eos_token_ids=manifest.eos_token_ids,
+            generation=manifest.generation,
+            limits=manifest.limits,
+            quantized=manifest.quantized,
+            kv_scales=manifest.kv_scales,
+        )
+
+    @property
+    def ranks(self) -> int:
+        return count_ranks(self._directory)
+
+    def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
+        return self.load(backend, shard, verify=False)
+
+    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+        directory = self._directory
+        manifest = read_manifest(directory, shard=shard)
+        shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
+        data = map_weights(directory / manifest.weights_file, manifest.size)
+        weights = place_weights(directory, manifest, data, backend).of_stage(manifest.spec, shard)
+        check = None
+        if verify:
+            check = partial(Checksums(data, len(manifest.checksums)).check, directory, manifest)
+        return LoadedModel(self.info, manifest.spec, weights, check, shard, names=manifest.names)
 
 
 class Checksums:

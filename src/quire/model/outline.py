@@ -10,9 +10,10 @@ import msgspec
 from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.model.checkpoint import eos_ids, model_info
 from quire.model.families import read_config, text_config
 from quire.model.families.names import TensorNames
-from quire.model.load import LoadedModel, eos_ids, model_info
+from quire.model.loaded import LoadedModel
 from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors
 from quire.model.spec import ArchSpec
 from quire.model.stacks import experts_apart

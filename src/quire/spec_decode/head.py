@@ -12,7 +12,7 @@ import numpy as np
 from quire.devices.protocol import Array, Backend, FloatArray, Graph, IntArray, KVSpec, Matrix, Norm
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.model.load import LoadedModel
+from quire.model.loaded import LoadedModel
 from quire.model.pack import Packer, WeightTypes
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile

@@ -13,7 +13,9 @@ from quire.devices.protocol import Backend, KVCache, KVSpec, Limits
 from quire.devices.sampling import Sampler
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
-from quire.model.load import LoadedModel, load_model, outline_model
+from quire.model.info import Asked
+from quire.model.load import open_files
+from quire.model.loaded import LoadedModel
 from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
@@ -77,7 +79,8 @@ class Drafter:
     def _draft_model(self, backend: Backend, target: LoadedModel, outline: bool) -> Head:
         assert self.path is not None
         quantized = scheme(self.options.quantization, 64, True, False)
-        model = (outline_model if outline else load_model)(self.path, backend, "auto", quantized)
+        files = open_files(self.path, Asked(quantized=quantized))
+        model = files.outline(backend) if outline else files.load(backend)
         spec = model.spec
         if spec.bidirectional:
             raise ModelError(f"{self.path}: an encoder cannot draft: choose a model that generates")

@@ -16,9 +16,9 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import describe
-from quire.engine.source import find_source
+from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
-from quire.model.engine_dir import EngineLimits
+from quire.model.info import EngineLimits
 from quire.model.load import inspect_model
 from quire.weights.gguf.kinds import KINDS
 from quire.weights.source import open_source, open_tokenizer
@@ -120,7 +120,8 @@ def test_files_are_served_and_planned_in_their_own_types(kind: str, tmp_path: Pa
         config = EngineConfig.from_options(model=str(file), **options)
         backend = NativeBackend(2)
         planned, real = (
-            find_source(config.model)[1](b, r) for b, r in ((backend.outline(), False), (backend, True))
+            find_files(config.model).outline(backend.outline()),
+            find_files(config.model).load(backend),
         )
         assert planned.weight_bytes == real.weight_bytes
         weights = real.weights  # type: ignore[attr-defined]

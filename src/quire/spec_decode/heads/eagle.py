@@ -10,7 +10,7 @@ from typing import TypeVar
 from quire.devices.protocol import FloatArray, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.decoder import Layers
-from quire.model.load import LoadedModel
+from quire.model.loaded import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights

@@ -14,7 +14,7 @@ import msgspec
 from quire.devices.protocol import Attention, FloatArray, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.decoder import Layers
-from quire.model.load import LoadedModel
+from quire.model.loaded import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights, MLPWeights

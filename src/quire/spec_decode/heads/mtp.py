@@ -15,7 +15,8 @@ from quire.devices.protocol import Backend, Graph, KVSpec, Matrix, Norm, Ops
 from quire.errors import ModelError
 from quire.model.assemble import Assembly
 from quire.model.decoder import Layers
-from quire.model.load import LoadedModel, open_tensors
+from quire.model.load import open_tensors
+from quire.model.loaded import LoadedModel
 from quire.model.rope import make_rope
 from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights

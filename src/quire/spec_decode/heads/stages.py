@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.devices.protocol import GELU, FloatArray, Graph, Matrix, Norm, Ops
 from quire.errors import ModelError
-from quire.model.load import LoadedModel
+from quire.model.loaded import LoadedModel
 from quire.spec_decode.head import Head, HeadSource, integer
 
 T = TypeVar("T")

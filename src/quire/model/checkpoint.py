@@ -1,0 +1,187 @@
+"""A checkpoint's files, or a GGUF file: from config and tensor headers to packed weights. Knows no sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.devices.protocol import Backend
+from quire.errors import ModelError, UnknownArchitectureError
+from quire.model.apart import taken_apart
+from quire.model.dummy import dummy_checkpoint
+from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
+from quire.model.families.names import TensorNames
+from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
+from quire.model.kv_scales import kv_scales
+from quire.model.loaded import LoadedModel
+from quire.model.pack import (
+    WeightTypes,
+    check_tensors,
+    choose_dtype,
+    outline_weights,
+    own_quantization,
+    pack_weights,
+    wanted_tensors,
+)
+from quire.model.pooling import max_length, read_pooling
+from quire.model.shard import WHOLE, Shard
+from quire.model.spec import ArchSpec
+from quire.model.stacks import stacks_apart
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.readers.module import ModuleCheckpoint
+from quire.weights.schemes import Quantization
+from quire.weights.source import Source, open_source
+from quire.weights.tensor import FloatDtype
+
+
+class OpenModel(NamedTuple):
+    """A checkpoint's description and its tensors, before they are read."""
+
+    info: ModelInfo
+    spec: ArchSpec
+    checkpoint: Checkpoint
+    names: TensorNames
+
+
+class OpenedFiles:
+    """`ModelFiles` of a model that is described already, with its tensors at hand."""
+
+    ranks = 1
+
+    def __init__(self, opened: OpenModel) -> None:
+        self.info = opened.info
+        self._opened: OpenModel | None = opened
+
+    def opened(self) -> OpenModel:
+        """The description, the tensors and their names."""
+        assert self._opened is not None
+        return self._opened
+
+    def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
+        info, spec, checkpoint, names = self.opened()
+        shard.check(spec)
+        types = WeightTypes.of(info.dtype, info.quantized)
+        weights = outline_weights(spec, names, backend, types, checkpoint, shard)
+        return LoadedModel(info, spec, weights, names=names, shard=shard)
+
+    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+        """Map the tensors and pack them one by one: memory peaks at the packed weights and one matrix."""
+        info, spec, checkpoint, names = self.opened()
+        shard.check(spec)
+        types = WeightTypes.of(info.dtype, info.quantized)
+        weights = pack_weights(spec, names, checkpoint, backend, types, shard)
+        return LoadedModel(info, spec, weights, names=names, shard=shard)
+
+
+class CheckpointFiles(OpenedFiles):
+    """Files of a checkpoint in safetensors, torch's pickles or GGUF. Opening reads headers only.
+
+    The tensors stay mapped until they are packed. A second reading opens the files again.
+    """
+
+    def __init__(self, path: Path, asked: Asked = NOTHING) -> None:
+        super().__init__(_open(path, asked))
+        self._path, self._asked = path, asked
+
+    def opened(self) -> OpenModel:
+        if self._opened is None:
+            self._opened = _open(self._path, self._asked)
+        return self._opened
+
+    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+        model = super().load(backend, shard, verify)
+        self._opened = None
+        return replace(model, open=lambda: _open(self._path, self._asked).checkpoint)
+
+
+def _open(path: Path, asked: Asked) -> OpenModel:
+    reading = asked.reading
+    source = open_source(path, reading.config)
+    try:
+        spec, names = read_config(source.config, source.where, reading.architecture)
+    except UnknownArchitectureError as error:
+        alike = look_alike(source)
+        if alike is None:
+            raise
+        raise UnknownArchitectureError(
+            f"{error}. Its config and tensors look like those of {alike}: `--architecture {alike}` loads it as one"
+        ) from None
+    if reading.spare_tokens:
+        spec = spec.with_spare_tokens(reading.spare_tokens)
+    if reading.dummy:
+        checkpoint: Checkpoint = dummy_checkpoint(source, spec, names)
+        names = names.fitted(checkpoint.names())
+    else:
+        checkpoint, names = _opened(source, spec, names)
+    wanted = check_tensors(spec, names, checkpoint, path)
+    kept = choose_dtype(asked.dtype, wanted, checkpoint)
+    quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
+    config = text_config(source.config, source.where) or source.config
+    eos = eos_ids(source.generation, config, source.where)
+    head_of = partial(read_pooling, path, source.config, spec.architecture, names)
+    head = head_of(checkpoint)
+    limits = UNLIMITED if head is None else EngineLimits(max_seq_len=max_length(path))
+    info = model_info(path, spec, names, kept, quantized, eos, source.generation)
+    scales = kv_scales(source, spec, names)
+    info = replace(info, pooling=head, limits=limits, head_of=head_of, kv_scales=scales)
+    return OpenModel(info, spec, checkpoint, names)
+
+
+def _opened(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
+    """The weights and their names. Packed matrices always have outputs as rows, whatever the family's others have."""
+    found = source.tensors(partial(stacks_apart, spec, names))
+    names = names.fitted(found.names())
+    if names.transposed and isinstance(found, ModuleCheckpoint):
+        return taken_apart(spec, names, found, lambda name: not found.is_packed(name))
+    return found, names
+
+
+def look_alike(source: Source) -> str | None:
+    """The first decoder family that understands the whole config and finds all its tensors; None if there is none."""
+    for kind, architecture in MODEL_TYPES.items():
+        if architecture not in DECODERS:
+            continue
+        try:
+            checkpoint = source.tensors()
+            spec, names = read_config(source.config, architecture=architecture)
+            check_tensors(spec, names.fitted(checkpoint.names()), checkpoint, source.path)
+        except ModelError:
+            continue
+        return kind
+    return None
+
+
+def model_info(
+    directory: Path,
+    spec: ArchSpec,
+    names: TensorNames,
+    dtype: FloatDtype,
+    quantized: Quantization | None,
+    eos_token_ids: tuple[int, ...],
+    generation: dict[str, Any],
+) -> ModelInfo:
+    wanted = wanted_tensors(spec, names)
+    return ModelInfo(
+        directory=directory,
+        spec=spec,
+        dtype=dtype,
+        num_parameters=sum(tensor.parameters for tensor in wanted.values()),
+        weight_bytes=sum(
+            tensor.parameters * (4 if dtype == "float32" or tensor.exact else 2) for tensor in wanted.values()
+        ),
+        eos_token_ids=eos_token_ids,
+        generation=generation,
+        quantized=quantized,
+    )
+
+
+def eos_ids(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
+    """The end-of-sequence tokens; generation_config.json overrides config.json, as in transformers."""
+    value = generation.get("eos_token_id")
+    value = config.get("eos_token_id") if value is None else value
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ModelError(f"{where}: eos_token_id must be a token id or a list of them, got {value!r}")
+    return tuple(ids)

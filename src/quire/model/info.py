@@ -1,0 +1,98 @@
+"""What is known of a model before its weights are read, and how to read one that its files alone do not describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from quire.devices.protocol import KVDtype, KVScales, KVSpec
+from quire.model.kv_scales import scaled_spec
+from quire.model.pooling import HeadReader, PoolingHead
+from quire.model.shard import WHOLE, Shard
+from quire.model.spec import ArchSpec, ModelShape
+from quire.weights.schemes import Quantization
+from quire.weights.tensor import FloatDtype
+
+AskedDtype = Literal["auto", "float32", "float16", "bfloat16"]
+Limit = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits that the engine was built for; None if not given."""
+
+    max_batch_size: Limit | None = None
+    max_input_len: Limit | None = None
+    max_seq_len: Limit | None = None
+
+
+UNLIMITED = EngineLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read a model that its files alone do not describe.
+
+    `architecture` takes the place of the config's own, `config` that of the same keys. With `dummy` the weights are
+    random, and no file of them is read. `spare_tokens` makes room for tokens that adapters add.
+    """
+
+    architecture: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dummy: bool = False
+    spare_tokens: int = 0
+
+
+AS_IT_IS = Reading()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options ask of a model's weights.
+
+    `dtype` "auto" keeps the matrices of a model that has them all in bfloat16, or all in float16; else it makes them
+    float32. `quantized` rounds the matrices further, one by one as they are read.
+    """
+
+    dtype: AskedDtype = "auto"
+    quantized: Quantization | None = None
+    reading: Reading = AS_IT_IS
+
+
+NOTHING = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model before its weights are read.
+
+    `dtype` is the type of its values, `quantized` the types of its matrices if they are quantized. `weight_bytes` is
+    the size of the values in `dtype` (vectors in float32). `generation` is generation_config.json, or empty.
+    `directory` (or a GGUF file) also holds the tokenizer. `pooling` makes vectors of hidden states if the model defines
+    it, and `head_of` reads it from another checkpoint of the model. `limits` are those that an engine was built for. A
+    `foreign` model runs on the backend of its own library. `kv_scales` are those of each layer's keys and values, if
+    the checkpoint has any.
+    """
+
+    directory: Path
+    spec: ModelShape
+    dtype: FloatDtype
+    num_parameters: int
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any]
+    limits: EngineLimits = UNLIMITED
+    pooling: PoolingHead | None = None
+    quantized: Quantization | None = None
+    foreign: bool = False
+    head_of: HeadReader | None = field(default=None, compare=False)
+    kv_scales: tuple[KVScales | None, ...] = ()
+
+    def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
+        """The KV cache of a rank; in FP8 with the scales that came along with the weights."""
+        if not isinstance(self.spec, ArchSpec):
+            return self.spec.kv_spec(dtype)
+        return scaled_spec(shard.kv_spec(self.spec, dtype), self.spec, self.kv_scales, shard)
