@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ settings.register_profile(
 settings.load_profile("quire")
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends the tests even after one that ran a command, which ignores it at its end."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture(scope="session")

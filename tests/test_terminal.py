@@ -88,10 +88,12 @@ def test_interrupts_at_random_times_stop_the_answer_and_nothing_else(tmp_path: P
     assert child.exitstatus == 0
 
 
-def test_generate_stops_at_an_interrupt(tmp_path: Path) -> None:
-    child = spawn(tmp_path, "generate", "Once upon a time", "--max-tokens", "900")
-    child.expect("Once upon a time")
-    time.sleep(0.1)
+@pytest.mark.parametrize(("tokens", "seen"), [("900", "Once upon a time"), ("900", r"\."), ("3", r"\n")])
+def test_generate_stops_at_an_interrupt(tmp_path: Path, tokens: str, seen: str) -> None:
+    """At its start, in its midst, and when all is written but the process has not ended."""
+    child = spawn(tmp_path, "generate", "Once upon a time", "--max-tokens", tokens)
+    child.delaybeforesend = None
+    child.expect(seen)
     child.send(CTRL_C)
     child.expect(pexpect.EOF)
     assert "Traceback" not in child.before

@@ -8,10 +8,11 @@ import errno
 import importlib
 import logging
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
@@ -93,18 +94,17 @@ def main(argv: Sequence[str] | None = None, program: Program | None = None) -> N
     """Entry point. Prints Quire's errors as one line and exits with status 1; usage errors exit with 2."""
     program = program or Program()
     args = list(sys.argv[1:] if argv is None else argv)
-    with errors_reported(program.name, args):
-        _dispatch(args, program)
+    report_errors(lambda: _dispatch(args, program), program.name, args)
 
 
-@contextmanager
-def errors_reported(name: str, args: Sequence[str]) -> Iterator[None]:
-    """Print the errors of the program `name` as one line and exit. `args` say whether the line is JSON."""
+def report_errors(work: Callable[[], None], name: str, args: Sequence[str]) -> None:
+    """Call `work`; print the errors of the program `name` as one line and exit. `args` say whether the line is JSON."""
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        yield
+        work()
+        ignore_interrupts()
     except UsageError as error:
         _report(f"{error.prog}: error: {error}", str(error), args)
         raise SystemExit(2) from None
@@ -119,6 +119,17 @@ def errors_reported(name: str, args: Sequence[str]) -> Iterator[None]:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        ignore_interrupts()
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C from now on: a command whose work is done keeps its exit status.
+
+    The interpreter takes a while to free a model, and an interrupt meanwhile would end the process by its signal.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _dispatch(args: list[str], program: Program) -> None:

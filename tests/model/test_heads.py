@@ -21,6 +21,7 @@ from quire.model.families import DECODERS, HEADLESS, load_family
 from quire.model.load import load_model
 from tests.model.test_encoders import SIZES, write_tokenizer
 from tests.model.tiny_models import FAMILIES, VARIANTS, Session, randomized
+from tests.near import assert_near
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 40)]
 TASKS = ("ForSequenceClassification", "ForTokenClassification")
@@ -60,10 +61,10 @@ def test_scores_equal_transformers(family: str, architecture: str, native: Backe
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0].numpy()
     if head.rows == "last":
-        np.testing.assert_allclose(head(hidden[-1]), expected, atol=1e-4)
+        assert_near(head(hidden[-1]), expected)
     else:
         assert head.rows == "all"
-        np.testing.assert_allclose([head(row) for row in hidden], expected, atol=1e-4)
+        assert_near([head(row) for row in hidden], expected)
 
 
 def small(kind: str, directory: Path, **changes: Any) -> Any:

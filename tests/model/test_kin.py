@@ -17,6 +17,7 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 from quire.devices.reference.backend import ReferenceBackend
 from quire.model.load import load_model
 from tests.model.tiny_models import Session, make_model, randomized, torch_logits
+from tests.near import assert_near
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]
 BAILING = (
@@ -60,7 +61,7 @@ def check(directory: Path, config: dict[str, Any], state: dict[str, Any], expect
     backend = ReferenceBackend()
     loaded = load_model(directory, backend)
     assert expected.std() > 0.5
-    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+    assert_near(Session(loaded, backend).feed(PROMPT), expected)
 
 
 def test_ling_2_is_glm4_moe_with_fused_projections(tmp_path: Path) -> None:

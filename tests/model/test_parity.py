@@ -18,6 +18,7 @@ from quire.devices.registry import make_backend
 from quire.model.load import inspect_model, load_model
 from quire.weights.schemes import scheme
 from tests.model.tiny_models import VARIANTS, Session, i32, make_model, save_torch, torch_logits
+from tests.near import assert_near
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]
 
@@ -52,8 +53,8 @@ def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Any, Path], ba
     loaded = load_model(directory, backend)
     assert loaded.dtype == "float32"
     expected = torch_logits(model, PROMPT)
-    assert expected.std() > 0.5  # otherwise 1e-4 would say little
-    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+    assert expected.std() > 0.5  # otherwise nearness would say little
+    assert_near(Session(loaded, backend).feed(PROMPT), expected)
     tokens = list(PROMPT)
     for _ in range(20):
         tokens.append(int(torch_logits(model, tokens)[-1].argmax()))
@@ -122,7 +123,7 @@ def test_mxfp4_experts_are_read_exactly(stored: torch.dtype, wide_backend: Backe
     assert loaded.dtype == str(stored).removeprefix("torch.")
     assert loaded.info.num_parameters == sum(p.numel() for p in model.parameters())
     expected = torch_logits(model, PROMPT)
-    np.testing.assert_allclose(Session(loaded, wide_backend).feed(PROMPT), expected, atol=1e-4, rtol=0)
+    assert_near(Session(loaded, wide_backend).feed(PROMPT), expected)
 
 
 def rounded(model: Any, dtype: torch.dtype) -> Any:
@@ -140,7 +141,7 @@ def test_asking_for_bfloat16_rounds_the_matrices(tmp_path: Path) -> None:
     loaded = load_model(tmp_path, backend, "bfloat16")
     assert loaded.dtype == "bfloat16"
     expected = torch_logits(rounded(model, torch.bfloat16), PROMPT)
-    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), expected, atol=1e-4)
+    assert_near(Session(loaded, backend).feed(PROMPT), expected)
 
 
 @pytest.mark.parametrize(("stored", "kept"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float16")])
@@ -150,7 +151,7 @@ def test_auto_keeps_bfloat16_and_float16(stored: torch.dtype, kept: str, tmp_pat
     wide.load_state_dict(short.state_dict())  # `short.to(float32)` would keep its rounded rope
     loaded = load_model(tmp_path, backend)
     assert loaded.dtype == kept
-    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), torch_logits(wide, PROMPT), atol=1e-4)
+    assert_near(Session(loaded, backend).feed(PROMPT), torch_logits(wide, PROMPT))
 
 
 def test_kv_cache_in_bfloat16_stays_close(backend: Backend, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_searched_llama_is_a_llama_with_weights_of_zero(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(kept, tmp_path / "model.safetensors")
     loaded = load_model(tmp_path, backend)
-    np.testing.assert_allclose(Session(loaded, backend).feed(PROMPT), torch_logits(model, PROMPT), atol=1e-4)
+    assert_near(Session(loaded, backend).feed(PROMPT), torch_logits(model, PROMPT))
     assert loaded.spec.kv_spec("float32").bytes_per_token == 3 * 2 * 12 * 4
 
 

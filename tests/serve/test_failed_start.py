@@ -18,8 +18,12 @@ from quire.model.info import EngineLimits
 
 
 def serve(*args: str, limit: str = "") -> tuple[int, list[str]]:
-    """Exit status and the lines of the standard error of `quire serve`, without its log. `limit` is for ulimit."""
-    command = [sys.executable, "-W", "error", "-m", "quire.cli", "serve", *args]
+    """Exit status and the lines of the standard error of `quire serve`, without its log. `limit` is for ulimit.
+
+    It takes a free port unless `args` name one: an unlucky machine's 8000 would be the error.
+    """
+    port = () if "--port" in args else ("--port", "0")
+    command = [sys.executable, "-W", "error", "-m", "quire.cli", "serve", *args, *port]
     if limit:
         command = ["/bin/sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *command]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -56,41 +60,41 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 def test_a_model_without_a_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
-    refused("has no tokenizer", str(model), "--port", "0")
+    refused("has no tokenizer", str(model))
 
 
 def test_a_tokenizer_that_is_no_json(model: Path) -> None:
     (model / "tokenizer.json").write_text("{")
-    refused("tokenizer.json", str(model), "--port", "0")
+    refused("tokenizer.json", str(model))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\0"])
 def test_a_config_that_is_no_json_object(model: Path, text: str) -> None:
     (model / "config.json").write_text(text)
-    refused("config.json", str(model), "--port", "0")
+    refused("config.json", str(model))
 
 
 def test_a_config_field_that_is_not_understood(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "attn_logit_softcapping": 30.0}))
-    refused("attn_logit_softcapping", str(model), "--port", "0", "--model-impl", "quire")
+    refused("attn_logit_softcapping", str(model), "--model-impl", "quire")
 
 
 def test_an_unknown_architecture(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchForCausalLM"]}))
-    refused("NoSuchForCausalLM", str(model), "--port", "0", "--model-impl", "quire")
+    refused("NoSuchForCausalLM", str(model), "--model-impl", "quire")
 
 
 def test_weights_that_were_cut_short(model: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    refused("model.safetensors", str(model), "--port", "0")
+    refused("model.safetensors", str(model))
 
 
 def test_missing_weights(model: Path) -> None:
     (model / "model.safetensors").unlink()
-    refused("safetensors", str(model), "--port", "0")
+    refused("safetensors", str(model))
 
 
 def test_an_engine_with_a_changed_byte(tiny_model: Callable[..., str], tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_an_engine_with_a_changed_byte(tiny_model: Callable[..., str], tmp_path:
     data = bytearray((engine / "weights.bin").read_bytes())
     data[len(data) // 2] ^= 1
     (engine / "weights.bin").write_bytes(data)
-    refused("weights.bin", str(engine), "--port", "0")
+    refused("weights.bin", str(engine))
 
 
 def test_a_port_that_is_taken(tiny_model: Callable[..., str], taken: int) -> None:
@@ -107,7 +111,7 @@ def test_a_port_that_is_taken(tiny_model: Callable[..., str], taken: int) -> Non
 
 
 def test_an_address_that_is_not_this_machines(tiny_model: Callable[..., str]) -> None:
-    refused("change --host 192.0.2.1", tiny_model(), "--host", "192.0.2.1", "--port", "0")
+    refused("change --host 192.0.2.1", tiny_model(), "--host", "192.0.2.1")
 
 
 def test_a_socket_that_cannot_be_made(tiny_model: Callable[..., str]) -> None:
@@ -115,45 +119,45 @@ def test_a_socket_that_cannot_be_made(tiny_model: Callable[..., str]) -> None:
 
 
 def test_too_little_memory(tiny_model: Callable[..., str]) -> None:
-    refused("--kv-cache-memory-bytes", tiny_model(), "--port", "0", "--kv-cache-memory-bytes", str(1 << 50))
+    refused("--kv-cache-memory-bytes", tiny_model(), "--kv-cache-memory-bytes", str(1 << 50))
 
 
 def test_a_context_that_does_not_fit(tiny_model: Callable[..., str]) -> None:
     options = ("--num-gpu-blocks-override", "1", "--max-model-len", "512")
-    refused("--max-model-len", tiny_model(), "--port", "0", *options)
+    refused("--max-model-len", tiny_model(), *options)
 
 
 def test_a_context_beyond_the_models(tiny_model: Callable[..., str]) -> None:
-    refused("--max-model-len 100000", tiny_model(), "--port", "0", "--max-model-len", "100000")
+    refused("--max-model-len 100000", tiny_model(), "--max-model-len", "100000")
 
 
 @pytest.mark.parametrize("template", ["{{", "{% if %}"])
 def test_a_template_that_does_not_parse(tiny_model: Callable[..., str], template: str) -> None:
-    refused("template", tiny_model(), "--port", "0", "--chat-template", template)
+    refused("template", tiny_model(), "--chat-template", template)
 
 
 @pytest.mark.parametrize("option", ["--api-key-file", "--config"])
 def test_a_file_that_is_absent(tiny_model: Callable[..., str], option: str) -> None:
-    refused(option, tiny_model(), "--port", "0", option, "/no/such/file")
+    refused(option, tiny_model(), option, "/no/such/file")
 
 
 def test_a_certificate_that_is_absent(tiny_model: Callable[..., str]) -> None:
     files = ("--ssl-keyfile", "/no/key", "--ssl-certfile", "/no/certificate")
-    refused("--ssl-certfile", tiny_model(), "--port", "0", *files)
+    refused("--ssl-certfile", tiny_model(), *files)
 
 
 def test_an_instruction_set_of_another_machine(tiny_model: Callable[..., str]) -> None:
-    refused("neon", tiny_model(), "--port", "0", "--isa", "neon")
+    refused("neon", tiny_model(), "--isa", "neon")
 
 
 def test_a_tokenizer_of_another_place(tiny_model: Callable[..., str]) -> None:
-    refused("/no/tokenizer", tiny_model(), "--port", "0", "--tokenizer", "/no/tokenizer")
+    refused("/no/tokenizer", tiny_model(), "--tokenizer", "/no/tokenizer")
 
 
 @pytest.mark.parametrize(("limit", "words"), [("-n 10", "(ulimit -n)"), ("-v 200000", "(ulimit -v)")])
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce these limits")
 def test_limits_that_are_too_low(tiny_model: Callable[..., str], limit: str, words: str) -> None:
-    status, lines = serve(tiny_model(), "--port", "0", limit=limit)
+    status, lines = serve(tiny_model(), limit=limit)
     assert (status, len(lines)) == (1, 1), lines
     assert lines[0].startswith("quire: error: the limit on ")
     assert words in lines[0]

@@ -14,6 +14,7 @@ from quire import LLM, SamplingParams
 from quire.devices.sampling import Logits
 from quire.errors import ConfigError, ModelError
 from quire.spec_decode.passes import Picker
+from tests.near import assert_near
 
 FOLDERS = (
     "eagle-llama",
@@ -86,7 +87,7 @@ def test_logits_and_drafts(folder: str, data: Path) -> None:
         params = SamplingParams(temperature=0, max_tokens=count + 2, allowed_token_ids=[tokens[p]])
         llm.generate({"prompt_token_ids": tokens[:p]}, params, use_tqdm=False)
         found = np.stack(picker.seen[:count])
-        np.testing.assert_allclose(found, tensors["logits"][place], atol=1e-4, rtol=0, err_msg=f"p = {p}")
+        assert_near(found, tensors["logits"][place], err_msg=f"p = {p}")
         assert drafts[0] == expected["draft_tokens"][place]
 
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
-from quire.cli import Command
+from quire.cli import Command, ignore_interrupts
 from quire.config import EngineConfig, check_options, option
 from quire.llm import LLM
 from quire.params import SamplingParams
@@ -60,6 +60,7 @@ def run(config: EngineConfig, options: GenerateOptions) -> None:
         print(text[shown:], end="", flush=True)
         shown = len(text)
     print()
+    ignore_interrupts()
 
 
 COMMAND = Command(run, GenerateOptions, arguments=("prompt",))

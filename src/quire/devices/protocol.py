@@ -482,4 +482,7 @@ class Backend(Protocol):
         """The arithmetic of products with such a weight."""
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
-        """Measure the device now, in well under a second."""
+        """Measure the device now, in well under a second.
+
+        `arithmetic` of the result is the one measured: fp32 where the device lacks the one asked for.
+        """

@@ -17,6 +17,7 @@ from quire.weights.schemes import Quantized
 from quire.weights.source import open_source, open_tokenizer
 from tests.devices.native_cases import EXACT
 from tests.model.tiny_models import Session
+from tests.near import assert_near
 
 PROMPT = {"prompt_token_ids": [(7 * i) % 500 for i in range(40)]}
 
@@ -56,7 +57,7 @@ def test_logits_are_near_those_of_a_float_model_with_the_values(name: str, data:
     path = data / "gguf-llamacpp" / f"{name}.gguf"
     wanted = _logprobs(path, dtype="float32")
     exact = _logprobs(path, quantization_activations="float", isa=EXACT)
-    np.testing.assert_allclose(exact, wanted, atol=1e-4)
+    assert_near(exact, wanted)
     rounded = _logprobs(path)
     divergence = (np.exp(wanted) * (wanted - rounded)).sum(axis=1).mean()
     assert 0 < divergence < 0.05

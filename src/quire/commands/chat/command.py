@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from quire.cli import Command
+from quire.cli import Command, ignore_interrupts
 from quire.commands.chat.answer import Answerer, LocalAnswerer, RemoteAnswerer
 from quire.commands.chat.session import Session
 from quire.commands.chat.terminal import lines
@@ -35,11 +35,12 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
     session = Session(answerer, options.settings(), options.system)
     if options.quick is not None:
         session.take(options.quick)
-        return
-    print(f"{answerer.name}. {HELLO}", file=sys.stderr)
-    for line in lines(session.names):
-        if not session.take(line):
-            return
+    else:
+        print(f"{answerer.name}. {HELLO}", file=sys.stderr)
+        for line in lines(session.names):
+            if not session.take(line):
+                break
+    ignore_interrupts()
 
 
 COMMAND = Command(run, ChatOptions, arguments=("model",))

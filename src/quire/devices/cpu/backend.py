@@ -129,7 +129,7 @@ class NativeBackend:
         return "bf16" if pairs and self.isa == "avx512_bf16" else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
-        return measure_limits(self.threads, arithmetic)
+        return measure_limits(self.threads, arithmetic, self.isa)
 
     def _pack(self, parts: Sequence[Array | QuantTensor], format: Any, gated: bool) -> NativeMatrix:
         return pack(parts, format, gated, self.isa, self.pool)

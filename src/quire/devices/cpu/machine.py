@@ -76,8 +76,13 @@ def _cgroup_memory() -> Iterator[tuple[int, int]]:
             yield int(limit), used - int(stat.get(stat_key, 0))
 
 
-def measure_limits(threads: int, arithmetic: Arithmetic) -> MachineLimits:
-    """Measure how fast `threads` threads read memory and multiply, in well under a second."""
+def measure_limits(threads: int, arithmetic: Arithmetic, isa: str) -> MachineLimits:
+    """Measure how fast `threads` threads read memory and multiply, in well under a second.
+
+    If the instruction set `isa` lacks the arithmetic, measure fp32, in which it computes such products.
+    """
     read = _native.measure_read_bandwidth(READ_BYTES, threads) / 1e9
-    isa = "avx512_bf16" if arithmetic == "bf16" else "auto"  # auto may be a set without bf16 products
-    return MachineLimits(read, _native.measure_peak(arithmetic, threads, isa) / 1e9, arithmetic, threads)
+    peak = _native.measure_peak(arithmetic, threads, isa) / 1e9
+    if peak == 0:
+        return MachineLimits(read, _native.measure_peak("fp32", threads, isa) / 1e9, "fp32", threads)
+    return MachineLimits(read, peak, arithmetic, threads)

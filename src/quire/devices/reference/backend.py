@@ -107,4 +107,4 @@ class ReferenceBackend:
         return free_memory()
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
-        return measure_limits(self.threads, arithmetic)
+        return measure_limits(self.threads, arithmetic, "auto")

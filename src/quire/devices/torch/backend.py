@@ -105,4 +105,4 @@ class TorchBackend:
         return "int8" if multiplies_integers(weight) else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
-        return measure_limits(self._threads, arithmetic)
+        return measure_limits(self._threads, arithmetic, "auto")

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from quire.cli import errors_reported
+from quire.cli import report_errors
 from quire.flags.sglang import parsed, read_options
 from quire.serve.options import split_options
 from quire.serve.server import serve
@@ -18,12 +18,15 @@ DEFAULTS = {"host": "127.0.0.1", "port": 30000}
 def main(argv: Sequence[str] | None = None, prog: str = "launch_server") -> None:
     """Serve until a signal. Errors are printed as one line, with exit status 1."""
     args = list(sys.argv[1:] if argv is None else argv)
-    with errors_reported(prog, args):
-        options, notices = read_options({**DEFAULTS, **parsed(prog, args)})
-        for notice in notices:
-            log.warning("%s", notice)
-        if status := serve(*split_options({**options, "sglang_api": True})):
-            raise SystemExit(status)
+    report_errors(lambda: _serve(prog, args), prog, args)
+
+
+def _serve(prog: str, args: Sequence[str]) -> None:
+    options, notices = read_options({**DEFAULTS, **parsed(prog, args)})
+    for notice in notices:
+        log.warning("%s", notice)
+    if status := serve(*split_options({**options, "sglang_api": True})):
+        raise SystemExit(status)
 
 
 if __name__ == "__main__":
