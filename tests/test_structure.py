@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},
-    {"files"},
+    {"files", "fields"},
     {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},
     {"devices"},

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from collections.abc import Sequence as Seq
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from quire import fields
 from quire.errors import RequestError
+from quire.fields import INT64, MAX_BEAMS, check, checks_of, refusal, says
 
 MAX_STOP_STRINGS = 16
-MAX_N = 1024
-MAX_BEAMS = 256
 MAX_CONSTRAINT_BYTES = 1 << 20
 MAX_BAD_WORDS = 4096
 MAX_WORD_CHARACTERS = 1 << 16  # of all stop strings, or all bad words, together
@@ -42,36 +43,27 @@ ABSENT = {
 }
 
 
-def _refuse(param: str, value: object, must: str) -> RequestError:
-    return RequestError(f"{param} must be {must}, got {value!r}", param)
-
-
-def _check_number(params: SamplingParams, name: str, low: float, high: float, must: str) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise _refuse(name, value, must)
-    if not low <= value <= high:
-        raise _refuse(name, value, must)
-
-
-def _check_int(params: SamplingParams, name: str, low: int, must: str, high: int | None = None) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high and value > high):
-        raise _refuse(name, value, must)
-
-
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
+def _token_ids(name: str, value: object, most: int | None = None) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or not all(type(t) is int and t >= 0 for t in value):
-        raise _refuse(name, value, "a list of token ids (integers >= 0)")
+        raise refusal(name, value, "a list of token ids (integers >= 0)")
+    _check_length(name, value, most)
     return tuple(value)
 
 
-def _strings(name: str, value: object) -> tuple[str, ...]:
+def _strings(name: str, value: object, most: int | None = None) -> tuple[str, ...]:
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, (list, tuple)) or not all(isinstance(s, str) and s for s in value):
-        raise _refuse(name, value, "a non-empty string or a list of them")
+        raise refusal(name, value, "a non-empty string or a list of them")
+    _check_length(name, value, most)
+    if most is not None and sum(map(len, value)) > MAX_WORD_CHARACTERS:
+        raise RequestError(f"{name} must have at most {MAX_WORD_CHARACTERS} characters in all", name)
     return tuple(value)
+
+
+def _check_length(name: str, value: Sized, most: int | None) -> None:
+    if most is not None and len(value) > most:
+        raise refusal(name, f"{len(value)} entries", f"at most {most} entries")
 
 
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -116,13 +108,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise _refuse(name, value, "a string")
+                raise refusal(name, value, "a string")
             if value is not None and len(value) > MAX_CONSTRAINT_BYTES:
-                raise _refuse(name, f"{len(value)} characters", f"at most {MAX_CONSTRAINT_BYTES} characters")
+                raise refusal(name, f"{len(value)} characters", f"at most {MAX_CONSTRAINT_BYTES} characters")
         if self.choice is not None:
             put(self, "choice", _strings("choice", list(self.choice)))
             if not self.choice or sum(map(len, self.choice)) > MAX_CONSTRAINT_BYTES:
-                raise _refuse(
+                raise refusal(
                     "choice", f"{len(self.choice)} texts", "a list of at least one text, 1 MiB in all"
                 )
         if self.select and self.choice is None:
@@ -161,23 +153,22 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
     `max_pattern_size` 0 detects nothing.
     """
 
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
+    max_pattern_size: Annotated[int, Meta(ge=0, le=MAX_PATTERN)] = 0
+    min_pattern_size: Annotated[int, Meta(ge=0, le=MAX_PATTERN)] = 0
+    min_count: Annotated[int, Meta(ge=0, le=MAX_PATTERN)] = 0
 
     def __post_init__(self) -> None:
         where = "repetition_detection"
-        for name in ("max_pattern_size", "min_pattern_size", "min_count"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= MAX_PATTERN:
-                message = f"{where}.{name} must be an integer from 0 to {MAX_PATTERN}, got {value!r}"
-                raise RequestError(message, f"{where}.{name}")
+        check(self, _REPETITION_CHECKS, f"{where}.")
         if self.min_pattern_size > self.max_pattern_size:
             message = f"{where}.min_pattern_size must be at most max_pattern_size ({self.max_pattern_size})"
             raise RequestError(message, f"{where}.min_pattern_size")
         if self.max_pattern_size and self.min_count < 2:
             message = f"{where}.min_count must be at least 2, got {self.min_count}"
             raise RequestError(message, f"{where}.min_count")
+
+
+_REPETITION_CHECKS = checks_of(RepetitionDetectionParams)
 
 
 class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -192,32 +183,23 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     same step. `no_repeat_ngram_size` bans runs of so many tokens that prompt or output hold already.
     """
 
-    beam_width: int
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] | None = None
-    num_beam_groups: int = 1
-    diversity_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
+    beam_width: Annotated[int, says("sequences that the search keeps", ge=1, le=MAX_BEAMS)]
+    length_penalty: fields.LengthPenalty = 1.0
+    early_stopping: fields.EarlyStopping | None = None
+    num_beam_groups: fields.BeamGroups = 1
+    diversity_penalty: fields.DiversityPenalty = 0.0
+    no_repeat_ngram_size: fields.NoRepeatNgram = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAMS:
-            raise _refuse("beam_width", self.beam_width, f"an integer from 1 to {MAX_BEAMS}")
-        if not isinstance(self.length_penalty, (int, float)) or not math.isfinite(self.length_penalty):
-            raise _refuse("length_penalty", self.length_penalty, "a finite number")
-        if self.early_stopping not in (True, False, None, "never"):
-            raise _refuse("early_stopping", self.early_stopping, 'true, false, "never", or null')
+        check(self, _BEAM_CHECKS)
         groups, penalty = self.num_beam_groups, self.diversity_penalty
-        if type(groups) is not int or groups < 1 or self.beam_width % groups:
-            raise _refuse("num_beam_groups", groups, f"a divisor of beam_width ({self.beam_width})")
-        if not isinstance(penalty, (int, float)) or not math.isfinite(penalty) or penalty < 0:
-            raise _refuse("diversity_penalty", penalty, "a number >= 0")
+        if self.beam_width % groups:
+            raise refusal("num_beam_groups", groups, f"a divisor of beam_width ({self.beam_width})")
         if (groups > 1) != (penalty > 0):
             raise RequestError(
                 "num_beam_groups above 1 and a diversity_penalty above 0 go together: give both or neither",
                 "num_beam_groups" if groups == 1 else "diversity_penalty",
             )
-        if type(self.no_repeat_ngram_size) is not int or self.no_repeat_ngram_size < 0:
-            raise _refuse("no_repeat_ngram_size", self.no_repeat_ngram_size, "an integer >= 0")
 
     @property
     def of_group(self) -> BeamRules:
@@ -232,6 +214,9 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.early_stopping is None:
             length = max(1, prompt_len + num_tokens - (1 if ended else 0))
         return total / math.pow(length, self.length_penalty)
+
+
+_BEAM_CHECKS = checks_of(BeamRules)
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True):
@@ -255,46 +240,46 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     bad_words, allowed_token_ids, stop_token_ids and structured_outputs act on it, the other sampling parameters do not.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
+    n: fields.Samples = 1
+    presence_penalty: fields.PresencePenalty = 0.0
+    frequency_penalty: fields.FrequencyPenalty = 0.0
+    repetition_penalty: fields.RepetitionPenalty = 1.0
+    temperature: fields.Temperature = 1.0
     watermarking: Any = None
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | Seq[str] | None = ()
-    stop_token_ids: Seq[int] | None = ()
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: Seq[int] | None = None
-    prompt_logprob_start: int | None = None
-    logprob_token_ids: Seq[int] | None = None
+    top_p: fields.TopP = 1.0
+    top_k: fields.TopK = 0
+    min_p: fields.MinP = 0.0
+    seed: fields.Seed | None = None
+    stop: fields.Stop | None = ()
+    stop_token_ids: fields.StopTokenIds | None = ()
+    ignore_eos: fields.IgnoreEos = False
+    max_tokens: fields.MaxTokens | None = 16
+    min_tokens: fields.MinTokens = 0
+    logprobs: fields.TopLogprobs | None = None
+    prompt_logprobs: fields.PromptLogprobs | None = None
+    prompt_logprob_token_ids: Seq[fields.TokenId] | None = None
+    prompt_logprob_start: Annotated[int, Meta(ge=0, le=INT64)] | None = None
+    logprob_token_ids: fields.LogprobTokenIds | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
+    skip_special_tokens: fields.SkipSpecialTokens = True
+    spaces_between_special_tokens: fields.SpacesBetween = True
+    include_stop_str_in_output: fields.IncludeStop = False
     output_kind: OutputKind = OutputKind.CUMULATIVE
-    stream_interval: int | None = None
+    stream_interval: fields.StreamInterval | None = None
     skip_clone: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
-    allowed_token_ids: Seq[int] | None = None
+    allowed_token_ids: fields.AllowedTokenIds | None = None
     extra_args: dict[str, Any] | None = None
-    bad_words: Seq[str] | None = ()
+    bad_words: fields.BadWords | None = ()
     skip_reading_prefix_cache: bool | None = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: fields.ThinkingBudget | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     routed_experts_prompt_start: int | None = None
     trace_decode_token_ids: Any = None
-    prediction: str | Seq[int] | None = None
-    speculative_decoding: bool = True
+    prediction: str | Seq[fields.TokenId] | None = None
+    speculative_decoding: fields.Speculative = True
     logits_processors: Any = None
     beam: BeamRules | None = None
     guided_decoding: GuidedDecodingParams | None = None
@@ -320,21 +305,23 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     def __post_init__(self) -> None:
         put = msgspec.structs.force_setattr
-        put(self, "stop", _strings("stop", self.stop or ()))
-        put(self, "bad_words", _strings("bad_words", self.bad_words or ()))
-        put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
+        if self.stop != ():
+            put(self, "stop", _strings("stop", self.stop or (), MAX_STOP_STRINGS))
+        if self.bad_words != ():
+            put(self, "bad_words", _strings("bad_words", self.bad_words or (), MAX_BAD_WORDS))
+        if self.stop_token_ids != ():
+            ids = _token_ids("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKENS)
+            put(self, "stop_token_ids", ids)
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
-                raise _refuse("allowed_token_ids", [], "None or a list of at least one token id")
+                raise refusal("allowed_token_ids", [], "None or a list of at least one token id")
         for name in ("logprob_token_ids", "prompt_logprob_token_ids"):
             value = getattr(self, name)
             if value is not None:
                 put(self, name, _token_ids(name, value) or None)
         if self.prediction is not None and not isinstance(self.prediction, str):
             put(self, "prediction", _token_ids("prediction", self.prediction))
-        if self.thinking_token_budget == -1:
-            put(self, "thinking_token_budget", None)
         if isinstance(self.repetition_detection, dict):
             put(self, "repetition_detection", RepetitionDetectionParams(**self.repetition_detection))
         if self.guided_decoding is not None:
@@ -342,19 +329,19 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
                 raise RequestError("give structured_outputs or guided_decoding, not both", "guided_decoding")
             put(self, "structured_outputs", self.guided_decoding.current())
             put(self, "guided_decoding", None)
-        if self.top_k == -1:
-            put(self, "top_k", 0)
-        if self.seed == -1:
-            put(self, "seed", None)
-        kinds = [kind.value for kind in OutputKind]
-        if self.output_kind not in kinds:
-            raise _refuse("output_kind", self.output_kind, f"one of {', '.join(kinds)}")
-        put(self, "output_kind", OutputKind(self.output_kind))
-        self._check()
+        if type(self.output_kind) is not OutputKind:
+            put(self, "output_kind", _output_kind(self.output_kind))
+        check(self, _SAMPLING_CHECKS)
+        for name, meant in (("thinking_token_budget", None), ("seed", None), ("top_k", 0)):
+            if getattr(self, name) == -1:
+                put(self, name, meant)
+        if self.beam is not None:
+            self._check_beam(self.beam)
+        self._check_others()
 
     def _check_beam(self, beam: BeamRules) -> None:
         if self.n > beam.beam_width:
-            raise _refuse("n", self.n, f"at most beam_width ({beam.beam_width})")
+            raise refusal("n", self.n, f"at most beam_width ({beam.beam_width})")
         for name in ("stop", "prompt_logprobs", "logit_bias"):
             if getattr(self, name):
                 raise RequestError(f"{name} cannot be combined with beam search: leave it out", name)
@@ -365,74 +352,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             message = "structured_outputs: select cannot be combined with beam search: leave one of them out"
             raise RequestError(message, "structured_outputs")
 
-    def _check(self) -> None:
-        if self.beam is not None:
-            self._check_beam(self.beam)
-        _check_int(self, "n", 1, f"an integer from 1 to {MAX_N}", MAX_N)
-        _check_number(self, "presence_penalty", -2.0, 2.0, "a number in [-2, 2]")
-        _check_number(self, "frequency_penalty", -2.0, 2.0, "a number in [-2, 2]")
-        _check_number(self, "repetition_penalty", 1e-6, 1e6, "a number greater than 0")
-        _check_number(self, "temperature", 0.0, 1e6, "a finite number >= 0")
-        _check_number(self, "top_p", 1e-9, 1.0, "a number in (0, 1]")
-        _check_number(self, "min_p", 0.0, 1.0, "a number in [0, 1]")
-        _check_int(self, "top_k", 0, "an integer >= 1, or 0 or -1 for all tokens")
-        _check_int(self, "min_tokens", 0, "an integer >= 0")
-        if self.seed is not None and type(self.seed) is not int:
-            raise _refuse("seed", self.seed, "an integer or None")
-        if self.max_tokens is not None:
-            _check_int(self, "max_tokens", 1, "an integer >= 1, or None for as many as fit")
-            if self.min_tokens > self.max_tokens:
-                raise _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(self, name, -1, "an integer >= 0, -1 for the whole vocabulary, or None")
-        if self.thinking_token_budget is not None:
-            _check_int(self, "thinking_token_budget", 0, "an integer >= 0, or None or -1 for no bound")
-        if self.prompt_logprob_start is not None:
-            _check_int(self, "prompt_logprob_start", 0, "an integer >= 0, or None")
-        if self.stream_interval is not None:
-            _check_int(self, "stream_interval", 1, "an integer >= 1, or None")
-        self._check_extras()
-        for name in (
-            "include_stop_str_in_output",
-            "ignore_eos",
-            "detokenize",
-            "skip_special_tokens",
-            "speculative_decoding",
-            "flat_logprobs",
-        ):
-            if not isinstance(getattr(self, name), bool):
-                raise _refuse(name, getattr(self, name), "true or false")
-        if len(self.stop or ()) > MAX_STOP_STRINGS:
-            raise _refuse("stop", f"{len(self.stop or ())} strings", f"at most {MAX_STOP_STRINGS} strings")
-        for name, most in (
-            ("bad_words", MAX_BAD_WORDS),
-            ("stop_token_ids", MAX_STOP_TOKENS),
-            ("logit_bias", MAX_BIASED_TOKENS),
-        ):
-            if len(getattr(self, name) or ()) > most:
-                raise _refuse(name, f"{len(getattr(self, name))} entries", f"at most {most} entries")
-        for name in ("stop", "bad_words"):
-            if sum(map(len, getattr(self, name) or ())) > MAX_WORD_CHARACTERS:
-                raise RequestError(f"{name} must have at most {MAX_WORD_CHARACTERS} characters in all", name)
+    def _check_others(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise refusal("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids without text", "stop")
-        for token, bias in (self.logit_bias or {}).items():
-            if type(token) is not int or token < 0 or not isinstance(bias, (int, float)):
-                raise _refuse("logit_bias", {token: bias}, "a map from token id to a number")
-            if not -100.0 <= bias <= 100.0:
-                raise _refuse("logit_bias", {token: bias}, "a map to numbers in [-100, 100]")
-
-    def _check_extras(self) -> None:
         for name, why in ABSENT.items():
             if getattr(self, name) not in (None, False):
                 raise RequestError(f"{name} is not supported: {why}", name)
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            raise _refuse("extra_args", self.extra_args, "a map from name to value")
+            raise refusal("extra_args", self.extra_args, "a map from name to value")
+        if self.logit_bias:
+            _check_bias(self.logit_bias)
         functions = self.logits_processors
         if functions is not None:
             if not isinstance(functions, (list, tuple)) or not all(map(callable, functions)):
-                raise _refuse("logits_processors", functions, "a list of functions")
+                raise refusal("logits_processors", functions, "a list of functions")
             msgspec.structs.force_setattr(self, "logits_processors", tuple(functions) or None)
 
     @property
@@ -448,6 +383,26 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
 
 
+_SAMPLING_CHECKS = checks_of(SamplingParams)
+
+
+def _output_kind(given: object) -> OutputKind:
+    kinds = [kind.value for kind in OutputKind]
+    if given not in kinds:
+        raise refusal("output_kind", given, f"one of {', '.join(kinds)}")
+    return OutputKind(given)
+
+
+def _check_bias(biases: dict[int, float]) -> None:
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise refusal("logit_bias", f"{len(biases)} entries", f"at most {MAX_BIASED_TOKENS} entries")
+    for token, bias in biases.items():
+        if type(token) is not int or token < 0 or not isinstance(bias, (int, float)):
+            raise refusal("logit_bias", {token: bias}, "a map from token id to a number")
+        if not -100.0 <= bias <= 100.0:
+            raise refusal("logit_bias", {token: bias}, "a map to numbers in [-100, 100]")
+
+
 class PoolingParams(msgspec.Struct, omit_defaults=True):
     """How a vector is made. Names and order are vLLM's.
 
@@ -456,7 +411,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
     """
 
     use_activation: bool | None = None
-    dimensions: int | None = None
+    dimensions: fields.Dimensions | None = None
     step_tag_id: int | None = None
     returned_token_ids: Seq[int] | None = None
     task: str | None = None
@@ -472,12 +427,14 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
             if getattr(self, name) is not None:
                 raise RequestError(f"{name} is not supported: no model here has such a head", name)
         if self.pooling not in (None, "mean", "last", "cls", "all"):
-            raise _refuse("pooling", self.pooling, "mean, last, cls or all")
-        if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
-            raise _refuse("dimensions", self.dimensions, "an integer >= 1")
+            raise refusal("pooling", self.pooling, "mean, last, cls or all")
+        check(self, _POOLING_CHECKS)
 
     def clone(self) -> PoolingParams:
         return msgspec.structs.replace(self)
+
+
+_POOLING_CHECKS = checks_of(PoolingParams)
 
 
 def token_lists(params: SamplingParams) -> list[tuple[str, Iterable[int]]]:
