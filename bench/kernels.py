@@ -26,7 +26,9 @@ import numpy as np
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
-from quire.devices.protocol import Expert, Graph, KVSpec, Limits, ModelInput, Routing
+from quire.devices.graph import record
+from quire.devices.ops import Embed, Linear, Route, RunExperts, SelectRows
+from quire.devices.protocol import Expert, KVSpec, Limits, ModelInput, Routing
 from quire.weights.gguf.kinds import KINDS, PLAIN
 from quire.weights.layouts import Blocks, Int4, Int8
 from quire.weights.layouts.blocks import ROUNDED
@@ -245,11 +247,11 @@ def measure_experts(
     head = backend.matrix([np.ones((1, hidden), np.float32)], "float32")
     routing = Routing(mixture.experts, mixture.chosen)
 
-    def layer(ops: Any) -> Any:
-        tokens = ops.embed(table)
-        return ops.experts(tokens, ops.route(ops.linear(tokens, router), routing), experts, "silu")
+    def layer(g: Any) -> Any:
+        tokens = g(Embed(table))
+        return g(RunExperts(tokens, g(Route(g(Linear(tokens, router)), routing)), experts, "silu"))
 
-    graph = Graph(lambda ops: ops.select_rows(layer(ops)), lambda ops, h: ops.linear(h, head), 1, hidden)
+    graph = record(lambda g: g(SelectRows(layer(g))), lambda g, h: g(Linear(h, head)), 1, hidden)
     kv = backend.kv_cache(KVSpec(1, 1, 4, "float32"), rows, 1)
     executable = backend.compile(graph, kv, Limits(1024, rows, rows))
     numbers = np.arange(rows, dtype=np.int32)

@@ -12,7 +12,9 @@ import numpy as np
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import multiplies_pairs
-from quire.devices.protocol import Backend, Graph, KVSpec, Limits, ModelInput, Ops, WeightType
+from quire.devices.graph import Recorder, record
+from quire.devices.ops import Embed, GatedLinear, Linear, SelectRows
+from quire.devices.protocol import Backend, KVSpec, Limits, ModelInput, WeightType
 from quire.weights.schemes import Quantized
 
 ISAS = _native.available_isas()
@@ -61,7 +63,7 @@ def rows_step(rows: int) -> ModelInput:
 
 
 def apply_rows(
-    backend: Backend, x: np.ndarray[Any, Any], op: Callable[[Ops[Any], Any], Any], width: int
+    backend: Backend, x: np.ndarray[Any, Any], op: Callable[[Recorder, Any], Any], width: int
 ) -> np.ndarray[Any, Any]:
     """The rows of `x` through `op` as one step of a plan whose memory is poisoned first.
 
@@ -72,9 +74,9 @@ def apply_rows(
         backend.matrix([x], "float32"),
         backend.matrix([np.ones((rows, width), np.float32)], "float32"),
     )
-    graph = Graph(
-        lambda ops: ops.select_rows(op(ops, ops.embed(table))),
-        lambda ops, h: ops.linear(h, head),
+    graph = record(
+        lambda g: g(SelectRows(op(g, g(Embed(table))))),
+        lambda g, h: g(Linear(h, head)),
         rows,
         width,
     )
@@ -89,10 +91,10 @@ def apply_rows(
 def linear(backend: Backend, x: Any, w: Any, dtype: WeightType, **options: Any) -> Any:
     """x [L, K] times a weight [O, K], as `apply_rows` runs it."""
     weight = backend.matrix([w], dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight, **options), weight.shape[0])
+    return apply_rows(backend, x, lambda g, t: g(Linear(t, weight, **options)), weight.shape[0])
 
 
 def gated(backend: Backend, x: Any, gate: Any, up: Any, dtype: WeightType, **options: Any) -> Any:
     """x [L, K] through a gated weight of gate and up, [I, K] each."""
     weight = backend.gated_matrix(gate, up, dtype)
-    return apply_rows(backend, x, lambda ops, t: ops.gated_linear(t, weight, **options), len(gate))
+    return apply_rows(backend, x, lambda g, t: g(GatedLinear(t, weight, **options)), len(gate))

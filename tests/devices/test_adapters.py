@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from quire.devices.adapters import Adapter, Change, Up
-from quire.devices.protocol import Backend, Expert, Graph, KVSpec, Limits, ModelInput, Norm, Routing
+from quire.devices.graph import record
+from quire.devices.ops import Add, Embed, GatedLinear, Linear, Normalize, Route, RunExperts, SelectRows
+from quire.devices.protocol import Backend, Expert, KVSpec, Limits, ModelInput, Norm, Routing
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError
 from tests.devices.native_cases import ISAS, int32, native, normal
@@ -44,19 +46,19 @@ class Made:
             )
             for _ in range(3)
         )
-        self.graph = Graph(self.hidden, lambda ops, h: ops.linear(h, self.head), V, D)
+        self.graph = record(self.hidden, lambda g, h: g(Linear(h, self.head)), V, D)
         cache = backend.kv_cache(SPEC, 8, 8)
         self.executable: Any = backend.compile(self.graph, cache, Limits(64, 8, 64, SLOTS))
 
-    def hidden(self, ops: Any) -> Any:
-        x = ops.embed(self.table, 0.5)
-        y = ops.linear(ops.norm(x, self.norm), self.inner, self.bias, "gelu")
-        x = ops.linear(y, self.outer, residual=x)
-        normed = ops.norm(x, self.wide)
-        y = ops.gated_linear(normed, self.gated, "silu", self.gated_bias)
-        x = ops.add(x, ops.linear(y, self.outer), 0.5)
-        routes = ops.route(ops.linear(normed, self.router), Routing(3, 2))
-        return ops.select_rows(ops.add(x, ops.experts(normed, routes, self.experts, "silu"), 0.5))
+    def hidden(self, g: Any) -> Any:
+        x = g(Embed(self.table, 0.5))
+        y = g(Linear(g(Normalize(x, self.norm)), self.inner, self.bias, "gelu"))
+        x = g(Linear(y, self.outer, residual=x))
+        normed = g(Normalize(x, self.wide))
+        y = g(GatedLinear(normed, self.gated, "silu", self.gated_bias))
+        x = g(Add(x, g(Linear(y, self.outer)), 0.5))
+        routes = g(Route(g(Linear(normed, self.router)), Routing(3, 2)))
+        return g(SelectRows(g(Add(x, g(RunExperts(normed, routes, self.experts, "silu")), 0.5))))
 
     def adapter(self, seed: int, rank: int) -> Adapter:
         rng = np.random.default_rng(seed)

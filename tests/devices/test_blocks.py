@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from quire.devices.ops import Embed, GatedLinear, Linear
 from quire.devices.protocol import Backend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.torch.backend import TorchBackend
@@ -83,7 +84,7 @@ def decoded(tensor: QuantTensor) -> Any:
 
 def product(backend: Backend, x: Any, tensors: list[QuantTensor], activations: Activations) -> Any:
     weight = backend.matrix(tensors, Quantized(tensors[0].layout, activations))  # type: ignore[arg-type]
-    return apply_rows(backend, x, lambda ops, t: ops.linear(t, weight), weight.shape[0])
+    return apply_rows(backend, x, lambda g, t: g(Linear(t, weight)), weight.shape[0])
 
 
 def assert_near(got: Any, wanted: Any, part: float = 3e-6) -> None:
@@ -220,7 +221,7 @@ def test_parts_of_different_kinds_make_one_weight(isa: str, activations: Activat
     results = []
     for backend in (native(isa), ReferenceBackend()):
         weight = backend.gated_matrix(gate, up, Quantized(Blocks("iq4_xs"), activations))
-        results.append(apply_rows(backend, x, lambda ops, t, w=weight: ops.gated_linear(t, w, "silu"), 40))
+        results.append(apply_rows(backend, x, lambda g, t, w=weight: g(GatedLinear(t, w, "silu")), 40))
     assert_near(*results, 1e-5)
 
 
@@ -253,7 +254,7 @@ def test_threads_do_not_change_bits_and_rows_embed() -> None:
             product(native("auto", 3), x, [tensor], "int8").tobytes()
         )
         table = native().matrix([tensor], Quantized(Blocks(kind)))
-        got = apply_rows(native(), x, lambda ops, t, table=table: ops.embed(table), 512)
+        got = apply_rows(native(), x, lambda g, t, table=table: g(Embed(table)), 512)
         np.testing.assert_array_equal(got, decoded(tensor)[:40])
 
 
@@ -265,7 +266,7 @@ def test_exported_bytes_come_back_as_the_same_weight() -> None:
         again = backend.restore(about, data)
         assert again.dequantize().tobytes() == matrix.dequantize().tobytes()
         x = normal(np.random.default_rng(9), 3, 512)
-        got = [apply_rows(backend, x, lambda ops, t, w=w: ops.linear(t, w), 52) for w in (matrix, again)]
+        got = [apply_rows(backend, x, lambda g, t, w=w: g(Linear(t, w)), 52) for w in (matrix, again)]
         assert got[0].tobytes() == got[1].tobytes()
 
 

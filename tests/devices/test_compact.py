@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.devices.cpu.pack import NativeMatrix
+from quire.devices.ops import Embed, Linear
 from quire.errors import ModelError
 from tests.devices.native_cases import ISAS, apply_rows, gated, linear, native, normal
 
@@ -71,7 +72,7 @@ def test_embeddings_have_the_values_of_16_bit_weights(isa: str) -> None:
     backend = native(isa, 2, True)
     table = backend.matrix([w], "bfloat16")
     assert layout(table) == COMPACT
-    got = apply_rows(backend, np.zeros((70, 1), np.float32), lambda ops, _: ops.embed(table), 200)
+    got = apply_rows(backend, np.zeros((70, 1), np.float32), lambda g, _: g(Embed(table)), 200)
     assert got.tobytes() == w.astype(np.float32).tobytes()
 
 
@@ -130,7 +131,7 @@ def test_damaged_bytes_are_not_followed(isa: str, rows: int) -> None:
     panel = len(copy) // 3
     copy[panel + 512 * 24 : 2 * panel] = rng.integers(0, 256, panel - 512 * 24, np.uint8)
     got, want = (
-        apply_rows(backend, x, lambda ops, t, m=m: ops.linear(t, m), 48)
+        apply_rows(backend, x, lambda g, t, m=m: g(Linear(t, m)), 48)
         for m in (backend.restore(about, copy), backend.matrix([w], "bfloat16"))
     )
     for columns in (slice(0, 16), slice(32, 48)):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.devices.ops import Linear
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError, ModelError
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8, stackable
@@ -53,7 +54,7 @@ def test_products_are_those_of_the_plain_weight(
 
     def product(backend: Any, rows: int, threads_of: Any = None) -> Any:
         weight = backend.matrix([tensor], dtype)
-        return apply_rows(backend, x[:rows], lambda ops, t: ops.linear(t, weight), 40)
+        return apply_rows(backend, x[:rows], lambda g, t: g(Linear(t, weight)), 40)
 
     got, wanted = product(native(isa), 33), product(ReferenceBackend(), 33)
     assert tensor.inputs is not None

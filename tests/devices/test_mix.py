@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.ops import Apply, Combine, Linear, MatchRMS, Mix
 from quire.devices.protocol import Backend, ColumnScale, SparseGELU
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.torch.backend import TorchBackend
@@ -52,11 +53,11 @@ def test_parts_are_combined(
     factors[rng.random(factors.shape) < 0.3] = 0
     per_row = normal(rng, made * vectors, vectors * width) / np.float32((vectors * width) ** 0.5)
 
-    def added(ops: Any, t: Any) -> Any:
-        return ops.combine(t, np.ones((made, vectors), np.float32)) if residual else None
+    def added(g: Any, t: Any) -> Any:
+        return g(Combine(t, np.ones((made, vectors), np.float32))) if residual else None
 
-    def combined(ops: Any, t: Any) -> Any:
-        return ops.combine(t, factors, added(ops, t))
+    def combined(g: Any, t: Any) -> Any:
+        return g(Combine(t, factors, added(g, t)))
 
     parts = x.reshape(rows, vectors, width).astype(np.float64)
     sums = parts.sum(axis=1, keepdims=True) if residual else 0
@@ -66,7 +67,7 @@ def test_parts_are_combined(
 
     def mixed(backend: Backend) -> Any:
         weight = backend.matrix([per_row], "float32")
-        return lambda ops, t: ops.mix(t, ops.linear(t, weight), vectors, added(ops, t))
+        return lambda g, t: g(Mix(t, g(Linear(t, weight)), vectors, added(g, t)))
 
     got = apply_rows(other, x, mixed(other), made * width)
     own = (x.astype(np.float64) @ per_row.T).reshape(rows, made, vectors)
@@ -80,7 +81,7 @@ def test_parts_are_combined(
 def test_a_part_left_out_may_hold_anything(other: Backend) -> None:
     x = np.array([[1.0, 2.0, np.inf, np.nan]], np.float32)
     factors = np.array([[2.0, 0.0], [-1.0, 0.0], [0.0, 0.0]], np.float32)
-    got = apply_rows(other, x, lambda ops, t: ops.combine(t, factors), 6)
+    got = apply_rows(other, x, lambda g, t: g(Combine(t, factors)), 6)
     np.testing.assert_array_equal(got, [[2, 4, -1, -2, 0, 0]])
 
 
@@ -88,7 +89,7 @@ def test_parts_take_the_magnitude_of_a_model(other: Backend) -> None:
     rng = np.random.default_rng(3)
     x = normal(rng, 9, 60) * np.repeat([1.0, 30.0, 1e-4], 20).astype(np.float32)
     pick = np.eye(1, 3, 1, dtype=np.float32)
-    got = compare(other, x, lambda ops, t: ops.match_rms(t, ops.combine(t, pick), 1e-5), 60)
+    got = compare(other, x, lambda g, t: g(MatchRMS(t, g(Combine(t, pick)), 1e-5)), 60)
     rms = np.sqrt((got.reshape(9, 3, 20).astype(np.float64) ** 2).mean(axis=2))
     np.testing.assert_allclose(rms[:, 0], rms[:, 1], rtol=1e-5)
     assert (rms[:, 2] < 0.1 * rms[:, 1]).all()  # below the floor
@@ -96,14 +97,14 @@ def test_parts_take_the_magnitude_of_a_model(other: Backend) -> None:
 
 def test_columns_are_scaled(other: Backend) -> None:
     x, factors = normal(np.random.default_rng(1), 5, 33), np.linspace(-2, 2, 33)
-    want = compare(other, x, lambda ops, t: ops.elementwise(t, ColumnScale(tuple(factors.tolist()))), 33)
+    want = compare(other, x, lambda g, t: g(Apply(t, ColumnScale(tuple(factors.tolist())))), 33)
     np.testing.assert_allclose(want, x * factors, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cutoff", [-0.5, 0.0, 1.645])
 def test_sparse_gelu_keeps_the_top_of_each_row(other: Backend, cutoff: float) -> None:
     x = 3 * normal(np.random.default_rng(2), 7, 301) + 1
-    want = compare(other, x, lambda ops, t: ops.elementwise(t, SparseGELU(cutoff)), 301)
+    want = compare(other, x, lambda g, t: g(Apply(t, SparseGELU(cutoff))), 301)
     bound = x.mean(axis=1) + cutoff * x.std(axis=1)
     np.testing.assert_array_equal(want > 0, x > bound[:, None])
 
@@ -111,11 +112,11 @@ def test_sparse_gelu_keeps_the_top_of_each_row(other: Backend, cutoff: float) ->
 def test_parts_that_do_not_fit_are_refused() -> None:
     x = normal(np.random.default_rng(2), 2, 6)
     for op in (
-        lambda ops, t: ops.combine(t, np.ones((1, 4), np.float32)),
-        lambda ops, t: ops.combine(t, np.ones((1, 3), np.float32), t),
-        lambda ops, t: ops.mix(t, t, 4),
-        lambda ops, t: ops.elementwise(t, ColumnScale((1.0, 2.0))),
-        lambda ops, t: ops.match_rms(t, ops.combine(t, np.ones((2, 3), np.float32)), 0.0),
+        lambda g, t: g(Combine(t, np.ones((1, 4), np.float32))),
+        lambda g, t: g(Combine(t, np.ones((1, 3), np.float32), t)),
+        lambda g, t: g(Mix(t, t, 4)),
+        lambda g, t: g(Apply(t, ColumnScale((1.0, 2.0)))),
+        lambda g, t: g(MatchRMS(t, g(Combine(t, np.ones((2, 3), np.float32))), 0.0)),
     ):
         with pytest.raises((EngineError, ValueError)):
             apply_rows(NativeBackend(1), x, op, 6)

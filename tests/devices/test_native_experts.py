@@ -9,13 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.devices.graph import record
+from quire.devices.ops import (
+    Add,
+    Attend,
+    Embed,
+    EmbedPositions,
+    HeadLinear,
+    Linear,
+    RopeAngles,
+    Route,
+    RunExperts,
+    Scale,
+    SelectRows,
+    StoreLatent,
+)
 from quire.devices.protocol import (
     Activation,
     Attention,
     Backend,
     Expert,
     FloatDtype,
-    Graph,
     KVSpec,
     Limits,
     Norm,
@@ -71,7 +85,7 @@ def test_routes_equal_the_reference(routing: Routing, corrected: bool, rows: int
     correction = 0.2 * normal(rng, routing.num_experts) if corrected else None
     chosen = routing.top_k + routing.shared
     ours, theirs = (
-        apply_rows(backend, scores, lambda ops, x: ops.route(x, routing, correction), 2 * chosen)
+        apply_rows(backend, scores, lambda g, x: g(Route(x, routing, correction)), 2 * chosen)
         for backend in (native(), REFERENCE)
     )
     np.testing.assert_array_equal(ours[:, :chosen], theirs[:, :chosen])
@@ -103,8 +117,8 @@ def mixture(
     router = backend.matrix([3 * normal(rng, 7, width) / np.float32(np.sqrt(width))], "float32")
     experts = [expert(inner) for _ in range(6)] + [expert(shared_inner, 0.3)]
 
-    def op(ops: Any, x: Any) -> Any:
-        return ops.experts(x, ops.route(ops.linear(x, router), routing), experts, activation)
+    def op(g: Any, x: Any) -> Any:
+        return g(RunExperts(x, g(Route(g(Linear(x, router)), routing)), experts, activation))
 
     return op
 
@@ -151,10 +165,10 @@ def test_small_operations_equal_the_reference(isa: str) -> None:
         positions = backend.matrix([table], "float32")
         weights = [backend.matrix([head], "float32") for head in heads]
         return [
-            apply_rows(backend, x, lambda ops, v: ops.add(v, ops.embed_positions(positions, 2), 0.3), 40),
-            apply_rows(backend, x, lambda ops, v: ops.scale(v, 1.7, 2.5), 40),
-            apply_rows(backend, x, lambda ops, v: ops.scale(v, 0.3), 40),
-            apply_rows(backend, x, lambda ops, v: ops.head_linear(v, weights), 24),
+            apply_rows(backend, x, lambda g, v: g(Add(v, g(EmbedPositions(positions, 2)), 0.3)), 40),
+            apply_rows(backend, x, lambda g, v: g(Scale(v, 1.7, 2.5)), 40),
+            apply_rows(backend, x, lambda g, v: g(Scale(v, 0.3)), 40),
+            apply_rows(backend, x, lambda g, v: g(HeadLinear(v, weights)), 24),
         ]
 
     for ours, theirs in zip(run(native(isa)), run(REFERENCE), strict=True):
@@ -172,19 +186,21 @@ def latent(backend: Backend, rows: int, kv_dtype: FloatDtype) -> Any:
     norm = Norm("rms", 1 + 0.1 * normal(rng, rank), None, 1e-6)
     rope = Rope((50.0 ** -(np.arange(3) / 3)).astype(np.float32))
 
-    def hidden(ops: Any) -> Any:
-        row = ops.embed(x)
-        kept = ops.store_latent(
-            ops.linear(row, kv),
-            ops.linear(row, q),
-            ops.linear(row, turned),
-            0,
-            ops.rope_angles(rope),
-            norm,
+    def hidden(g: Any) -> Any:
+        row = g(Embed(x))
+        kept = g(
+            StoreLatent(
+                g(Linear(row, kv)),
+                g(Linear(row, q)),
+                g(Linear(row, turned)),
+                0,
+                g(RopeAngles(rope)),
+                norm,
+            )
         )
-        return ops.select_rows(ops.attention(kept, 0, heads, Attention(0.2)))
+        return g(SelectRows(g(Attend(kept, 0, heads, Attention(0.2)))))
 
-    graph = Graph(hidden, lambda ops, h: ops.linear(h, head), rows, heads * rank)
+    graph = record(hidden, lambda g, h: g(Linear(h, head)), rows, heads * rank)
     spec = KVSpec(1, 1, rank + rotary, kv_dtype, value_dim=rank)
     executable = backend.compile(graph, backend.kv_cache(spec, rows, 1), Limits(rows, 1, rows))
     executable.run(rows_step(rows))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.devices.ops import Linear
 from quire.devices.protocol import Activation, FloatDtype
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError
@@ -68,9 +69,9 @@ def test_linear_equals_the_reference(
     for backend in (native(isa, threads), ReferenceBackend()):
         weight, second = backend.matrix([w], dtype), backend.matrix([back], "float32")
 
-        def op(ops: Any, t: Any, weight: Any = weight, second: Any = second) -> Any:
-            residual = ops.linear(t, second) if with_residual else None
-            return ops.linear(t, weight, bias, activation, residual)
+        def op(g: Any, t: Any, weight: Any = weight, second: Any = second) -> Any:
+            residual = g(Linear(t, second)) if with_residual else None
+            return g(Linear(t, weight, bias, activation, residual))
 
         results.append(apply_rows(backend, seen(isa, x, dtype), op, outputs))
     np.testing.assert_allclose(results[0], results[1], rtol=2e-5, atol=2e-5)
@@ -163,7 +164,7 @@ def test_activations_over_their_whole_range(isa: str, activation: Activation) ->
     results = []
     for backend in (native(isa), ReferenceBackend()):
         weight = backend.matrix([identity], "float32")
-        results.append(apply_rows(backend, x, lambda ops, t, w=weight: ops.linear(t, w, None, activation), 1))
+        results.append(apply_rows(backend, x, lambda g, t, w=weight: g(Linear(t, w, None, activation)), 1))
     # gelu's 1 + erf cancels for negative x, in float32 anywhere: there the error is absolute.
     np.testing.assert_allclose(results[0], results[1], rtol=3e-6, atol=1e-6)
 

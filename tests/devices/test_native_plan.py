@@ -15,14 +15,25 @@ from msgspec.structs import replace
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.machine import cgroup_cores, usable_threads
+from quire.devices.graph import Graph, record
 from quire.devices.host import HostLogits
 from quire.devices.kv import FP8_MOST
+from quire.devices.ops import (
+    Attend,
+    Embed,
+    GatedLinear,
+    Linear,
+    Normalize,
+    RopeAngles,
+    Scale,
+    SelectRows,
+    StoreKV,
+)
 from quire.devices.protocol import (
     Arithmetic,
     Attention,
     Backend,
     FloatDtype,
-    Graph,
     KVDtype,
     KVSpec,
     Limits,
@@ -74,20 +85,20 @@ def model(
     ]
     rope = Rope((100.0 ** -(np.arange(4) / 4)).astype(np.float32), 1.1)
 
-    def hidden(ops: Any) -> Any:
-        x, angles = ops.embed(embedding, 2.0), ops.rope_angles(rope)
+    def hidden(g: Any) -> Any:
+        x, angles = g(Embed(embedding, 2.0)), g(RopeAngles(rope))
         for index, layer in enumerate(layers):
-            normed = ops.norm(x, layer["norm"])
-            qkv = ops.linear(normed, layer["qkv"], layer["bias"])
-            q = ops.store_kv(qkv, index, N, angles, layer["q_norm"], layer["k_norm"])
-            heads = ops.attention(q, index, N, Attention(H**-0.5, 5 if index else None))
-            x = ops.linear(heads, layer["out"], residual=x)
-            normed = normed if parallel else ops.norm(x, layer["mlp_norm"])
-            inner = ops.gated_linear(normed, layer["gate_up"], "gelu_tanh")
-            x = ops.linear(inner, layer["down"], residual=x)
-        return ops.norm(ops.select_rows(x), final)
+            normed = g(Normalize(x, layer["norm"]))
+            qkv = g(Linear(normed, layer["qkv"], layer["bias"]))
+            q = g(StoreKV(qkv, index, N, angles, layer["q_norm"], layer["k_norm"]))
+            heads = g(Attend(q, index, N, Attention(H**-0.5, 5 if index else None)))
+            x = g(Linear(heads, layer["out"], residual=x))
+            normed = normed if parallel else g(Normalize(x, layer["mlp_norm"]))
+            inner = g(GatedLinear(normed, layer["gate_up"], "gelu_tanh"))
+            x = g(Linear(inner, layer["down"], residual=x))
+        return g(Normalize(g(SelectRows(x)), final))
 
-    graph = Graph(hidden, lambda ops, h: ops.linear(h, embedding), V, D)
+    graph = record(hidden, lambda g, h: g(Linear(h, embedding)), V, D)
     return graph, KVSpec(LAYERS, G, H, kv_dtype)
 
 
@@ -176,11 +187,11 @@ def test_keys_are_the_same_stored_together_and_one_by_one(isa: str, kv_dtype: KV
     qkv = backend.matrix([normal(np.random.default_rng(5), count, 3 * heads * head_dim)], "float32")
     head = backend.matrix([np.ones((8, heads * head_dim), np.float32)], "float32")
 
-    def attend(ops: Any) -> Any:
-        q = ops.store_kv(ops.embed(qkv), 0, heads, None, None, None)
-        return ops.select_rows(ops.attention(q, 0, heads, Attention(head_dim**-0.5)))
+    def attend(g: Any) -> Any:
+        q = g(StoreKV(g(Embed(qkv)), 0, heads, None, None, None))
+        return g(SelectRows(g(Attend(q, 0, heads, Attention(head_dim**-0.5)))))
 
-    graph = Graph(attend, lambda ops, h: ops.linear(h, head), 8, heads * head_dim)
+    graph = record(attend, lambda g, h: g(Linear(h, head)), 8, heads * head_dim)
 
     def last_row(chunk: int) -> bytes:
         kv = backend.kv_cache(KVSpec(1, heads, head_dim, kv_dtype), 3, 16)
@@ -213,11 +224,11 @@ def attention_of(
     table = backend.matrix([qkv], "float32")
     head = backend.matrix([qkv[:, : heads * head_dim]], "float32")
 
-    def hidden(ops: Any) -> Any:
-        q = ops.store_kv(ops.embed(table), 0, heads, None, None, None)
-        return ops.select_rows(ops.attention(q, 0, heads, Attention(head_dim**-0.5)))
+    def hidden(g: Any) -> Any:
+        q = g(StoreKV(g(Embed(table)), 0, heads, None, None, None))
+        return g(SelectRows(g(Attend(q, 0, heads, Attention(head_dim**-0.5)))))
 
-    graph = Graph(hidden, lambda ops, h: ops.linear(h, head), count, heads * head_dim)
+    graph = record(hidden, lambda g, h: g(Linear(h, head)), count, heads * head_dim)
     blocks = -(-count // block_size)
     kv = backend.kv_cache(KVSpec(1, groups, head_dim, kv_dtype), blocks, block_size)
     executable = backend.compile(graph, kv, Limits(count, 1, 1))
@@ -292,11 +303,11 @@ def test_norm_equals_the_reference(
     x = 3 * normal(rng, rows, width) + 1
     norm = Norm(kind, normal(rng, width), normal(rng, width) if with_bias else None, 1e-5)
     got, want = (
-        apply_rows(b, x, lambda ops, t: ops.norm(t, norm), width) for b in (native(isa), ReferenceBackend())
+        apply_rows(b, x, lambda g, t: g(Normalize(t, norm)), width) for b in (native(isa), ReferenceBackend())
     )
     # Of a row that is all mean, float32 keeps what rounding leaves; eps alone bounds it.
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4 if kind == "layer" and width < 3 else 2e-5)
-    alone = apply_rows(native(isa), x[-1:], lambda ops, t: ops.norm(t, norm), width)
+    alone = apply_rows(native(isa), x[-1:], lambda g, t: g(Normalize(t, norm)), width)
     assert alone.tobytes() == got[-1:].tobytes()
 
 
@@ -326,8 +337,8 @@ def test_a_norm_within_a_product_equals_one_before_it(
     norm = Norm(kind, normal(rng, width), normal(rng, width) if seed % 2 else None, 1e-5)
     backend = native(isa)
     weight = backend.matrix([w], dtype)
-    within = apply_rows(backend, x, lambda ops, t: ops.linear(ops.norm(t, norm), weight, bias), 40)
-    normed = apply_rows(backend, x, lambda ops, t: ops.norm(t, norm), width)
+    within = apply_rows(backend, x, lambda g, t: g(Linear(g(Normalize(t, norm)), weight, bias)), 40)
+    normed = apply_rows(backend, x, lambda g, t: g(Normalize(t, norm)), width)
     assert within.tobytes() == linear(backend, normed, w, dtype, bias=bias).tobytes()
 
 
@@ -336,21 +347,21 @@ def test_a_norm_that_one_product_reads_takes_no_memory() -> None:
     weight = backend.matrix([np.ones((64, 64), np.float32)], "bfloat16")
 
     def size(op: Any) -> int:
-        graph = Graph(
-            lambda ops: ops.select_rows(op(ops, ops.embed(weight))),
-            lambda ops, h: ops.linear(h, weight),
+        graph = record(
+            lambda g: g(SelectRows(op(g, g(Embed(weight))))),
+            lambda g, h: g(Linear(h, weight)),
             64,
             64,
         )
         return backend.workspace_bytes(graph, KV, Limits(500, 1, 1))
 
-    def once(ops: Any, t: Any) -> Any:
-        return ops.linear(ops.norm(t, norm), weight, residual=t)
+    def once(g: Any, t: Any) -> Any:
+        return g(Linear(g(Normalize(t, norm)), weight, residual=t))
 
-    def spaced(ops: Any, t: Any) -> Any:
-        return ops.linear(ops.scale(ops.norm(t, norm), 1.0), weight, residual=t)
+    def spaced(g: Any, t: Any) -> Any:
+        return g(Linear(g(Scale(g(Normalize(t, norm)), 1.0)), weight, residual=t))
 
-    assert size(once) == size(lambda ops, t: ops.linear(t, weight, residual=t)) < size(spaced)
+    assert size(once) == size(lambda g, t: g(Linear(t, weight, residual=t))) < size(spaced)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -360,9 +371,9 @@ def test_embedding_reads_the_packed_rows(isa: str, dtype: FloatDtype) -> None:
     for rows, width in ((1, 1), (16, 33), (50, 64), (35, 7)):
         values = normal(rng, rows, width)
         matrix = native(isa).matrix([values], dtype)
-        graph = Graph(
-            lambda ops, m=matrix: ops.select_rows(ops.embed(m, 1.5)),
-            lambda ops, h, m=matrix: ops.linear(h, m),
+        graph = record(
+            lambda g, m=matrix: g(SelectRows(g(Embed(m, 1.5)))),
+            lambda g, h, m=matrix: g(Linear(h, m)),
             rows,
             width,
         )
@@ -376,9 +387,9 @@ def test_rope_angles_are_float32_accurate_at_any_position(isa: str) -> None:
     backend = native(isa)
     frequencies = (500000.0 ** -(np.arange(37) / 37)).astype(np.float32)
     head = backend.matrix([np.ones((8, 74), np.float32)], "float32")
-    graph = Graph(
-        lambda ops: ops.select_rows(ops.rope_angles(Rope(frequencies, 0.7))),
-        lambda ops, h: ops.linear(h, head),
+    graph = record(
+        lambda g: g(SelectRows(g(RopeAngles(Rope(frequencies, 0.7))))),
+        lambda g, h: g(Linear(h, head)),
         8,
         74,
     )
@@ -497,9 +508,7 @@ def test_the_best_of_each_row_is_known(
     if special is not None:
         x[rng.integers(rows)] = special
     table, weight = backend.matrix([x], "float32"), backend.matrix([w], dtype)
-    graph = Graph(
-        lambda ops: ops.select_rows(ops.embed(table)), lambda ops, h: ops.linear(h, weight), vocab, 32
-    )
+    graph = record(lambda g: g(SelectRows(g(Embed(table)))), lambda g, h: g(Linear(h, weight)), vocab, 32)
     at_once = max(1, rows // 2)
     executable = backend.compile(graph, backend.kv_cache(KV, rows, 1), Limits(rows, 1, at_once))
     logits = executable.run(rows_step(rows))
@@ -514,9 +523,9 @@ def test_the_best_of_each_row_is_known(
 def test_the_best_of_changed_logits_is_not_known() -> None:
     backend = native()
     table = backend.matrix([np.eye(8, dtype=np.float32)], "float32")
-    graph = Graph(
-        lambda ops: ops.select_rows(ops.embed(table)),
-        lambda ops, h: ops.scale(ops.linear(h, table), -1.0),
+    graph = record(
+        lambda g: g(SelectRows(g(Embed(table)))),
+        lambda g, h: g(Scale(g(Linear(h, table)), -1.0)),
         8,
         8,
     )
@@ -596,10 +605,10 @@ def test_a_forked_child_runs_alone() -> None:
     backend = NativeBackend(3)
     x = normal(np.random.default_rng(0), 40, 64)
     weight = backend.matrix([x], "float32")
-    want = apply_rows(backend, x, lambda ops, t: ops.linear(t, weight), 40)
+    want = apply_rows(backend, x, lambda g, t: g(Linear(t, weight)), 40)
     child = os.fork()
     if child == 0:
-        got = apply_rows(backend, x, lambda ops, t: ops.linear(t, weight), 40)
+        got = apply_rows(backend, x, lambda g, t: g(Linear(t, weight)), 40)
         os._exit(0 if got.tobytes() == want.tobytes() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -612,12 +621,15 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="KV cache has another shape"):
         backend._record(graph, spec, limits).plan.bind(other.store)
     wrong = backend.matrix([np.ones((V, D + 1), np.float32)], "float32")
+    rows = backend.matrix([np.ones((V, D), np.float32)], "float32")
+    narrow = record(lambda g: g(SelectRows(g(Embed(rows)))), lambda g, h: g(Linear(h, wrong)), V, D)
     with pytest.raises(EngineError, match="columns"):
-        backend.workspace_bytes(replace(graph, head=lambda ops, h: ops.linear(h, wrong)), spec, limits)
+        backend.workspace_bytes(narrow, spec, limits)
     with pytest.raises(EngineError, match="logits"):
         backend.workspace_bytes(replace(graph, vocab_size=V + 1), spec, limits)
+    all_rows = record(lambda g: g(Embed(rows)), lambda g, h: g(Linear(h, rows)), V, D)
     with pytest.raises(EngineError, match="select_rows"):
-        backend.workspace_bytes(replace(graph, hidden=lambda ops: ops.embed(wrong)), spec, limits)
+        backend.workspace_bytes(all_rows, spec, limits)
     with pytest.raises(EngineError, match="ReferenceMatrix"):
         backend.workspace_bytes(model(ReferenceBackend())[0], spec, limits)
     with pytest.raises(EngineError, match="ReferenceKVCache"):
@@ -724,13 +736,13 @@ def test_narrow_caches_round_to_the_nearest(isa: str, kv_dtype: KVDtype) -> None
     backend, rows = native(isa), len(values)
     qkv = backend.matrix([np.concatenate([np.zeros((rows, 128), np.float32), values], axis=1)], "float32")
 
-    def attend(ops: Any) -> Any:
-        return ops.select_rows(
-            ops.attention(ops.store_kv(ops.embed(qkv), 0, 1, None, None, None), 0, 1, Attention(1.0))
+    def attend(g: Any) -> Any:
+        return g(
+            SelectRows(g(Attend(g(StoreKV(g(Embed(qkv)), 0, 1, None, None, None)), 0, 1, Attention(1.0))))
         )
 
     head = backend.matrix([np.ones((8, 64), np.float32)], "float32")
-    graph = Graph(attend, lambda ops, h: ops.linear(h, head), 8, 64, num_token_ids=rows)
+    graph = record(attend, lambda g, h: g(Linear(h, head)), 8, 64, num_token_ids=rows)
     executable: Any = backend.compile(
         graph, backend.kv_cache(KVSpec(1, 1, 64, kv_dtype), 64, 4), Limits(64, 64, 64)
     )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.devices.ops import Embed, Linear
 from quire.devices.reference.backend import ReferenceBackend
 from quire.weights.layouts import Int4, Int8
 from quire.weights.schemes import Activations, Quantized
@@ -152,7 +153,7 @@ def test_a_table_embeds_its_dequantized_rows(isa: str, dtype: Quantized) -> None
     rows = []
     for backend in (native(isa), ReferenceBackend()):
         table = backend.matrix([values], dtype)
-        got = apply_rows(backend, values, lambda ops, t, table=table: ops.embed(table), 73)
+        got = apply_rows(backend, values, lambda g, t, table=table: g(Embed(table)), 73)
         rows.append(got)
     np.testing.assert_array_equal(rows[0], rows[1])
 
@@ -166,5 +167,5 @@ def test_exported_bytes_come_back_as_the_same_weight(dtype: Quantized) -> None:
         again = backend.restore(about, data)
         assert again.dequantize().tobytes() == matrix.dequantize().tobytes()
         x = normal(np.random.default_rng(5), 3, 130)
-        got = [apply_rows(backend, x, lambda ops, t, w=w: ops.linear(t, w), 33) for w in (matrix, again)]
+        got = [apply_rows(backend, x, lambda g, t, w=w: g(Linear(t, w)), 33) for w in (matrix, again)]
         assert got[0].tobytes() == got[1].tobytes()

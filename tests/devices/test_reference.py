@@ -12,10 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from quire.devices.protocol import Attention, Graph, KVSpec, Limits, ModelInput, Norm, Rope
+from quire.devices.graph import Graph, record
+from quire.devices.ops import (
+    Attend,
+    Embed,
+    GatedLinear,
+    Linear,
+    Normalize,
+    Op,
+    RopeAngles,
+    SelectRows,
+    StoreKV,
+)
+from quire.devices.protocol import Attention, KVSpec, Limits, ModelInput, Norm, Rope
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.reference.cache import ReferenceKVCache
-from quire.devices.reference.ops import ReferenceOps
+from quire.devices.reference.ops import FORMULAS, ReferenceStep
 from quire.errors import EngineError
 
 BACKEND = ReferenceBackend()
@@ -50,8 +62,10 @@ def step(
     )
 
 
-def ops(inputs: ModelInput, kv: ReferenceKVCache | None = None) -> ReferenceOps:
-    return ReferenceOps(inputs, kv or BACKEND.kv_cache(KVSpec(1, 1, 4, "float32"), 4, 4))
+def compute(op: Op[Any], inputs: ModelInput, kv: ReferenceKVCache | None = None) -> Any:
+    """The result of one operation, whose operands are arrays."""
+    kv = kv or BACKEND.kv_cache(KVSpec(1, 1, 4, "float32"), 4, 4)
+    return FORMULAS[type(op)](ReferenceStep(inputs, kv), op)
 
 
 @pytest.mark.parametrize("activation", [None, *TORCH_ACTIVATIONS])
@@ -64,7 +78,7 @@ def test_linear_with_bias_activation_and_residual(activation: Any, dtype: Any) -
     assert matrix.shape == (6, 7)
     y = torch.from_numpy(x).double() @ torch.from_numpy(rounded).double().T + torch.from_numpy(bias)
     y = TORCH_ACTIVATIONS[activation](y) if activation else y
-    got = ops(step([(5, 5)], 8)).linear(x, matrix, bias, activation, residual)
+    got = compute(Linear(x, matrix, bias, activation, residual), step([(5, 5)], 8))
     np.testing.assert_allclose(got, y.numpy() + residual, atol=1e-6)
     assert got.dtype == np.float32
 
@@ -79,7 +93,7 @@ def test_gated_linear_is_activated_gate_times_up(with_bias: bool) -> None:
     expected = torch.nn.functional.silu(torch.from_numpy(gate_y)).numpy() * up_y
     matrix = BACKEND.gated_matrix(gate, up, "float32")
     assert matrix.shape == (12, 7)
-    got = ops(step([(5, 5)], 8)).gated_linear(x, matrix, "silu", bias)
+    got = compute(GatedLinear(x, matrix, "silu", bias), step([(5, 5)], 8))
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -88,14 +102,16 @@ def test_norms() -> None:
     t = torch.from_numpy
     rms = torch.nn.functional.rms_norm(t(x), (9,), t(weight), 1e-5).numpy()
     layer = torch.nn.functional.layer_norm(t(x), (9,), t(weight), t(bias), 1e-5).numpy()
-    run = ops(step([(4, 4)], 8))
-    np.testing.assert_allclose(run.norm(x, Norm("rms", weight, None, 1e-5)), rms, atol=1e-6)
-    np.testing.assert_allclose(run.norm(x, Norm("layer", weight, bias, 1e-5)), layer, atol=1e-6)
+    inputs = step([(4, 4)], 8)
+    np.testing.assert_allclose(compute(Normalize(x, Norm("rms", weight, None, 1e-5)), inputs), rms, atol=1e-6)
+    np.testing.assert_allclose(
+        compute(Normalize(x, Norm("layer", weight, bias, 1e-5)), inputs), layer, atol=1e-6
+    )
 
 
 def test_embed_takes_the_rows_of_the_tokens_and_scales() -> None:
     table, inputs = normal(0, 11, 5), step([(3, 3), (2, 9)], 4)
-    got = ops(inputs).embed(BACKEND.matrix([table], "float32"), 2.0)
+    got = compute(Embed(BACKEND.matrix([table], "float32"), 2.0), inputs)
     np.testing.assert_array_equal(got, table[inputs.tokens_T] * 2)
 
 
@@ -140,9 +156,9 @@ def test_rope_store_and_attention_equal_torch(
     kv = BACKEND.kv_cache(spec, second.block_table_SM.size, block)
 
     def run(inputs: ModelInput, x: Any) -> Any:
-        o = ReferenceOps(inputs, kv)
-        q = o.store_kv(x, 1, num_heads, o.rope_angles(rope), None, None)
-        return o.attention(q, 1, num_heads, Attention(0.4, window))
+        angles = compute(RopeAngles(rope), inputs, kv)
+        q = compute(StoreKV(x, 1, num_heads, angles), inputs, kv)
+        return compute(Attend(q, 1, num_heads, Attention(0.4, window)), inputs, kv)
 
     for b, (_, old) in enumerate(lengths):
         if old:
@@ -164,7 +180,7 @@ def test_store_kv_norms_each_head_before_rope_and_leaves_values_alone() -> None:
     inputs, spec = step([(3, 3)], 4), KVSpec(1, 1, 4, "bfloat16")
     kv, qkv = BACKEND.kv_cache(spec, 1, 4), normal(0, 3, 16)
     q_norm, k_norm = Norm("rms", normal(1, 4), None, 1e-6), Norm("rms", normal(2, 4), None, 1e-6)
-    q = ReferenceOps(inputs, kv).store_kv(qkv, 0, 2, None, q_norm, k_norm)
+    q = compute(StoreKV(qkv, 0, 2, None, q_norm, k_norm), inputs, kv)
     t = torch.from_numpy(qkv).reshape(3, 4, 4)
     expected_q = torch.nn.functional.rms_norm(t[:, :2], (4,), torch.from_numpy(q_norm.weight), 1e-6)
     expected_k = torch.nn.functional.rms_norm(t[:, 2], (4,), torch.from_numpy(k_norm.weight), 1e-6)
@@ -195,14 +211,14 @@ def little_graph() -> Graph:
     out, down = BACKEND.matrix([normal(3, 12, 16)], "float32"), BACKEND.matrix([normal(4, 12, 20)], "float32")
     gated = BACKEND.gated_matrix(normal(5, 20, 12), normal(6, 20, 12), "float32")
 
-    def hidden(o: Any) -> Any:
-        x, angles = o.embed(table), o.rope_angles(Rope(np.array([1.0, 0.1], np.float32)))
-        q = o.store_kv(o.linear(o.norm(x, norm), qkv), 0, 4, angles, None, None)
-        x = o.linear(o.attention(q, 0, 4, Attention(0.5, 5)), out, residual=x)
-        x = o.linear(o.gated_linear(o.norm(x, norm), gated, "gelu_tanh"), down, residual=x)
-        return o.norm(o.select_rows(x), norm)
+    def hidden(g: Any) -> Any:
+        x, angles = g(Embed(table)), g(RopeAngles(Rope(np.array([1.0, 0.1], np.float32))))
+        q = g(StoreKV(g(Linear(g(Normalize(x, norm)), qkv)), 0, 4, angles, None, None))
+        x = g(Linear(g(Attend(q, 0, 4, Attention(0.5, 5))), out, residual=x))
+        x = g(Linear(g(GatedLinear(g(Normalize(x, norm)), gated, "gelu_tanh")), down, residual=x))
+        return g(Normalize(g(SelectRows(x)), norm))
 
-    return Graph(hidden, lambda o, x: o.linear(x, table), 11, 12)
+    return record(hidden, lambda g, x: g(Linear(x, table)), 11, 12)
 
 
 SPEC = KVSpec(1, 2, 4, "float32")

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.run import NativeExecutable
-from quire.devices.protocol import Graph, Limits, WeightType
+from quire.devices.graph import record
+from quire.devices.ops import Embed, Linear, SelectRows
+from quire.devices.protocol import Limits, WeightType
 from quire.weights.layouts import Int4, Int8
 from quire.weights.schemes import Quantized
 from tests.devices.native_cases import ISAS, KV, native, normal, rows_step, to_bf16
@@ -36,9 +38,9 @@ class Head:
     ) -> None:
         self.matrix = backend.head([w], dtype)
         table = backend.matrix([x], "float32")
-        graph = Graph(
-            lambda ops: ops.select_rows(ops.embed(table)),
-            lambda ops, h: ops.linear(h, self.matrix),
+        graph = record(
+            lambda g: g(SelectRows(g(Embed(table)))),
+            lambda g, h: g(Linear(h, self.matrix)),
             len(w),
             x.shape[1],
         )

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import LLM, SamplingParams
+from quire.devices.graph import record
+from quire.devices.ops import Attend, Embed, Linear, Route, SelectRows, StoreKV
 from quire.devices.protocol import (
     Activation,
     Attention,
-    Graph,
     KVDtype,
     KVSpec,
     Limits,
@@ -81,7 +82,7 @@ def test_routes_equal_the_reference(routing: Routing, corrected: bool, rows: int
     correction = 0.2 * normal(rng, routing.num_experts) if corrected else None
     chosen = routing.top_k + routing.shared
     ours, theirs = (
-        apply_rows(backend, scores, lambda ops, x: ops.route(x, routing, correction), 2 * chosen)
+        apply_rows(backend, scores, lambda g, x: g(Route(x, routing, correction)), 2 * chosen)
         for backend in (TORCH, REFERENCE)
     )
     np.testing.assert_array_equal(ours[:, :chosen], theirs[:, :chosen])
@@ -116,11 +117,11 @@ def test_attention_equals_the_reference(attention: Attention) -> None:
         table = backend.matrix([qkv], "float32")
         head = backend.matrix([np.ones((rows, 8), np.float32)], "float32")
 
-        def hidden(ops: Any, table: Any = table) -> Any:
-            q = ops.store_kv(ops.embed(table), 0, 2, None, None, None)
-            return ops.select_rows(ops.attention(q, 0, 2, attention))
+        def hidden(g: Any, table: Any = table) -> Any:
+            q = g(StoreKV(g(Embed(table)), 0, 2, None, None, None))
+            return g(SelectRows(g(Attend(q, 0, 2, attention))))
 
-        graph = Graph(hidden, lambda ops, h, head=head: ops.linear(h, head), rows, 8)
+        graph = record(hidden, lambda g, h, head=head: g(Linear(h, head)), rows, 8)
         kv = backend.kv_cache(KVSpec(1, 1, 4, "float32"), rows, 1)
         executable = backend.compile(graph, kv, Limits(rows, 1, rows))
         executable.run(rows_step(rows))

@@ -11,8 +11,10 @@ import pytest
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.graph import record
 from quire.devices.kv import KVScales
-from quire.devices.protocol import Attention, Backend, Graph, KVSpec, Limits, ModelInput
+from quire.devices.ops import Attend, Embed, Linear, SelectRows, StoreKV
+from quire.devices.protocol import Attention, Backend, KVSpec, Limits, ModelInput
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError, ModelError
@@ -100,11 +102,11 @@ def attended(backend: Backend, spec: KVSpec) -> Any:
     table = backend.matrix([rows], "float32")
     head = backend.matrix([np.ones((8, width), np.float32)], "float32")
 
-    def hidden(ops: Any) -> Any:
-        q = ops.store_kv(ops.embed(table), 0, 4, None, None, None)
-        return ops.select_rows(ops.attention(q, 0, 4, Attention(0.02)))
+    def hidden(g: Any) -> Any:
+        q = g(StoreKV(g(Embed(table)), 0, 4, None, None, None))
+        return g(SelectRows(g(Attend(q, 0, 4, Attention(0.02)))))
 
-    graph = Graph(hidden, lambda ops, h: ops.linear(h, head), 8, width, num_token_ids=20)
+    graph = record(hidden, lambda g, h: g(Linear(h, head)), 8, width, num_token_ids=20)
     executable = backend.compile(graph, backend.kv_cache(spec, 5, 4), Limits(20, 1, 20))
     executable.run(rows_step(20, 4))
     return executable.hidden().copy()

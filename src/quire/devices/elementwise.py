@@ -1,4 +1,4 @@
-"""Functions of single elements that a decoder applies: parameters of `Ops.elementwise`."""
+"""Functions of single elements: the parameter of the operation Apply."""
 
 from __future__ import annotations
 

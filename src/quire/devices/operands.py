@@ -1,8 +1,8 @@
-"""Parameters of operations on activations: norms, rotary embedding, attention. Plain structs."""
+"""Weights and parameters of operations: matrices, norms, rotary embedding, attention, experts. Plain structs."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -14,10 +14,31 @@ NormKind = Literal["rms", "layer"]
 SCORE_TILE = 64  # positions
 
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu"]
+
+
+@runtime_checkable
+class Matrix(Protocol):
+    """A weight [O, K] packed for a backend's kernels."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def greedy_nbytes(self) -> int:
+        """Approximate bytes read to find the largest output of a row; can be below `nbytes` for a `Backend.head`."""
+
+    def dequantize(self) -> FloatArray:
+        """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
+
+
 class Norm(msgspec.Struct, frozen=True):
     """y = x / rms(x) * weight, or LayerNorm with bias; statistics over the last axis in float32.
 
-    For queries and keys (`store_kv`) the weight is [H], shared by all heads; [N, H], one per head; or [N H], with
+    For queries and keys (StoreKV) the weight is [H], shared by all heads; [N, H], one per head; or [N H], with
     statistics over all heads together. With `after_rope` the norm follows the rotation.
     """
 
@@ -58,7 +79,46 @@ class Attention(msgspec.Struct, frozen=True):
     bias: FloatArray | None = None
 
 
+class Routing(msgspec.Struct, frozen=True):
+    """How a token chooses experts from its scores [E]; `correction` [E] affects the choice, not the weights.
+
+    Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over the chosen ones). With
+    `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
+    or with `group_sum` as its two best together. A `shared` expert, the last one, always takes part; its weight is 1,
+    or with `shared_gate` the sigmoid of one extra score. The weights multiply the experts' outputs, or with
+    `weigh_inputs` their inputs. With `correct_logits` the correction is added to the scores themselves, and the
+    choice uses that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
+    arXiv:2310.00811), which takes experts one by one: each weight is the share of the largest remaining score among
+    the remaining scores that are within twice the threshold of it.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    softmax_after: bool = False
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_sum: bool = False
+    shared: bool = False
+    shared_gate: bool = False
+    weigh_inputs: bool = False
+    correct_logits: bool = False
+    sparse_mixer: float = 0.0
+
+
+class Expert(msgspec.Struct, frozen=True):
+    """`up` is a gated matrix [2 I, D], `down` is [D, I]; `limit` as in GatedLinear."""
+
+    up: Matrix
+    up_bias: FloatArray | None
+    down: Matrix
+    down_bias: FloatArray | None
+    limit: float = 0.0
+
+
 def padded_positions(places: NDArray[np.int32]) -> int:
-    """The row length of `Ops.relative_scores`: the positions of [2 P - 1] places, in whole tiles."""
+    """The row length of RelativeScores: the positions of [2 P - 1] places, in whole tiles."""
     positions = (len(places) + 1) // 2
     return -(-positions // SCORE_TILE) * SCORE_TILE

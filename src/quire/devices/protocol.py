@@ -1,8 +1,8 @@
-"""A backend's offer to the decoder: weights, a KV cache, and a small set of operations.
+"""What a backend offers: weights, a KV cache, executables of a graph and a sampler.
 
-Knows arrays and shapes; knows no model family and no scheduler. The decoder is written once against `Ops`:
-the reference backend executes each call at once on numpy arrays, the native backend records the calls into
-a plan and replays it each step.
+Knows arrays and shapes; knows no model family and no scheduler. A model is recorded once as a list of operations
+(ops.py, graph.py); a backend gets the list. The reference and torch compute it one by one, the native backend encodes
+it as a plan and replays that each step.
 
 Shape letters: T tokens of the step, B sequences, L rows that need logits, D hidden size, N query heads,
 G key/value heads, H head_dim, V vocabulary, S slots, M blocks per sequence, O and K rows and columns of a weight.
@@ -10,8 +10,8 @@ G key/value heads, H head_dim, V vocabulary, S slots, M blocks per sequence, O a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -25,15 +25,20 @@ from quire.devices.elementwise import ColumnScale as ColumnScale
 from quire.devices.elementwise import Elementwise as Elementwise
 from quire.devices.elementwise import SparseGELU as SparseGELU
 from quire.devices.elementwise import Temperature as Temperature
+from quire.devices.graph import Graph as Graph
 from quire.devices.kv import FP8_MOST as FP8_MOST
 from quire.devices.kv import KVDtype as KVDtype
 from quire.devices.kv import KVLayer as KVLayer
 from quire.devices.kv import KVScales as KVScales
 from quire.devices.kv import KVSpec as KVSpec
+from quire.devices.operands import Activation as Activation
 from quire.devices.operands import Attention as Attention
+from quire.devices.operands import Expert as Expert
+from quire.devices.operands import Matrix as Matrix
 from quire.devices.operands import Norm as Norm
 from quire.devices.operands import NormKind as NormKind
 from quire.devices.operands import Rope as Rope
+from quire.devices.operands import Routing as Routing
 from quire.devices.peers import Peers as Peers
 from quire.devices.sampling import Logits, Sampler
 from quire.weights.layouts import AnyLayout
@@ -45,70 +50,7 @@ from quire.weights.tensor import QuantTensor
 
 IntArray = NDArray[np.int32]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu"]
 Arithmetic = Literal["fp32", "bf16", "int8"]
-
-
-@runtime_checkable
-class Matrix(Protocol):
-    """A weight [O, K] packed for a backend's kernels."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def greedy_nbytes(self) -> int:
-        """Approximate bytes read to find the largest output of a row; can be below `nbytes` for a `Backend.head`."""
-
-    def dequantize(self) -> FloatArray:
-        """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
-
-
-class Routing(msgspec.Struct, frozen=True):
-    """How a token chooses experts from its scores [E]; `correction` [E] affects the choice, not the weights.
-
-    Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over the chosen ones). With
-    `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
-    or with `group_sum` as its two best together. A `shared` expert, the last one, always takes part; its weight is 1,
-    or with `shared_gate` the sigmoid of one extra score. The weights multiply the experts' outputs, or with
-    `weigh_inputs` their inputs. With `correct_logits` the correction is added to the scores themselves, and the
-    choice uses that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
-    arXiv:2310.00811), which takes experts one by one: each weight is the share of the largest remaining score among
-    the remaining scores that are within twice the threshold of it.
-    """
-
-    num_experts: int
-    top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    softmax_after: bool = False
-    renormalize: bool = False
-    scale: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
-    group_sum: bool = False
-    shared: bool = False
-    shared_gate: bool = False
-    weigh_inputs: bool = False
-    correct_logits: bool = False
-    sparse_mixer: float = 0.0
-
-
-class Expert(msgspec.Struct, frozen=True):
-    """`up` is a gated matrix [2 I, D], `down` is [D, I]; `limit` as in gated_linear."""
-
-    up: Matrix
-    up_bias: FloatArray | None
-    down: Matrix
-    down_bias: FloatArray | None
-    limit: float = 0.0
-
-
-def experts_width(width: int, experts: Sequence[Expert | None]) -> int:
-    """The width of what experts return for inputs of a width."""
-    return next((expert.down.shape[0] for expert in experts if expert is not None), width)
 
 
 class KVCache(Protocol):
@@ -165,168 +107,6 @@ class Limits(msgspec.Struct, frozen=True):
     max_adapters: int = 0
 
 
-T = TypeVar("T")
-
-
-class Ops(Protocol[T]):
-    """The operations of a forward pass. T is the backend's tensor; rows are tokens unless said otherwise.
-
-    Exactness (docs/architecture.md): each output row depends only on its own row (and, in attention, its own
-    sequence), with an order of reduction that does not depend on how many rows or sequences are in the step.
-    """
-
-    def embed(self, table: Matrix, scale: float = 1.0) -> T:
-        """Rows of `table` [V, D] for the step's tokens, times scale: [T, D]."""
-
-    def embed_positions(self, table: Matrix, offset: int) -> T:
-        """Rows of `table` at each token's position + offset: [T, D]."""
-
-    def add(self, x: T, other: T, scale: float = 1.0) -> T:
-        """x + scale * other; both have the same shape."""
-
-    def scale(self, x: T, scale: float, cap: float | None = None) -> T:
-        """scale * x, then cap * tanh(x / cap)."""
-
-    def multiply(self, x: T, factors: T) -> T:
-        """x [rows, D] times factors [rows, F]: each factor multiplies D / F neighbouring elements."""
-
-    def elementwise(self, x: T, op: Elementwise) -> T:
-        """The same function of each element, of its token's position too for Temperature: one row per token."""
-
-    def combine(self, x: T, factors: FloatArray, residual: T | None = None) -> T:
-        """Linear combinations of the equal parts of each row: [rows, A D] -> [rows, B D] + residual.
-
-        `factors` is [B, A]. Part b of the result is the sum over a, in ascending order, of factors[b, a] times part a;
-        parts whose factor is 0 are left out.
-        """
-
-    def mix(self, x: T, factors: T, vectors: int, residual: T | None = None) -> T:
-        """`combine` with factors of its own for each row, [rows, B A]; A = `vectors`."""
-
-    def match_rms(self, x: T, like: T, floor: float) -> T:
-        """Each part of a row, as wide as `like`, scaled to its root mean square: [rows, A D], [rows, D] -> [rows, A D].
-
-        A mean square of a part below `floor` counts as `floor`.
-        """
-
-    def norm(self, x: T, norm: Norm) -> T:
-        """[rows, D] -> [rows, D]."""
-
-    def linear(
-        self,
-        x: T,
-        weight: Matrix,
-        bias: FloatArray | None = None,
-        activation: Activation | None = None,
-        residual: T | None = None,
-    ) -> T:
-        """activation(x @ weight.T + bias) + residual: [rows, K] -> [rows, O]."""
-
-    def gated_linear(
-        self,
-        x: T,
-        weight: Matrix,
-        activation: Activation,
-        bias: FloatArray | None = None,
-        limit: float = 0.0,
-    ) -> T:
-        """activation(gate) * up of a weight made by `Backend.gated_matrix`: [rows, K] -> [rows, O / 2].
-
-        `bias` is [O]: the gate's, then the up projection's. With a `limit` above 0 the activated gate is at most that,
-        and up is bounded by it both ways.
-        """
-
-    def rope_angles(self, rope: Rope) -> T:
-        """cos and sin of the step's positions, computed once and shared by layers: [T, rotary_dim]."""
-
-    def store_kv(
-        self,
-        qkv: T,
-        layer: int,
-        num_heads: int,
-        angles: T | None,
-        q_norm: Norm | None,
-        k_norm: Norm | None,
-        v_norm: Norm | None = None,
-    ) -> T:
-        """Apply norm and rope (if `angles`) to q and k, in the norm's order; store k and v in the cache of `layer`.
-
-        qkv is [T, (N + 2 G) H]: q heads, then k heads, then v heads. Returns q, normed and rotated: [T, N H].
-        """
-
-    def queries(self, q: T, num_heads: int, angles: T | None, norm: Norm | None) -> T:
-        """The queries [T, N H] of a layer that stores no keys, normed and rotated as by store_kv."""
-
-    def store_latent(self, kv: T, q_latent: T, q_rope: T, layer: int, angles: T, norm: Norm) -> T:
-        """The store_kv of latent attention (DeepSeek-V2, arXiv:2405.04434): one key of C + R elements per token.
-
-        kv is [T, C + R]: the latent, which is normed here, and the rotated part. Returns q [T, N (C + R)], made of
-        q_latent [T, N C] and the rotated q_rope [T, N R].
-        """
-
-    def head_linear(self, x: T, weights: Sequence[Matrix]) -> T:
-        """Head n of x times weights[n].T: [T, N K] -> [T, N O]."""
-
-    def route(
-        self,
-        scores: T,
-        routing: Routing,
-        correction: FloatArray | None = None,
-        weight_scales: FloatArray | None = None,
-    ) -> T:
-        """Scores [T, E] (and the shared expert's) -> ids of the chosen experts, then their weights: [T, 2 chosen].
-
-        `weight_scales` [E]: the weight of each chosen expert is multiplied by its own.
-        """
-
-    def experts(
-        self,
-        x: T,
-        routes: T,
-        experts: Sequence[Expert | None],
-        activation: Activation,
-        weigh_inputs: bool = False,
-    ) -> T:
-        """Sum over a token's experts, in ascending order, of weight * down(gated(up(x))): [T, D] -> [T, D].
-
-        An expert that is None returns x. `weigh_inputs`: as in Routing. If all `down` have fewer rows, because other
-        ranks have the others, the result is [T, rows].
-        """
-
-    def relative_scores(
-        self, by_query: T | None, by_key: T | None, num_heads: int, places: IntArray, scale: float
-    ) -> T:
-        """What distances add to the scores of whole sequences (DeBERTa, arXiv:2006.03654): [T, N S], for `attention`.
-
-        by_query and by_key are [T, N B], or None for zeros. The score of the query at i with the key at j gets scale *
-        (by_query[i, n, place] + by_key[j, n, place]) with place = places[j - i + P - 1], one of B. `places` is
-        [2 P - 1]: sequences have at most P tokens, all in the step. S is P rounded up to a multiple of 64.
-        """
-
-    def attention(self, q: T, layer: int, num_heads: int, attention: Attention, scores: T | None = None) -> T:
-        """Paged attention over `layer`'s cache: [T, N H] -> [T, N H]; for latent attention [T, N value_dim].
-
-        `scores` [T, N S] are added to those of each query, by position.
-        Query head i reads key/value head i // (N / G).
-        Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
-        """
-
-    def all_reduce(self, x: T, peers: Peers | None) -> T:
-        """The sum of all ranks' x, added in the order of ranks. `peers` may be None in a graph to measure."""
-
-    def all_gather(self, x: T, widths: Sequence[int], peers: Peers | None) -> T:
-        """The columns of all ranks side by side: [rows, widths[rank]] -> [rows, sum of widths]."""
-
-    def select_rows(self, x: T) -> T:
-        """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
-
-    def receive(self, width: int) -> T:
-        """ModelInput.hidden_TD with D = `width`; at most once in a graph."""
-
-    def tap(self, x: T) -> None:
-        """Keep x [T, D] of all tokens for `Executable.taps`."""
-
-
 class Executable(Protocol):
     """A forward pass ready to run, bound to one KV cache."""
 
@@ -350,29 +130,6 @@ class Executable(Protocol):
 
     def taps(self) -> tuple[FloatArray, ...]:
         """Host arrays [T, D]: hidden states after the layers Graph.taps, in order, perhaps views as in `hidden`."""
-
-
-class Graph(msgspec.Struct, frozen=True):
-    """A model, or a stage of one, as two functions over any Ops: `hidden()` gives [L, D], `head(hidden)` gives [L, V].
-
-    A stage is a range of layers for one pipeline rank. All but the last have no head, and their `hidden()` gives
-    [T, D] for the next one to receive. `layers` are the model's layers in this graph; layer i uses layer
-    i - layers.start of the KV cache. `taps` are the layers whose output `hidden()` taps, in order: the input of
-    drafters. `num_token_ids` is the input vocabulary, if it is not the output's (0: it is).
-    """
-
-    hidden: Callable[[Ops[Any]], Any]
-    head: Callable[[Ops[Any], Any], Any] | None
-    vocab_size: int
-    hidden_size: int
-    layers: range = range(0)
-    taps: tuple[int, ...] = ()
-    num_token_ids: int = 0
-
-    @property
-    def token_limit(self) -> int:
-        """All token ids of a step are lower."""
-        return self.num_token_ids or self.vocab_size
 
 
 class ForeignModel(Protocol):

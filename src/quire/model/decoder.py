@@ -1,23 +1,48 @@
-"""The one decoder, written over `Ops`. Knows ArchSpec and packed weights; no family, file or sequence."""
+"""The one decoder, which records operations. Knows ArchSpec and packed weights; no family, file or sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
 
+from quire.devices.graph import Graph, Recorder, record
+from quire.devices.ops import (
+    Add,
+    AllGather,
+    AllReduce,
+    Apply,
+    Attend,
+    Combine,
+    Embed,
+    EmbedPositions,
+    GatedLinear,
+    HeadLinear,
+    Linear,
+    Multiply,
+    Normalize,
+    PrepareQueries,
+    Receive,
+    RelativeScores,
+    RopeAngles,
+    Route,
+    RunExperts,
+    Scale,
+    SelectRows,
+    StoreKV,
+    StoreLatent,
+    Tap,
+    Value,
+)
 from quire.devices.protocol import (
     Attention,
     Clamp,
     FloatArray,
-    Graph,
     IntArray,
     Matrix,
     Norm,
-    Ops,
     SparseGELU,
 )
 from quire.errors import ModelError
@@ -37,16 +62,15 @@ from quire.model.weights import (
     RelativeWeights,
 )
 
-T = TypeVar("T")
 Output = tuple[Matrix, FloatArray | None]
 """A projection that ends attention or MLP, and its bias."""
 
 
-class LayerInputs(msgspec.Struct, Generic[T], frozen=True):
+class LayerInputs(msgspec.Struct, frozen=True):
     """What the inputs of all layers are made of: the embedding [T, D] and rows of the table [T, layers P]."""
 
-    embedding: T
-    table: T
+    embedding: Value
+    table: Value
 
 
 class Layers:
@@ -65,33 +89,33 @@ class Layers:
 
     def layer(
         self,
-        ops: Ops[T],
-        x: T,
-        angles: dict[RopeSpec, T],
+        g: Recorder,
+        x: Value,
+        angles: dict[RopeSpec, Value],
         index: int,
         cached: int,
         layer: LayerWeights,
-        carried: list[T] | None = None,
-    ) -> T:
+        carried: list[Value] | None = None,
+    ) -> Value:
         """Layer `index` of the model, which is layer `cached` of the KV cache.
 
         `carried` holds what joins after the next layer (MoESpec.shortcut).
         """
-        normed = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
+        normed = x if layer.attention_norm is None else g(Normalize(x, layer.attention_norm))
         attention, after, pending = layer.attention, x, self._sums_once(layer)
         if attention is not None:
-            heads = self._attend(ops, normed, angles, index, cached, attention)
+            heads = self._attend(g, normed, angles, index, cached, attention)
             output = attention.out, attention.out_bias
             if pending:
-                after = ops.linear(heads, *output, residual=x if self.shard.first else None)
+                after = g(Linear(heads, *output, residual=x if self.shard.first else None))
             else:
                 divided = self._divides_attention
-                after = self._join(ops, x, heads, output, layer.attention_post_norm, divided)
+                after = self._join(g, x, heads, output, layer.attention_post_norm, divided)
         if layer.laurel is not None:
-            after = ops.scale(ops.add(after, self._laurel(ops, normed, layer.laurel)), 2**-0.5)
+            after = g(Scale(g(Add(after, self._laurel(g, normed, layer.laurel))), 2**-0.5))
         source = x if self.spec.parallel else after
         if layer.mlp_norm is not None:
-            normed = ops.norm(source, layer.mlp_norm)
+            normed = g(Normalize(source, layer.mlp_norm))
         elif not self.spec.parallel:
             normed = source
         down: Output | None = None
@@ -99,56 +123,58 @@ class Layers:
         if layer.moe is not None and self.spec.moe is not None and self.spec.moe.shortcut:
             assert layer.mlp is not None
             assert carried is not None
-            carried.append(self._route(ops, normed, self.spec.moe, layer.moe))
-            inner, down = self._mlp(ops, normed, index, layer.mlp)
+            carried.append(self._route(g, normed, self.spec.moe, layer.moe))
+            inner, down = self._mlp(g, normed, index, layer.mlp)
         elif layer.moe is not None and self.spec.moe is not None:
             beside = layer.moe.beside
             if beside is not None and layer.mlp is not None:
-                dense = self._output(ops, *self._mlp(ops, normed, index, layer.mlp))
-                inner = self._route(ops, source, self.spec.moe, layer.moe)
-                inner = ops.add(ops.norm(dense, beside.mlp_norm), inner)
+                dense = self._output(g, *self._mlp(g, normed, index, layer.mlp))
+                inner = self._route(g, source, self.spec.moe, layer.moe)
+                inner = g(Add(g(Normalize(dense, beside.mlp_norm)), inner))
             else:
-                inner = self._route(ops, normed, self.spec.moe, layer.moe)
+                inner = self._route(g, normed, self.spec.moe, layer.moe)
         elif layer.mlp is not None:
-            inner, down = self._mlp(ops, normed, index, layer.mlp)
+            inner, down = self._mlp(g, normed, index, layer.mlp)
             if pending:
-                return self._sum(ops, ops.linear(inner, *down, residual=after))
+                return self._sum(g, g(Linear(inner, *down, residual=after)))
         else:
             return after
-        joined = self._join(ops, after, inner, down, layer.mlp_post_norm)
-        return joined if joins is None else ops.add(joined, joins)
+        joined = self._join(g, after, inner, down, layer.mlp_post_norm)
+        return joined if joins is None else g(Add(joined, joins))
 
-    def own_input(self, ops: Ops[T], x: T, inputs: LayerInputs[T], index: int, own: PerLayerWeights) -> T:
+    def own_input(
+        self, g: Recorder, x: Value, inputs: LayerInputs, index: int, own: PerLayerWeights
+    ) -> Value:
         """The layer's own input [T, D], from its part of the table and the embedding, gated by x."""
         count = self.spec.num_layers
-        projected = ops.scale(ops.linear(inputs.embedding, own.model), self.spec.hidden_size**-0.5)
-        looked_up = ops.combine(inputs.table, np.eye(1, count, index, dtype=np.float32))
-        given = ops.scale(ops.add(ops.norm(projected, own.norm), looked_up), 2**-0.5)
-        gated = ops.multiply(ops.linear(x, own.gate, activation=self.spec.activation), given)
-        return ops.norm(ops.linear(gated, own.out), own.post_norm)
+        projected = g(Scale(g(Linear(inputs.embedding, own.model)), self.spec.hidden_size**-0.5))
+        looked_up = g(Combine(inputs.table, np.eye(1, count, index, dtype=np.float32)))
+        given = g(Scale(g(Add(g(Normalize(projected, own.norm)), looked_up)), 2**-0.5))
+        gated = g(Multiply(g(Linear(x, own.gate, activation=self.spec.activation)), given))
+        return g(Normalize(g(Linear(gated, own.out)), own.post_norm))
 
-    def _laurel(self, ops: Ops[T], x: T, weights: LaurelWeights) -> T:
-        return ops.add(x, ops.norm(ops.linear(ops.linear(x, weights.left), weights.right), weights.norm))
+    def _laurel(self, g: Recorder, x: Value, weights: LaurelWeights) -> Value:
+        return g(Add(x, g(Normalize(g(Linear(g(Linear(x, weights.left)), weights.right)), weights.norm))))
 
     def _join(
         self,
-        ops: Ops[T],
-        x: T,
-        inner: T,
+        g: Recorder,
+        x: Value,
+        inner: Value,
         output: Output | None,
         norm: Norm | None,
         divided: bool = True,
-    ) -> T:
+    ) -> Value:
         """x + norm(output(inner)), or norm(x + output(inner)), with the spec's multiplier. Without output: inner."""
         multiplier, of_sum = self.spec.residual_multiplier, self.spec.placement == "sum"
         if output is not None and multiplier == 1.0 and (norm is None or of_sum):
-            y = self._output(ops, inner, output, x, divided)
+            y = self._output(g, inner, output, x, divided)
         else:
-            y = inner if output is None else self._output(ops, inner, output, None, divided)
+            y = inner if output is None else self._output(g, inner, output, None, divided)
             if norm is not None and not of_sum:
-                y = ops.norm(y, norm)
-            y = ops.add(x, y, multiplier)
-        return ops.norm(y, norm) if norm is not None and of_sum else y
+                y = g(Normalize(y, norm))
+            y = g(Add(x, y, multiplier))
+        return g(Normalize(y, norm)) if norm is not None and of_sum else y
 
     def _sums_once(self, layer: LayerWeights) -> bool:
         """Whether attention and MLP read the same input, so that ranks may add both parts of both in one sum."""
@@ -159,37 +185,37 @@ class Layers:
 
     def _output(
         self,
-        ops: Ops[T],
-        inner: T,
+        g: Recorder,
+        inner: Value,
         output: Output,
-        residual: T | None = None,
+        residual: Value | None = None,
         divided: bool = True,
-    ) -> T:
+    ) -> Value:
         """residual + output(inner), from what the ranks have of it; not `divided`: all of it."""
         if not divided or self.shard.whole:
-            return ops.linear(inner, *output, residual=residual)
+            return g(Linear(inner, *output, residual=residual))
         if not self._gathers:
-            return self._sum(ops, ops.linear(inner, *output, residual=residual if self.shard.first else None))
-        y = self._gather(ops, ops.linear(inner, *output), self.shard.widths(self.spec.hidden_size))
-        return y if residual is None else ops.add(residual, y)
+            return self._sum(g, g(Linear(inner, *output, residual=residual if self.shard.first else None)))
+        y = self._gather(g, g(Linear(inner, *output)), self.shard.widths(self.spec.hidden_size))
+        return y if residual is None else g(Add(residual, y))
 
-    def _gather(self, ops: Ops[T], part: T, widths: Sequence[int]) -> T:
+    def _gather(self, g: Recorder, part: Value, widths: Sequence[int]) -> Value:
         """The columns of all ranks."""
-        return part if self.shard.whole else ops.all_gather(part, widths, self.shard.peers)
+        return part if self.shard.whole else g(AllGather(part, widths, self.shard.peers))
 
-    def _sum(self, ops: Ops[T], part: T) -> T:
+    def _sum(self, g: Recorder, part: Value) -> Value:
         """The sum of the parts that the ranks computed."""
-        return part if self.shard.whole else ops.all_reduce(part, self.shard.peers)
+        return part if self.shard.whole else g(AllReduce(part, self.shard.peers))
 
     def _attend(
         self,
-        ops: Ops[T],
-        x: T,
-        angles: dict[RopeSpec, T],
+        g: Recorder,
+        x: Value,
+        angles: dict[RopeSpec, Value],
         index: int,
         cached: int,
         weights: AttentionWeights,
-    ) -> T:
+    ) -> Value:
         """Store keys and values of x in the cache; return each head's weighted values: [T, N H]."""
         spec, rope, (heads, _) = self.spec, self.spec.rope_of(index), self.shard.heads(self.spec, index)
         num_heads = len(heads)
@@ -206,106 +232,104 @@ class Layers:
             bias=weights.position_bias,
         )
         if weights.latent is not None and spec.latent is not None and rope is not None:
-            y = self._attend_latent(ops, x, angles[rope], cached, num_heads, attention, weights.latent)
-            return self._all_heads(ops, y, index, spec.latent.value_dim)
+            y = self._attend_latent(g, x, angles[rope], cached, num_heads, attention, weights.latent)
+            return self._all_heads(g, y, index, spec.latent.value_dim)
         assert weights.qkv is not None
-        qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
+        qkv = g(Linear(x, weights.qkv, weights.qkv_bias))
         if spec.clip_qkv is not None:
-            qkv = ops.elementwise(qkv, Clamp(spec.clip_qkv))
+            qkv = g(Apply(qkv, Clamp(spec.clip_qkv)))
         turn = None if rope is None else angles[rope]
         if source == index:
             norms = weights.q_norm, weights.k_norm, weights.v_norm
-            q = ops.store_kv(qkv, cached, num_heads, turn, *norms)
+            q = g(StoreKV(qkv, cached, num_heads, turn, *norms))
         else:
-            q = ops.queries(qkv, num_heads, turn, weights.q_norm)
+            q = g(PrepareQueries(qkv, num_heads, turn, weights.q_norm))
         temperature = None if spec.temperatures is None else spec.temperatures[index]
         if temperature is not None:
-            q = ops.elementwise(q, temperature)
-        scores = (
-            None if weights.relative is None else self._relative(ops, q, qkv, num_heads, weights.relative)
-        )
-        y = ops.attention(q, cached, num_heads, attention, scores)
+            q = g(Apply(q, temperature))
+        scores = None if weights.relative is None else self._relative(g, q, qkv, num_heads, weights.relative)
+        y = g(Attend(q, cached, num_heads, attention, scores))
         if spec.value_scale != 1.0:
-            y = ops.scale(y, spec.value_scale)
+            y = g(Scale(y, spec.value_scale))
         if weights.gate is not None:
-            y = ops.multiply(y, ops.linear(x, weights.gate, activation=spec.gate_activation))
-        y = self._all_heads(ops, y, index, spec.shape(index).head_dim)
-        return y if weights.out_norm is None else ops.norm(y, weights.out_norm)
+            y = g(Multiply(y, g(Linear(x, weights.gate, activation=spec.gate_activation))))
+        y = self._all_heads(g, y, index, spec.shape(index).head_dim)
+        return y if weights.out_norm is None else g(Normalize(y, weights.out_norm))
 
-    def _all_heads(self, ops: Ops[T], y: T, index: int, width: int) -> T:
+    def _all_heads(self, g: Recorder, y: Value, index: int, width: int) -> Value:
         """The heads of all ranks, if they gather them."""
         if not (self._gathers and self._divides_attention):
             return y
-        return self._gather(ops, y, [heads * width for heads in self.shard.spread(self.spec, index)])
+        return self._gather(g, y, [heads * width for heads in self.shard.spread(self.spec, index)])
 
-    def _relative(self, ops: Ops[T], q: T, qkv: T, num_heads: int, weights: RelativeWeights) -> T:
+    def _relative(self, g: Recorder, q: Value, qkv: Value, num_heads: int, weights: RelativeWeights) -> Value:
         """What distances add to scores."""
         assert self._places is not None
-        by_query = None if weights.keys is None else ops.head_linear(q, weights.keys)
+        by_query = None if weights.keys is None else g(HeadLinear(q, weights.keys))
         by_key = None
         if weights.queries is not None:
-            by_key = ops.head_linear(ops.combine(qkv, np.eye(1, 3, 1, dtype=np.float32)), weights.queries)
-        return ops.relative_scores(by_query, by_key, num_heads, self._places, self.spec.attention_scale)
+            by_key = g(HeadLinear(g(Combine(qkv, np.eye(1, 3, 1, dtype=np.float32))), weights.queries))
+        return g(RelativeScores(by_query, by_key, num_heads, self._places, self.spec.attention_scale))
 
     def _attend_latent(
         self,
-        ops: Ops[T],
-        x: T,
-        angles: T,
+        g: Recorder,
+        x: Value,
+        angles: Value,
         cached: int,
         num_heads: int,
         attention: Attention,
         weights: LatentWeights,
-    ) -> T:
+    ) -> Value:
         """Project queries into the latent space, so that scores and sums use the compressed cache."""
         q = x
         if weights.q_down is not None and weights.q_norm is not None:
-            q = ops.norm(ops.linear(x, weights.q_down, weights.q_down_bias), weights.q_norm)
-        latent = ops.head_linear(ops.linear(q, weights.q_nope), weights.keys)
-        rotated = ops.linear(q, weights.q_rope)
-        kv = ops.linear(x, weights.kv_down, weights.kv_down_bias)
-        queries = ops.store_latent(kv, latent, rotated, cached, angles, weights.kv_norm)
-        heads = ops.attention(queries, cached, num_heads, attention)
-        return ops.head_linear(heads, weights.values)
+            q = g(Normalize(g(Linear(x, weights.q_down, weights.q_down_bias)), weights.q_norm))
+        latent = g(HeadLinear(g(Linear(q, weights.q_nope)), weights.keys))
+        rotated = g(Linear(q, weights.q_rope))
+        kv = g(Linear(x, weights.kv_down, weights.kv_down_bias))
+        queries = g(StoreLatent(kv, latent, rotated, cached, angles, weights.kv_norm))
+        heads = g(Attend(queries, cached, num_heads, attention))
+        return g(HeadLinear(heads, weights.values))
 
-    def _mlp(self, ops: Ops[T], x: T, index: int, weights: MLPWeights) -> tuple[T, Output]:
+    def _mlp(self, g: Recorder, x: Value, index: int, weights: MLPWeights) -> tuple[Value, Output]:
         """The inner activations, and the final projection of the MLP with its bias."""
         activation, cutoff = self.spec.activation, self.spec.gate_cutoff(index)
         if weights.gate is not None and cutoff is not None:
             widths = self.shard.widths(weights.down.shape[1])
-            gate, up = (self._gather(ops, ops.linear(x, w), widths) for w in (weights.gate, weights.up))
-            inner = ops.multiply(ops.elementwise(gate, SparseGELU(cutoff)), up)
+            gate, up = (self._gather(g, g(Linear(x, w)), widths) for w in (weights.gate, weights.up))
+            inner = g(Multiply(g(Apply(gate, SparseGELU(cutoff))), up))
         elif self.spec.gated:
-            inner = ops.gated_linear(x, weights.up, activation, weights.up_bias, self.spec.gate_limit(index))
+            inner = g(GatedLinear(x, weights.up, activation, weights.up_bias, self.spec.gate_limit(index)))
         elif weights.xielu is not None:
-            inner = ops.elementwise(ops.linear(x, weights.up, weights.up_bias), weights.xielu)
+            inner = g(Apply(g(Linear(x, weights.up, weights.up_bias)), weights.xielu))
         else:
-            inner = ops.linear(x, weights.up, weights.up_bias, activation)
+            inner = g(Linear(x, weights.up, weights.up_bias, activation))
         if self._gathers and weights.gate is None:
-            inner = self._gather(ops, inner, self.shard.widths(weights.down.shape[1]))
+            inner = self._gather(g, inner, self.shard.widths(weights.down.shape[1]))
         if weights.down_norm is not None:
-            inner = ops.norm(inner, weights.down_norm)
+            inner = g(Normalize(inner, weights.down_norm))
         return inner, (weights.down, weights.down_bias)
 
-    def _route(self, ops: Ops[T], x: T, moe: MoESpec, weights: MoEWeights) -> T:
+    def _route(self, g: Recorder, x: Value, moe: MoESpec, weights: MoEWeights) -> Value:
         beside = weights.beside
-        seen = x if beside is None else ops.norm(x, beside.router_norm)
-        scores = ops.linear(seen, weights.router, weights.router_bias)
+        seen = x if beside is None else g(Normalize(x, beside.router_norm))
+        scores = g(Linear(seen, weights.router, weights.router_bias))
         if moe.score_cap is not None:
-            scores = ops.scale(scores, 1.0, moe.score_cap)
-        routes = ops.route(
-            scores, moe.routing, weights.correction, None if beside is None else beside.expert_scales
+            scores = g(Scale(scores, 1.0, moe.score_cap))
+        routes = g(
+            Route(scores, moe.routing, weights.correction, None if beside is None else beside.expert_scales)
         )
-        x = x if beside is None else ops.norm(x, beside.norm)
-        y = ops.experts(x, routes, weights.experts, self.spec.activation, moe.routing.weigh_inputs)
+        x = x if beside is None else g(Normalize(x, beside.norm))
+        y = g(RunExperts(x, routes, weights.experts, self.spec.activation, moe.routing.weigh_inputs))
         kind = self.shard.mixture(self.spec)
         if kind == "rows":
-            y = self._gather(ops, y, self.shard.widths(self.spec.hidden_size))
+            y = self._gather(g, y, self.shard.widths(self.spec.hidden_size))
         elif kind != "copy":
-            y = self._sum(ops, y)
+            y = self._sum(g, y)
         if moe.scale != 1.0:
-            y = ops.scale(y, moe.scale)
-        return y if weights.norm is None else ops.norm(y, weights.norm)
+            y = g(Scale(y, moe.scale))
+        return y if weights.norm is None else g(Normalize(y, weights.norm))
 
 
 class Decoder:
@@ -341,76 +365,76 @@ class Decoder:
         ends = layers.stop == count and not headless
         hidden = partial(self._hidden, layers=layers, taps=own, ends=ends)
         if not ends:
-            return Graph(hidden, None, spec.vocab_size, spec.stream_width, layers, own)
+            return record(hidden, None, spec.vocab_size, spec.stream_width, layers, own)
         if head is None:
-            return Graph(hidden, self.head, spec.hidden_size, spec.hidden_size, layers, own)
-        return Graph(hidden, self.head, spec.vocab_size, head.shape[1], layers, own)
+            return record(hidden, self.head, spec.hidden_size, spec.hidden_size, layers, own)
+        return record(hidden, self.head, spec.vocab_size, head.shape[1], layers, own)
 
-    def _hidden(self, ops: Ops[T], layers: range, taps: tuple[int, ...], ends: bool) -> T:
+    def _hidden(self, g: Recorder, layers: range, taps: tuple[int, ...], ends: bool) -> Value:
         """The step's tokens, or the previous stage's output -> final hidden states of the logit rows: [L, D].
 
         For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
         weights = self.weights
-        x = ops.receive(self.spec.stream_width) if layers.start else self._embed(ops)
+        x = g(Receive(self.spec.stream_width)) if layers.start else self._embed(g)
         ropes = {self.spec.rope_of(i): None for i in layers}
-        angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes if rope is not None}
-        inputs = self._layer_inputs(ops, None if layers.start else x)
-        carried: list[T] = []
+        angles = {rope: g(RopeAngles(make_rope(rope))) for rope in ropes if rope is not None}
+        inputs = self._layer_inputs(g, None if layers.start else x)
+        carried: list[Value] = []
         altup = self._altup
         if altup is not None and weights.spread is not None and not layers.start:
-            x = altup.spread(ops, x, weights.spread)
+            x = altup.spread(g, x, weights.spread)
         for index in layers:
             layer = weights.layers[index]
             own = None
             if layer.per_layer is not None and inputs is not None:
-                own = partial(self.layers.own_input, ops, inputs=inputs, index=index, own=layer.per_layer)
+                own = partial(self.layers.own_input, g, inputs=inputs, index=index, own=layer.per_layer)
             if altup is not None and layer.altup is not None:
-                x = altup.predict(ops, x, layer.altup)
-                y = altup.active(ops, x)
-                y = self.layers.layer(ops, y, angles, index, index - layers.start, layer, carried)
-                x = altup.correct(ops, x, y, layer.altup, own)
+                x = altup.predict(g, x, layer.altup)
+                y = altup.active(g, x)
+                y = self.layers.layer(g, y, angles, index, index - layers.start, layer, carried)
+                x = altup.correct(g, x, y, layer.altup, own)
             else:
-                x = self.layers.layer(ops, x, angles, index, index - layers.start, layer, carried)
-                x = x if own is None else ops.add(x, own(x))
+                x = self.layers.layer(g, x, angles, index, index - layers.start, layer, carried)
+                x = x if own is None else g(Add(x, own(x)))
             if layer.scale is not None:
-                x = ops.scale(x, float(layer.scale[0]))
+                x = g(Scale(x, float(layer.scale[0])))
             if index in taps:
-                ops.tap(x if altup is None else altup.active(ops, x))
+                g(Tap(x if altup is None else altup.active(g, x)))
         if not ends:
             return x
-        x = ops.select_rows(x)
+        x = g(SelectRows(x))
         if altup is not None and weights.merge is not None:
-            x = altup.merge(ops, x, weights.merge)
+            x = altup.merge(g, x, weights.merge)
         if weights.norm is not None:
-            x = ops.norm(x, weights.norm)
-        return x if weights.project_out is None else ops.linear(x, weights.project_out)
+            x = g(Normalize(x, weights.norm))
+        return x if weights.project_out is None else g(Linear(x, weights.project_out))
 
-    def _layer_inputs(self, ops: Ops[T], embedding: T | None) -> LayerInputs[T] | None:
+    def _layer_inputs(self, g: Recorder, embedding: Value | None) -> LayerInputs | None:
         """None in a model without them. A stage that does not begin the model embeds the tokens again."""
         table, own = self.weights.layer_inputs, self.spec.per_layer
         if table is None or own is None:
             return None
-        embedding = self._embed(ops) if embedding is None else embedding
-        return LayerInputs(embedding, ops.embed(table, own.size**0.5))
+        embedding = self._embed(g) if embedding is None else embedding
+        return LayerInputs(embedding, g(Embed(table, own.size**0.5)))
 
-    def head(self, ops: Ops[T], hidden: T) -> T:
+    def head(self, g: Recorder, hidden: Value) -> Value:
         """[L, D] -> logits [L, V]."""
         spec = self.spec
         if self.weights.head is None:
-            return ops.scale(hidden, 1.0)
-        logits = ops.linear(hidden, self.weights.head, self.weights.head_bias)
+            return g(Scale(hidden, 1.0))
+        logits = g(Linear(hidden, self.weights.head, self.weights.head_bias))
         if not self.shard.whole:
-            logits = ops.all_gather(logits, self.shard.widths(spec.vocab_size), self.shard.peers)
+            logits = g(AllGather(logits, self.shard.widths(spec.vocab_size), self.shard.peers))
         if spec.logit_scale == 1.0 and spec.logit_cap is None:
             return logits
-        return ops.scale(logits, spec.logit_scale, spec.logit_cap)
+        return g(Scale(logits, spec.logit_scale, spec.logit_cap))
 
-    def _embed(self, ops: Ops[T]) -> T:
+    def _embed(self, g: Recorder) -> Value:
         weights = self.weights
-        x = ops.embed(weights.table, self.spec.embedding_scale)
+        x = g(Embed(weights.table, self.spec.embedding_scale))
         if weights.project_in is not None:
-            x = ops.linear(x, weights.project_in)
+            x = g(Linear(x, weights.project_in))
         if weights.positions is not None:
-            x = ops.add(x, ops.embed_positions(weights.positions, self.spec.position_offset or 0))
-        return x if weights.embedding_norm is None else ops.norm(x, weights.embedding_norm)
+            x = g(Add(x, g(EmbedPositions(weights.positions, self.spec.position_offset or 0))))
+        return x if weights.embedding_norm is None else g(Normalize(x, weights.embedding_norm))

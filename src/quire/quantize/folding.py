@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.devices.ops import Attend, GatedLinear, Normalize
 from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights
 from quire.quantize.methods import Method
 from quire.quantize.stats import InputStats
-from quire.quantize.watch import Input, Noted, norm_of
+from quire.quantize.watch import Input, Noted
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array, FloatArray
 
@@ -61,24 +62,21 @@ class Folding:
 
     def _producer(self, found: Input, layer: LayerWeights, noted: Noted) -> tuple[str, str] | None:
         """What makes an input, if nothing else reads it: ("norm" or "rows", module)."""
-        if any(reader != "experts" for reader in found.node.readers):
+        if found.shared:
             return None
-        norm = norm_of(found.node, layer)
-        if norm is not None:
-            if not self.spec.norm_weight:
-                return None
-            return "norm", self.prefix + (
-                self.names.attention_norm if norm == "attention" else self.names.mlp_norm
-            )
-        made, weight = found.node.made
-        if made == "gated":
-            tensors = noted.tensors(weight)
+        made = found.made
+        if isinstance(made, Normalize) and made.norm is layer.attention_norm:
+            return ("norm", f"{self.prefix}{self.names.attention_norm}") if self.spec.norm_weight else None
+        if isinstance(made, Normalize) and made.norm is layer.mlp_norm:
+            return ("norm", f"{self.prefix}{self.names.mlp_norm}") if self.spec.norm_weight else None
+        if isinstance(made, GatedLinear) and made.activation != "clamped_swiglu" and not made.limit:
+            tensors = noted.tensors(made.weight)
             return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
         shape = self.spec.shape(int(self.prefix.rstrip(".").rpartition(".")[2]))
         values = f"{self.prefix}{self.names.v}"
         plain = self.names.qkv is None and self.spec.latent is None and self.spec.value_dim is None
         if (
-            made == "attention"
+            isinstance(made, Attend)
             and plain
             and shape.num_heads == shape.num_kv_heads
             and len(found.tensors) == 1

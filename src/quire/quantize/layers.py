@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +16,7 @@ from quire.model.families.names import TensorNames
 from quire.model.pack import Packer, WeightTypes
 from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights
-from quire.quantize.watch import Input, Noted, WatchOps
+from quire.quantize.watch import Input, Noted, watched
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.tensor import Array
@@ -69,15 +67,15 @@ class LayerRunner:
         """
         decoder, noted = self._decoder(index, changed)
         self._noted = noted
-        watched: list[WatchOps] = []
-        graph = decoder.graph(range(index, index + 1), headless=True)
-        hidden = partial(self._hidden, graph.hidden, noted, watched, observe is not None)
+        graph, inputs = decoder.graph(range(index, index + 1), headless=True), list[Input]()
+        if observe is not None:
+            graph, inputs = watched(graph, noted)
         count, length = self.tokens.shape
         spec = self.spec.kv_spec("float32")
         layers = None if spec.layers is None else (spec.layers[index],)
         spec = msgspec.structs.replace(spec, num_layers=1, layers=layers)
         executable = self.backend.compile(
-            msgspec.structs.replace(graph, hidden=hidden),
+            graph,
             self.backend.kv_cache(spec, 1, length),
             Limits(length, 1, 1),
         )
@@ -88,7 +86,7 @@ class LayerRunner:
                 out[sample] = executable.hidden()
             if observe is not None:
                 taps = executable.taps()
-                for found in watched[-1].inputs:
+                for found in inputs:
                     if found.tap >= 0:
                         observe(found, taps[found.tap])
         if out is not None:
@@ -97,14 +95,7 @@ class LayerRunner:
                     f"layer {index} gives values that are not finite: the weights or the text are broken"
                 )
             self.hidden = out
-        return (watched[-1].inputs if observe else []), decoder.weights.layers[index]
-
-    def _hidden(self, run: Any, noted: Noted, watched: list[WatchOps], watches: bool, ops: Any) -> Any:
-        if not watches:
-            return run(ops)
-        watch = WatchOps(ops, noted)
-        watched[:] = [watch]
-        return run(watch).value
+        return inputs, decoder.weights.layers[index]
 
     def _decoder(self, index: int, changed: Mapping[str, Array]) -> tuple[Decoder, Noted]:
         types = WeightTypes.of("float32", None)

@@ -163,5 +163,5 @@ class Quantizer:
 
 def _stages(inputs: Sequence[Input]) -> list[list[int]]:
     """Places of inputs that are observed together: neighbours that are made by the same kind of operation."""
-    grouped = itertools.groupby(range(len(inputs)), key=lambda place: inputs[place].node.made[0])
+    grouped = itertools.groupby(range(len(inputs)), key=lambda place: type(inputs[place].made))
     return [list(places) for _, places in grouped]

@@ -1,17 +1,18 @@
-"""`Ops` that note which activations each weight multiplies, and tap them."""
+"""Finds the values that weights multiply, in a graph, and taps them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import msgspec
 import numpy as np
 
-from quire.devices.protocol import Activation, Expert, FloatArray, Matrix
+from quire.devices.graph import Graph, Recorder
+from quire.devices.ops import GatedLinear, Linear, Op, RunExperts, Tap, Value, operands
+from quire.devices.protocol import FloatArray, Matrix
 from quire.model.assemble_parts import Use
 from quire.model.pack import Packer
-from quire.model.weights import LayerWeights
 from quire.weights.parts import Part
 
 
@@ -43,6 +44,11 @@ class Noted:
         wanted = all(self.wanted(name) for part in parts for name, _ in part.tensors)
         return self.packer if wanted else self.outline
 
+    def names(self, matrix: Matrix) -> list[str]:
+        """All tensors that a matrix is made of."""
+        _, parts, _ = self.parts[id(matrix)]
+        return [name for part in parts for name, _ in part.tensors]
+
     def tensors(self, matrix: Matrix) -> tuple[str, ...] | None:
         """The tensors of a matrix; None if they are not whole rows of matrices, or stay float."""
         _, parts, use = self.parts[id(matrix)]
@@ -54,116 +60,54 @@ class Noted:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """A tensor of the graph. `made` tells what it was made by: an operation, and a norm or a matrix."""
-
-    value: Any
-    made: tuple[str, Any] = ("", None)
-    readers: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
 class Input:
-    """What one or several weights multiply: `tensors` by name, the node, and its place among the taps.
+    """A value that one or several weights multiply: `tensors` by name, and its place among the taps.
 
-    `others` are matrices that multiply it too and stay float: a router.
+    `made` is the operation that computes it. `others` are matrices that multiply it too and stay float: a router.
+    `shared`: something other than products reads it.
     """
 
-    node: Node
+    value: Value
+    made: Op[Value]
     tensors: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     tap: int = -1
+    shared: bool = False
 
 
-class WatchOps:
-    """Passes every operation on to `ops`, whose tensors it wraps."""
+def watched(graph: Graph, noted: Noted) -> tuple[Graph, list[Input]]:
+    """A graph without a head that also taps the inputs of its weights, and these inputs.
 
-    def __init__(self, ops: Any, noted: Noted) -> None:
-        self._ops, self._noted = ops, noted
-        self.inputs: list[Input] = []
-        self._taps = 0
+    All experts compute all tokens there, so that none is calibrated on a few.
+    """
+    g = Recorder()
+    g.ops.extend(graph.ops)
+    found: dict[Value, Input] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(self._ops, name)
-
-        def call(*args: Any, **kwargs: Any) -> Node:
-            given = [self._read(name, value) for value in args]
-            named = {key: self._read(name, value) for key, value in kwargs.items()}
-            about = next((value for value in args if not isinstance(value, Node)), None)
-            return Node(operation(*given, **named), (name, about))
-
-        return call
-
-    def _read(self, reader: str, value: Any) -> Any:
-        if not isinstance(value, Node):
-            return value
-        value.readers.append(reader)
-        return value.value
-
-    def tap(self, x: Node) -> None:
-        self._ops.tap(x.value)
-        self._taps += 1
-
-    def linear(
-        self,
-        x: Node,
-        weight: Matrix,
-        bias: FloatArray | None = None,
-        activation: Activation | None = None,
-        residual: Node | None = None,
-    ) -> Node:
-        self._see(x, weight)
-        added = None if residual is None else self._read("add", residual)
-        return Node(self._ops.linear(x.value, weight, bias, activation, added), ("linear", weight))
-
-    def gated_linear(
-        self,
-        x: Node,
-        weight: Matrix,
-        activation: Activation,
-        bias: FloatArray | None = None,
-        limit: float = 0.0,
-    ) -> Node:
-        self._see(x, weight)
-        made = "gated" if activation != "clamped_swiglu" and not limit else "clamped"
-        return Node(self._ops.gated_linear(x.value, weight, activation, bias, limit), (made, weight))
-
-    def experts(
-        self,
-        x: Node,
-        routes: Node,
-        experts: Sequence[Expert | None],
-        activation: Activation,
-        weigh_inputs: bool = False,
-    ) -> Node:
-        """All experts also compute all tokens, so that none is calibrated on a few."""
-        for expert in experts:
-            if expert is not None:
-                self._see(
-                    self.gated_linear(x, expert.up, activation, expert.up_bias, expert.limit), expert.down
-                )
-        chosen = self._read("experts", routes)
-        return Node(self._ops.experts(x.value, chosen, experts, activation, weigh_inputs), ("experts", None))
-
-    def _see(self, x: Node, weight: Matrix) -> None:
-        found = next((seen for seen in self.inputs if seen.node is x), None)
-        if found is None:
-            found = Input(x)
-            self.inputs.append(found)
-        tensors = self._noted.tensors(weight)
+    def see(x: Value, weight: Matrix) -> None:
+        seen = found.setdefault(x, Input(x, g.ops[x]))
+        tensors = noted.tensors(weight)
         if tensors is None:
-            _, parts, _ = self._noted.parts[id(weight)]
-            found.others += [name for part in parts for name, _ in part.tensors]
-            return
-        if found.tap < 0:
-            found.tap = self._taps
-            self.tap(x)
-        found.tensors += [name for name in tensors if name not in found.tensors]
+            seen.others += noted.names(weight)
+        else:
+            seen.tensors += [name for name in tensors if name not in seen.tensors]
 
-
-def norm_of(node: Node, layer: LayerWeights) -> str | None:
-    """The norm of a layer that made a node: "attention" or "mlp", if it is one of these two."""
-    made, about = node.made
-    if made != "norm" or about is None:
-        return None
-    return "attention" if about is layer.attention_norm else "mlp" if about is layer.mlp_norm else None
+    for op in graph.ops:
+        if isinstance(op, (Linear, GatedLinear)):
+            see(op.x, op.weight)
+        elif isinstance(op, RunExperts):
+            for expert in filter(None, op.experts):
+                see(op.x, expert.up)
+                inner = GatedLinear(op.x, expert.up, op.activation, expert.up_bias, expert.limit)
+                see(g(inner), expert.down)
+    inputs = list(found.values())
+    for tap, seen in enumerate([seen for seen in inputs if seen.tensors]):
+        seen.tap = tap
+        g(Tap(seen.value))
+    for op in graph.ops:
+        if isinstance(op, (GatedLinear, RunExperts)):
+            continue
+        for value in [op.residual] if isinstance(op, Linear) else operands(op):
+            if value in found:
+                found[value].shared = True
+    return msgspec.structs.replace(graph, ops=tuple(g.ops), body=len(g.ops)), inputs

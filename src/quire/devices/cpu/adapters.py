@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.devices.adapters import Adapter, Change
 from quire.devices.cpu.pack import format_of, pack, packed_of
-from quire.devices.cpu.record import Recorder, float_array, norm_tuple
+from quire.devices.cpu.record import Recording, float_array, norm_tuple
 from quire.errors import EngineError
 from quire.weights.schemes import WeightType
 from quire.weights.tensor import FloatArray
@@ -22,18 +22,18 @@ class AdapterPacker:
     isa: str
     pool: Any
 
-    def changes(self, adapter: Adapter, recorder: Recorder) -> list[tuple[Any, ...]]:
+    def changes(self, adapter: Adapter, recording: Recording) -> list[tuple[Any, ...]]:
         """What Plan.set_adapter takes. EngineError for a weight that the plan does not multiply with."""
         found: list[tuple[Any, ...]] = []
         for key, change in adapter.products.items():
             packed = self._product(change, adapter.dtype)
-            found += [(*place, *packed, None) for place in _places(recorder.products, key)]
+            found += [(*place, *packed, None) for place in _places(recording.products, key)]
         for key, change in adapter.embeddings.items():
             packed = self._embedding(change)
-            found += [(*place, *packed, None) for place in _places(recorder.embeddings, key)]
+            found += [(*place, *packed, None) for place in _places(recording.embeddings, key)]
         for key, norm in adapter.norms.items():
             nothing: tuple[Any, ...] = (None, None, [], None, None, None, None)
-            found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recorder.norms, key)]
+            found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recording.norms, key)]
         return found
 
     def _product(self, change: Change, dtype: WeightType) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""The CPU backend: packs weights, records a graph once as a native plan, and runs a step in one native call.
+"""The CPU backend: packs weights, encodes a graph once as a native plan, and runs a step in one native call.
 
-Knows the Ops protocol and `quire._native`; knows no model family and no scheduler.
+Knows graphs and `quire._native`; knows no model family and no scheduler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.devices.cpu.pack import (
     packed_of,
     place,
 )
-from quire.devices.cpu.record import Recorder
+from quire.devices.cpu.record import Recording
 from quire.devices.cpu.run import NativeExecutable, NativeKVCache, layer_tuples
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.protocol import (
@@ -137,7 +137,7 @@ class NativeBackend:
     def outline(self) -> OutlineBackend:
         return OutlineBackend(self.threads, self.isa, self.compact, self.screened)
 
-    def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Recorder:
+    def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Recording:
         with native_errors:
             plan = _native.Plan(
                 self.isa,
@@ -149,9 +149,7 @@ class NativeBackend:
                 limits.max_logit_rows,
                 limits.max_adapters,
             )
-            recorder = Recorder(plan)
-            recorder.record(graph)
-        return recorder
+            return Recording(plan, graph)
 
 
 class OutlineBackend(NativeBackend):

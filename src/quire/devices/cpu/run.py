@@ -10,7 +10,7 @@ from quire import _native
 from quire.devices.adapters import Adapter
 from quire.devices.cpu.adapters import AdapterPacker
 from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
-from quire.devices.cpu.record import Recorder
+from quire.devices.cpu.record import Recording
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
 
@@ -65,23 +65,23 @@ class NativeExecutable:
     """A finished plan bound to a cache. One step at a time; views are overwritten by the next call."""
 
     def __init__(
-        self, recorder: Recorder, cache: NativeKVCache, limits: Limits, adapting: AdapterPacker
+        self, recording: Recording, cache: NativeKVCache, limits: Limits, adapting: AdapterPacker
     ) -> None:
-        self._plan = plan = recorder.plan
-        self._recorder, self._adapting = recorder, adapting
+        self._plan = plan = recording.plan
+        self._recording, self._adapting = recording, adapting
         self._limits = limits
         with native_errors:
             plan.bind(cache.store)
-        self._has_head = recorder.output is None
+        self._has_head = recording.output is None
         self._hidden: FloatArray
-        if recorder.output is None:
+        if recording.output is None:
             self._logits: FloatArray = plan.logits_view()
             self._hidden = plan.hidden_view()
         else:
             self._logits = np.empty((0, 0), np.float32)
-            self._hidden = plan.tap_view(recorder.output)
+            self._hidden = plan.tap_view(recording.output)
         self._best: IntArray | None = plan.best_view()
-        self._taps: list[FloatArray] = [plan.tap_view(tap) for tap in recorder.taps]
+        self._taps: list[FloatArray] = [plan.tap_view(tap) for tap in recording.taps]
         self._num_tokens = 0
 
     def run(self, inputs: ModelInput) -> HostLogits:
@@ -113,7 +113,7 @@ class NativeExecutable:
         return self._hidden[: self._plan.num_logit_rows if self._has_head else self._num_tokens]
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
-        changes = None if adapter is None else self._adapting.changes(adapter, self._recorder)
+        changes = None if adapter is None else self._adapting.changes(adapter, self._recording)
         with native_errors:
             return int(self._plan.set_adapter(slot, changes))
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from quire.devices.cpu.machine import free_memory, measure_limits
+from quire.devices.graph import Graph, widest_activation
 from quire.devices.protocol import (
     Arithmetic,
     Array,
-    Graph,
     KVCache,
     KVSpec,
     Limits,
@@ -23,7 +23,6 @@ from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.run import ReferenceExecutable
 from quire.devices.reference.sampler import ReferenceSampler
 from quire.devices.reference.weights import ReferenceMatrix, own_matrix
-from quire.devices.widths import widest_activation
 from quire.errors import EngineError
 from quire.weights.activations import restored_rounding, stored_rounding
 from quire.weights.layouts import AnyLayout

@@ -11,36 +11,57 @@ of summation by the number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from quire.devices.adapters import StepAdapters
 from quire.devices.host import Float64Array, activate, all_gathered, all_reduced, normalize, received
 from quire.devices.operands import padded_positions
+from quire.devices.ops import (
+    Add,
+    AllGather,
+    AllReduce,
+    Apply,
+    Attend,
+    Combine,
+    Embed,
+    EmbedPositions,
+    GatedLinear,
+    HeadLinear,
+    Linear,
+    MatchRMS,
+    Mix,
+    Multiply,
+    Normalize,
+    Op,
+    PrepareQueries,
+    Receive,
+    RelativeScores,
+    RopeAngles,
+    Route,
+    RunExperts,
+    Scale,
+    SelectRows,
+    StoreKV,
+    StoreLatent,
+    Tap,
+)
 from quire.devices.protocol import (
     GELU,
     Activation,
     Array,
-    Attention,
     Clamp,
     ColumnScale,
-    Elementwise,
-    Expert,
     FloatArray,
-    IntArray,
     Matrix,
     ModelInput,
-    Norm,
-    Peers,
-    Rope,
-    Routing,
     SparseGELU,
     Temperature,
-    experts_width,
 )
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.rows import (
@@ -64,75 +85,15 @@ def _values(weight: Matrix) -> Float64Array:
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceOps:
-    """`Ops` over one step."""
+class ReferenceStep:
+    """One step: its input, its KV cache and its adapters, and what was tapped."""
 
     inputs: ModelInput
     kv: ReferenceKVCache
     adapters: StepAdapters = field(default_factory=StepAdapters)
     tapped: list[FloatArray] = field(default_factory=list)
 
-    def embed(self, table: Matrix, scale: float = 1.0) -> FloatArray:
-        rows = _values(table)[self.inputs.tokens_T]
-        for i, token in enumerate(self.inputs.tokens_T.tolist() if self.adapters.active else ()):
-            change = self.adapters.embedding(i, table)
-            if change is None:
-                continue
-            y = rows[i] if change.weight is None else _values(change.weight)[token]
-            for up in change.ups:
-                assert change.down is not None
-                y = y + up.weight.astype(np.float64) @ change.down[up.first :, token][: up.weight.shape[1]]
-            rows[i] = y if change.gain is None else y * change.gain
-        return (rows * scale).astype(np.float32)
-
-    def embed_positions(self, table: Matrix, offset: int) -> FloatArray:
-        return _values(table)[self.inputs.positions_T + offset].astype(np.float32)
-
-    def add(self, x: FloatArray, other: FloatArray, scale: float = 1.0) -> FloatArray:
-        return (x.astype(np.float64) + scale * other.astype(np.float64)).astype(np.float32)
-
-    def scale(self, x: FloatArray, scale: float, cap: float | None = None) -> FloatArray:
-        y = x.astype(np.float64) * scale
-        return (y if cap is None else cap * np.tanh(y / cap)).astype(np.float32)
-
-    def multiply(self, x: FloatArray, factors: FloatArray) -> FloatArray:
-        each = np.repeat(factors.astype(np.float64), x.shape[1] // factors.shape[1], axis=1)
-        return np.asarray(x * each, np.float32)
-
-    def elementwise(self, x: FloatArray, op: Elementwise) -> FloatArray:
-        if isinstance(op, Clamp):
-            bounded: FloatArray = np.minimum(np.maximum(x, np.float32(-op.limit)), np.float32(op.limit))
-            return bounded
-        if isinstance(op, Temperature):
-            steps = (self.inputs.positions_T + op.offset) // op.length
-            scales = np.array([1 + op.beta * np.log(1.0 + step) for step in steps.tolist()])
-            return np.asarray(x * scales[:, None], np.float32)
-        if isinstance(op, GELU):
-            return by_row(partial(activate, "gelu"), x, x.shape[1])
-        if isinstance(op, ColumnScale):
-            return np.asarray(x * np.array(op.factors), np.float32)
-        if isinstance(op, SparseGELU):
-            return by_row(partial(sparse_gelu, op), x, x.shape[1])
-        return by_row(partial(xielu, op), x, x.shape[1])
-
-    def combine(self, x: FloatArray, factors: FloatArray, residual: FloatArray | None = None) -> FloatArray:
-        return mixed(x, np.broadcast_to(factors, (len(x), *factors.shape)), residual)
-
-    def mix(
-        self, x: FloatArray, factors: FloatArray, vectors: int, residual: FloatArray | None = None
-    ) -> FloatArray:
-        return mixed(x, factors.reshape(len(x), factors.shape[1] // vectors, vectors), residual)
-
-    def match_rms(self, x: FloatArray, like: FloatArray, floor: float) -> FloatArray:
-        return matched_rms(x, like, floor)
-
-    def norm(self, x: FloatArray, norm: Norm) -> FloatArray:
-        if self.adapters.active:
-            own = [normalize(row, self.adapters.norm(i, norm)) for i, row in enumerate(x.astype(np.float64))]
-            return np.array(own, np.float32).reshape(x.shape)
-        return by_row(lambda row: normalize(row, norm), x, x.shape[1])
-
-    def _product(self, weight: Matrix, row: FloatArray, i: int, bias: FloatArray | None) -> Float64Array:
+    def product(self, weight: Matrix, row: FloatArray, i: int, bias: FloatArray | None) -> Float64Array:
         """weight @ row + bias as the adapter of row `i` of the step changes it."""
         own = own_matrix(weight)
         change = self.adapters.product(i, weight) if self.adapters.active else None
@@ -156,16 +117,6 @@ class ReferenceOps:
         self,
         x: FloatArray,
         weight: Matrix,
-        bias: FloatArray | None = None,
-        activation: Activation | None = None,
-        residual: FloatArray | None = None,
-    ) -> FloatArray:
-        return self._linear(x, weight, bias, activation, residual, range(len(x)))
-
-    def _linear(
-        self,
-        x: FloatArray,
-        weight: Matrix,
         bias: FloatArray | None,
         activation: Activation | None,
         residual: FloatArray | None,
@@ -174,23 +125,13 @@ class ReferenceOps:
         """`linear`; row i of x belongs to row places[i] of the step."""
         out = np.empty((len(x), weight.shape[0]), np.float32)
         for i, row in enumerate(x):
-            y = self._product(weight, row, places[i], bias)
+            y = self.product(weight, row, places[i], bias)
             if activation is not None:
                 y = activate(activation, y)
             out[i] = y if residual is None else y + residual[i]
         return out
 
-    def gated_linear(
-        self,
-        x: FloatArray,
-        weight: Matrix,
-        activation: Activation,
-        bias: FloatArray | None = None,
-        limit: float = 0.0,
-    ) -> FloatArray:
-        return self._gated(x, weight, activation, bias, range(len(x)), limit)
-
-    def _gated(
+    def gated(
         self,
         x: FloatArray,
         weight: Matrix,
@@ -202,202 +143,289 @@ class ReferenceOps:
         half = weight.shape[0] // 2
         out = np.empty((len(x), half), np.float32)
         for i, row in enumerate(x):
-            y = self._product(weight, row, places[i], bias)
+            y = self.product(weight, row, places[i], bias)
             out[i] = gate(activation, y[:half], y[half:], limit)
         return out
 
-    def rope_angles(self, rope: Rope) -> FloatArray:
-        angles_TR = self.inputs.positions_T.astype(np.float32)[:, None] * rope.inv_freq
-        return by_row(
-            lambda row: rope.scale * np.concatenate([np.cos(row), np.sin(row)]),
-            angles_TR,
-            2 * len(rope.inv_freq),
-        )
-
-    def store_kv(
-        self,
-        qkv: FloatArray,
-        layer: int,
-        num_heads: int,
-        angles: FloatArray | None,
-        q_norm: Norm | None,
-        k_norm: Norm | None,
-        v_norm: Norm | None = None,
-    ) -> FloatArray:
-        kept = self.kv.spec.layer(layer)
-        groups, head_dim = kept.num_kv_heads, kept.head_dim
-        heads = qkv.reshape(len(qkv), num_heads + 2 * groups, head_dim).astype(np.float64)
-        q_TNH = np.empty((len(qkv), num_heads, head_dim), np.float32)
-        blocks_T, offsets_T = self._places()
-        for t, heads_H in enumerate(heads):
-            q, k, v = np.split(heads_H, [num_heads, num_heads + groups])
-            row = None if angles is None else angles[t].astype(np.float64)
-            q, k = prepare_heads(q, q_norm, row), prepare_heads(k, k_norm, row)
-            v = prepare_heads(v, v_norm, None)
-            q_TNH[t] = q
-            self.kv.keys[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(k, self.kv.key_scales[layer])
-            self.kv.values[layer][blocks_T[t], offsets_T[t]] = self.kv.rounded(v, self.kv.value_scales[layer])
-        self._echo(layer)
-        return q_TNH.reshape(len(qkv), num_heads * head_dim)
-
-    def queries(
-        self, q: FloatArray, num_heads: int, angles: FloatArray | None, norm: Norm | None
-    ) -> FloatArray:
-        out = np.empty(q.shape, np.float32)
-        for t, row in enumerate(q.reshape(len(q), num_heads, -1).astype(np.float64)):
-            turn = None if angles is None else angles[t].astype(np.float64)
-            out[t] = prepare_heads(row, norm, turn).reshape(-1)
-        return out
-
-    def store_latent(
-        self,
-        kv: FloatArray,
-        q_latent: FloatArray,
-        q_rope: FloatArray,
-        layer: int,
-        angles: FloatArray,
-        norm: Norm,
-    ) -> FloatArray:
-        latent, rotary = len(norm.weight), angles.shape[1]
-        num_heads = q_latent.shape[1] // latent
-        q_TNH = np.empty((len(kv), num_heads, latent + rotary), np.float32)
-        blocks_T, offsets_T = self._places()
-        for t, row in enumerate(kv.astype(np.float64)):
-            turn = angles[t].astype(np.float64)
-            key = np.concatenate([normalize(row[:latent], norm), rotate(row[None, latent:], turn)[0]])
-            self.kv.keys[layer][blocks_T[t], offsets_T[t], 0] = self.kv.rounded(
-                key[None], self.kv.key_scales[layer]
-            )[0]
-            q_TNH[t, :, :latent] = q_latent[t].reshape(num_heads, latent)
-            q_TNH[t, :, latent:] = rotate(q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
-        self._echo(layer)
-        return q_TNH.reshape(len(kv), -1)
-
-    def head_linear(self, x: FloatArray, weights: Sequence[Matrix]) -> FloatArray:
-        heads = np.split(x, len(weights), axis=1)
-        return np.concatenate([self.linear(head, w) for head, w in zip(heads, weights, strict=True)], axis=1)
-
-    def route(
-        self,
-        scores: FloatArray,
-        routing: Routing,
-        correction: FloatArray | None = None,
-        weight_scales: FloatArray | None = None,
-    ) -> FloatArray:
-        chosen = routing.top_k + routing.shared
-        return by_row(lambda row: route_row(row, routing, correction, weight_scales), scores, 2 * chosen)
-
-    def experts(
-        self,
-        x: FloatArray,
-        routes: FloatArray,
-        experts: Sequence[Expert | None],
-        activation: Activation,
-        weigh_inputs: bool = False,
-    ) -> FloatArray:
-        out, chosen = np.zeros((len(x), experts_width(x.shape[1], experts)), np.float64), routes.shape[1] // 2
-        for t in range(len(x)):
-            for place in np.argsort(routes[t, :chosen]):
-                expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
-                row = x[t : t + 1] * weight if weigh_inputs else x[t : t + 1]
-                weight = np.float32(1) if weigh_inputs else weight
-                if expert is not None:
-                    inner = self._gated(row, expert.up, activation, expert.up_bias, [t], expert.limit)
-                    row = self._linear(inner, expert.down, expert.down_bias, None, None, [t])
-                out[t] += weight * row[0]
-        return out.astype(np.float32)
-
-    def relative_scores(
-        self,
-        by_query: FloatArray | None,
-        by_key: FloatArray | None,
-        num_heads: int,
-        places: IntArray,
-        scale: float,
-    ) -> FloatArray:
-        count, positions = len(self.inputs.tokens_T), (len(places) + 1) // 2
-        out = np.zeros((count, num_heads, padded_positions(places)), np.float32)
-        heads = np.arange(num_heads)[:, None]
-        for start, stop in pairwise(self.inputs.cu_q_B1.tolist()):
-            keys = np.arange(stop - start)
-            for i in keys:
-                near, total = places[keys - i + positions - 1], np.zeros((num_heads, len(keys)))
-                if by_query is not None:
-                    total += by_query[start + i].reshape(num_heads, -1)[heads, near]
-                if by_key is not None:
-                    total += by_key[start:stop].reshape(len(keys), num_heads, -1)[keys, heads, near]
-                out[start + i, :, : len(keys)] = scale * total
-        return out.reshape(count, -1)
-
-    def attention(
-        self,
-        q: FloatArray,
-        layer: int,
-        num_heads: int,
-        attention: Attention,
-        scores: FloatArray | None = None,
-    ) -> FloatArray:
-        """One softmax over the whole row, not tiled: the result that the online form must reach."""
-        kept = self.kv.spec.layer(layer)
-        groups, head_dim = kept.num_kv_heads, kept.head_dim
-        out = np.empty((len(q), num_heads, self.kv.spec.value_dim or head_dim), np.float32)
-        for b, kv_len in enumerate(self.inputs.kv_len_B):
-            keys_GSH = self._gather(self.kv.keys[layer], b) * self.kv.key_scales[layer][:, None]
-            values_GSH = self._gather(self.kv.values[layer], b) * self.kv.value_scales[layer][:, None]
-            start, stop = self.inputs.cu_q_B1[b], self.inputs.cu_q_B1[b + 1]
-            for t in range(start, stop):
-                end = kv_len - (stop - 1 - t)
-                begin, own = first_seen(int(end) - 1, attention), int(end) - 1
-                end = min(int(end) + attention.ahead, int(kv_len))
-                q_GRH = q[t].astype(np.float64).reshape(groups, num_heads // groups, head_dim)
-                for g in range(groups):
-                    heads = slice(g * (num_heads // groups), (g + 1) * (num_heads // groups))
-                    products = q_GRH[g] @ keys_GSH[g, begin:end].T
-                    added = None
-                    if scores is not None:
-                        added = scores[t].reshape(num_heads, -1)[heads, begin:end]
-                    weights = attention_weights(products, attention, heads, own - begin, added)
-                    out[t, heads] = weights @ values_GSH[g, begin:end]
-        return out.reshape(len(q), -1)
-
-    def all_reduce(self, x: FloatArray, peers: Peers | None) -> FloatArray:
-        return all_reduced(x, peers)
-
-    def all_gather(self, x: FloatArray, widths: Sequence[int], peers: Peers | None) -> FloatArray:
-        return all_gathered(x, widths, peers)
-
-    def select_rows(self, x: FloatArray) -> FloatArray:
-        self.adapters.select_rows(self.inputs.logit_rows_L.tolist())
-        return np.ascontiguousarray(x[self.inputs.logit_rows_L])
-
-    def receive(self, width: int) -> FloatArray:
-        return received(self.inputs, width)
-
-    def tap(self, x: FloatArray) -> None:
-        self.tapped.append(x)
-
-    def _gather(self, cache: Array, b: int) -> Float64Array:
+    def gathered(self, cache: Array, b: int) -> Float64Array:
         """Sequence b's keys or values in order of position: [G, kv_len, H]."""
         kv_len = self.inputs.kv_len_B[b]
         blocks = self.inputs.block_table_SM[self.inputs.slots_B[b], : -(-kv_len // self.kv.block_size)]
         tokens = cache[blocks].reshape(-1, *cache.shape[2:])[:kv_len]
         return np.ascontiguousarray(tokens.astype(np.float64).transpose(1, 0, 2))
 
-    def _echo(self, layer: int) -> None:
+    def echo(self, layer: int) -> None:
         """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
         inputs = self.inputs
         if inputs.echoes_E2 is None:
             return
-        blocks_T, offsets_T = self._places()
+        blocks_T, offsets_T = self.places()
         for t, b in inputs.echoes_E2:
             block = inputs.block_table_SM[inputs.slots_B[b], inputs.positions_T[t] // self.kv.block_size]
             for side in (self.kv.keys[layer], self.kv.values[layer]):
                 side[block, offsets_T[t]] = side[blocks_T[t], offsets_T[t]]
 
-    def _places(self) -> tuple[Array, Array]:
+    def places(self) -> tuple[Array, Array]:
         """Block and offset in it of each token of the step."""
         slots_T = np.repeat(self.inputs.slots_B, np.diff(self.inputs.cu_q_B1))
         size = self.kv.block_size
         return self.inputs.block_table_SM[
             slots_T, self.inputs.positions_T // size
         ], self.inputs.positions_T % size
+
+
+def embed(step: ReferenceStep, op: Embed[FloatArray]) -> FloatArray:
+    rows = _values(op.table)[step.inputs.tokens_T]
+    for i, token in enumerate(step.inputs.tokens_T.tolist() if step.adapters.active else ()):
+        change = step.adapters.embedding(i, op.table)
+        if change is None:
+            continue
+        y = rows[i] if change.weight is None else _values(change.weight)[token]
+        for up in change.ups:
+            assert change.down is not None
+            y = y + up.weight.astype(np.float64) @ change.down[up.first :, token][: up.weight.shape[1]]
+        rows[i] = y if change.gain is None else y * change.gain
+    return (rows * op.scale).astype(np.float32)
+
+
+def embed_positions(step: ReferenceStep, op: EmbedPositions[FloatArray]) -> FloatArray:
+    return _values(op.table)[step.inputs.positions_T + op.offset].astype(np.float32)
+
+
+def add(step: ReferenceStep, op: Add[FloatArray]) -> FloatArray:
+    return (op.x.astype(np.float64) + op.scale * op.other.astype(np.float64)).astype(np.float32)
+
+
+def scale(step: ReferenceStep, op: Scale[FloatArray]) -> FloatArray:
+    y = op.x.astype(np.float64) * op.scale
+    return (y if op.cap is None else op.cap * np.tanh(y / op.cap)).astype(np.float32)
+
+
+def multiply(step: ReferenceStep, op: Multiply[FloatArray]) -> FloatArray:
+    each = np.repeat(op.factors.astype(np.float64), op.x.shape[1] // op.factors.shape[1], axis=1)
+    return np.asarray(op.x * each, np.float32)
+
+
+def apply(step: ReferenceStep, op: Apply[FloatArray]) -> FloatArray:
+    x, function = op.x, op.function
+    if isinstance(function, Clamp):
+        limit = np.float32(function.limit)
+        bounded: FloatArray = np.minimum(np.maximum(x, -limit), limit)
+        return bounded
+    if isinstance(function, Temperature):
+        steps = (step.inputs.positions_T + function.offset) // function.length
+        scales = np.array([1 + function.beta * np.log(1.0 + step) for step in steps.tolist()])
+        return np.asarray(x * scales[:, None], np.float32)
+    if isinstance(function, GELU):
+        return by_row(partial(activate, "gelu"), x, x.shape[1])
+    if isinstance(function, ColumnScale):
+        return np.asarray(x * np.array(function.factors), np.float32)
+    if isinstance(function, SparseGELU):
+        return by_row(partial(sparse_gelu, function), x, x.shape[1])
+    return by_row(partial(xielu, function), x, x.shape[1])
+
+
+def combine(step: ReferenceStep, op: Combine[FloatArray]) -> FloatArray:
+    return mixed(op.x, np.broadcast_to(op.factors, (len(op.x), *op.factors.shape)), op.residual)
+
+
+def mix(step: ReferenceStep, op: Mix[FloatArray]) -> FloatArray:
+    return mixed(
+        op.x, op.factors.reshape(len(op.x), op.factors.shape[1] // op.vectors, op.vectors), op.residual
+    )
+
+
+def match_rms(step: ReferenceStep, op: MatchRMS[FloatArray]) -> FloatArray:
+    return matched_rms(op.x, op.like, op.floor)
+
+
+def normalize_rows(step: ReferenceStep, op: Normalize[FloatArray]) -> FloatArray:
+    if step.adapters.active:
+        own = [
+            normalize(row, step.adapters.norm(i, op.norm)) for i, row in enumerate(op.x.astype(np.float64))
+        ]
+        return np.array(own, np.float32).reshape(op.x.shape)
+    return by_row(lambda row: normalize(row, op.norm), op.x, op.x.shape[1])
+
+
+def linear(step: ReferenceStep, op: Linear[FloatArray]) -> FloatArray:
+    return step.linear(op.x, op.weight, op.bias, op.activation, op.residual, range(len(op.x)))
+
+
+def gated_linear(step: ReferenceStep, op: GatedLinear[FloatArray]) -> FloatArray:
+    return step.gated(op.x, op.weight, op.activation, op.bias, range(len(op.x)), op.limit)
+
+
+def rope_angles(step: ReferenceStep, op: RopeAngles[FloatArray]) -> FloatArray:
+    angles_TR = step.inputs.positions_T.astype(np.float32)[:, None] * op.rope.inv_freq
+    return by_row(
+        lambda row: op.rope.scale * np.concatenate([np.cos(row), np.sin(row)]),
+        angles_TR,
+        2 * len(op.rope.inv_freq),
+    )
+
+
+def store_kv(step: ReferenceStep, op: StoreKV[FloatArray]) -> FloatArray:
+    kept = step.kv.spec.layer(op.layer)
+    groups, head_dim = kept.num_kv_heads, kept.head_dim
+    heads = op.qkv.reshape(len(op.qkv), op.num_heads + 2 * groups, head_dim).astype(np.float64)
+    q_TNH = np.empty((len(op.qkv), op.num_heads, head_dim), np.float32)
+    blocks_T, offsets_T = step.places()
+    for t, heads_H in enumerate(heads):
+        q, k, v = np.split(heads_H, [op.num_heads, op.num_heads + groups])
+        row = None if op.angles is None else op.angles[t].astype(np.float64)
+        q, k = prepare_heads(q, op.q_norm, row), prepare_heads(k, op.k_norm, row)
+        v = prepare_heads(v, op.v_norm, None)
+        q_TNH[t] = q
+        step.kv.keys[op.layer][blocks_T[t], offsets_T[t]] = step.kv.rounded(k, step.kv.key_scales[op.layer])
+        step.kv.values[op.layer][blocks_T[t], offsets_T[t]] = step.kv.rounded(
+            v, step.kv.value_scales[op.layer]
+        )
+    step.echo(op.layer)
+    return q_TNH.reshape(len(op.qkv), op.num_heads * head_dim)
+
+
+def prepare_queries(step: ReferenceStep, op: PrepareQueries[FloatArray]) -> FloatArray:
+    out = np.empty(op.q.shape, np.float32)
+    for t, row in enumerate(op.q.reshape(len(op.q), op.num_heads, -1).astype(np.float64)):
+        turn = None if op.angles is None else op.angles[t].astype(np.float64)
+        out[t] = prepare_heads(row, op.norm, turn).reshape(-1)
+    return out
+
+
+def store_latent(step: ReferenceStep, op: StoreLatent[FloatArray]) -> FloatArray:
+    latent, rotary = len(op.norm.weight), op.angles.shape[1]
+    num_heads = op.q_latent.shape[1] // latent
+    q_TNH = np.empty((len(op.kv), num_heads, latent + rotary), np.float32)
+    blocks_T, offsets_T = step.places()
+    for t, row in enumerate(op.kv.astype(np.float64)):
+        turn = op.angles[t].astype(np.float64)
+        key = np.concatenate([normalize(row[:latent], op.norm), rotate(row[None, latent:], turn)[0]])
+        step.kv.keys[op.layer][blocks_T[t], offsets_T[t], 0] = step.kv.rounded(
+            key[None], step.kv.key_scales[op.layer]
+        )[0]
+        q_TNH[t, :, :latent] = op.q_latent[t].reshape(num_heads, latent)
+        q_TNH[t, :, latent:] = rotate(op.q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
+    step.echo(op.layer)
+    return q_TNH.reshape(len(op.kv), -1)
+
+
+def head_linear(step: ReferenceStep, op: HeadLinear[FloatArray]) -> FloatArray:
+    heads = np.split(op.x, len(op.weights), axis=1)
+    return np.concatenate(
+        [linear(step, Linear(head, w)) for head, w in zip(heads, op.weights, strict=True)], axis=1
+    )
+
+
+def route(step: ReferenceStep, op: Route[FloatArray]) -> FloatArray:
+    chosen = op.routing.top_k + op.routing.shared
+    return by_row(
+        lambda row: route_row(row, op.routing, op.correction, op.weight_scales), op.scores, 2 * chosen
+    )
+
+
+def run_experts(step: ReferenceStep, op: RunExperts[FloatArray]) -> FloatArray:
+    out, chosen = np.zeros((len(op.x), op.out_width(op.x.shape[1])), np.float64), op.routes.shape[1] // 2
+    for t in range(len(op.x)):
+        for place in np.argsort(op.routes[t, :chosen]):
+            expert, weight = op.experts[int(op.routes[t, place])], op.routes[t, chosen + place]
+            row = op.x[t : t + 1] * weight if op.weigh_inputs else op.x[t : t + 1]
+            weight = np.float32(1) if op.weigh_inputs else weight
+            if expert is not None:
+                inner = step.gated(row, expert.up, op.activation, expert.up_bias, [t], expert.limit)
+                row = step.linear(inner, expert.down, expert.down_bias, None, None, [t])
+            out[t] += weight * row[0]
+    return out.astype(np.float32)
+
+
+def relative_scores(step: ReferenceStep, op: RelativeScores[FloatArray]) -> FloatArray:
+    count, positions = len(step.inputs.tokens_T), (len(op.places) + 1) // 2
+    out = np.zeros((count, op.num_heads, padded_positions(op.places)), np.float32)
+    heads = np.arange(op.num_heads)[:, None]
+    for start, stop in pairwise(step.inputs.cu_q_B1.tolist()):
+        keys = np.arange(stop - start)
+        for i in keys:
+            near, total = op.places[keys - i + positions - 1], np.zeros((op.num_heads, len(keys)))
+            if op.by_query is not None:
+                total += op.by_query[start + i].reshape(op.num_heads, -1)[heads, near]
+            if op.by_key is not None:
+                total += op.by_key[start:stop].reshape(len(keys), op.num_heads, -1)[keys, heads, near]
+            out[start + i, :, : len(keys)] = op.scale * total
+    return out.reshape(count, -1)
+
+
+def attend(step: ReferenceStep, op: Attend[FloatArray]) -> FloatArray:
+    """One softmax over the whole row, not tiled: the result that the online form must reach."""
+    kept = step.kv.spec.layer(op.layer)
+    groups, head_dim = kept.num_kv_heads, kept.head_dim
+    out = np.empty((len(op.q), op.num_heads, step.kv.spec.value_dim or head_dim), np.float32)
+    for b, kv_len in enumerate(step.inputs.kv_len_B):
+        keys_GSH = step.gathered(step.kv.keys[op.layer], b) * step.kv.key_scales[op.layer][:, None]
+        values_GSH = step.gathered(step.kv.values[op.layer], b) * step.kv.value_scales[op.layer][:, None]
+        start, stop = step.inputs.cu_q_B1[b], step.inputs.cu_q_B1[b + 1]
+        for t in range(start, stop):
+            end = kv_len - (stop - 1 - t)
+            begin, own = first_seen(int(end) - 1, op.attention), int(end) - 1
+            end = min(int(end) + op.attention.ahead, int(kv_len))
+            q_GRH = op.q[t].astype(np.float64).reshape(groups, op.num_heads // groups, head_dim)
+            for g in range(groups):
+                heads = slice(g * (op.num_heads // groups), (g + 1) * (op.num_heads // groups))
+                products = q_GRH[g] @ keys_GSH[g, begin:end].T
+                added = None
+                if op.scores is not None:
+                    added = op.scores[t].reshape(op.num_heads, -1)[heads, begin:end]
+                weights = attention_weights(products, op.attention, heads, own - begin, added)
+                out[t, heads] = weights @ values_GSH[g, begin:end]
+    return out.reshape(len(op.q), -1)
+
+
+def all_reduce(step: ReferenceStep, op: AllReduce[FloatArray]) -> FloatArray:
+    return all_reduced(op.x, op.peers)
+
+
+def all_gather(step: ReferenceStep, op: AllGather[FloatArray]) -> FloatArray:
+    return all_gathered(op.x, op.widths, op.peers)
+
+
+def select_rows(step: ReferenceStep, op: SelectRows[FloatArray]) -> FloatArray:
+    step.adapters.select_rows(step.inputs.logit_rows_L.tolist())
+    return np.ascontiguousarray(op.x[step.inputs.logit_rows_L])
+
+
+def receive(step: ReferenceStep, op: Receive[FloatArray]) -> FloatArray:
+    return received(step.inputs, op.columns)
+
+
+def tap(step: ReferenceStep, op: Tap[FloatArray]) -> FloatArray:
+    step.tapped.append(op.x)
+    return op.x
+
+
+FORMULAS: dict[type[Op[Any]], Callable[[ReferenceStep, Any], FloatArray]] = {
+    Receive: receive,
+    Embed: embed,
+    EmbedPositions: embed_positions,
+    Add: add,
+    Scale: scale,
+    Multiply: multiply,
+    Apply: apply,
+    Combine: combine,
+    Mix: mix,
+    MatchRMS: match_rms,
+    Normalize: normalize_rows,
+    Linear: linear,
+    GatedLinear: gated_linear,
+    HeadLinear: head_linear,
+    RopeAngles: rope_angles,
+    StoreKV: store_kv,
+    PrepareQueries: prepare_queries,
+    StoreLatent: store_latent,
+    RelativeScores: relative_scores,
+    Attend: attend,
+    Route: route,
+    RunExperts: run_experts,
+    AllReduce: all_reduce,
+    AllGather: all_gather,
+    SelectRows: select_rows,
+    Tap: tap,
+}

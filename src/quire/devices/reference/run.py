@@ -1,41 +1,42 @@
-"""The oracle's KV cache, and an executable that calls a graph's functions anew each step."""
+"""Runs a graph over numpy arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
+from quire.devices.graph import Graph, Interpreter
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import (
     FloatArray,
-    Graph,
     Limits,
     ModelInput,
 )
 from quire.devices.reference.cache import ReferenceKVCache
-from quire.devices.reference.ops import ReferenceOps
+from quire.devices.reference.ops import FORMULAS, ReferenceStep
 from quire.errors import EngineError
 
 
 class ReferenceExecutable:
-    """Runs the graph's functions anew each step. Logits live in one buffer, overwritten as promised."""
+    """Computes the graph's operations one by one, each step anew. Logits live in one buffer, which it overwrites."""
 
     def __init__(self, graph: Graph, kv: ReferenceKVCache, limits: Limits) -> None:
         self._graph, self._kv, self._limits = graph, kv, limits
         self._logits = np.full((limits.max_logit_rows, graph.vocab_size), np.nan, np.float32)
         self._hidden = np.empty((0, graph.hidden_size), np.float32)
-        self._ops: ReferenceOps | None = None
+        self._interpreter = Interpreter(graph, FORMULAS)
+        self._step: ReferenceStep | None = None
         self._adapters: dict[int, Adapter] = {}
 
     def run(self, inputs: ModelInput) -> HostLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
-        self._ops = ReferenceOps(inputs, self._kv, StepAdapters(self._adapters, inputs))
-        self._hidden = self._graph.hidden(self._ops)
+        self._step = ReferenceStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
+        self._hidden = self._interpreter.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def logits(self, start: int, stop: int) -> HostLogits:
-        if self._ops is None or not 0 <= start <= stop <= len(self._hidden):
+        if self._step is None or not 0 <= start <= stop <= len(self._hidden):
             raise EngineError(
                 f"logit rows {start}..{stop} are not of the last run ({len(self._hidden)} rows)"
             )
@@ -46,10 +47,8 @@ class ReferenceExecutable:
         self._logits.fill(np.nan)
         view = self._logits[: stop - start]
         if stop > start:
-            if self._graph.head is None:
-                raise EngineError("this stage has no head: a step cannot ask it for logits")
-            self._ops.adapters.narrow(start, stop)
-            view[:] = self._graph.head(self._ops, self._hidden[start:stop])
+            self._step.adapters.narrow(start, stop)
+            view[:] = self._interpreter.logits(self._step, self._hidden[start:stop])
         return HostLogits(view)
 
     def hidden(self) -> FloatArray:
@@ -59,4 +58,4 @@ class ReferenceExecutable:
         return place_adapter(self._adapters, slot, adapter, self._limits.max_adapters)
 
     def taps(self) -> tuple[FloatArray, ...]:
-        return tuple(self._ops.tapped) if self._ops is not None else ()
+        return tuple(self._step.tapped) if self._step is not None else ()

@@ -14,10 +14,10 @@ import torch
 from quire import _native
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.graph import Graph, widest_activation
 from quire.devices.protocol import (
     Arithmetic,
     Array,
-    Graph,
     KVCache,
     KVSpec,
     Limits,
@@ -26,9 +26,9 @@ from quire.devices.protocol import (
     WeightType,
 )
 from quire.devices.torch.cache import TorchKVCache
-from quire.devices.torch.ops import TorchMatrix, own_matrix
+from quire.devices.torch.ops import FORMULAS
 from quire.devices.torch.run import TorchExecutable, TorchSampler
-from quire.devices.widths import widest_activation
+from quire.devices.torch.weights import TorchMatrix, own_matrix
 from quire.errors import EngineError
 from quire.weights.activations import restored_rounding, stored_rounding
 from quire.weights.layouts import AnyLayout
@@ -86,9 +86,7 @@ class TorchBackend:
         return TorchKVCache(spec, num_blocks, block_size, self._device)
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> TorchExecutable:
-        if not isinstance(kv, TorchKVCache):
-            raise EngineError(f"the torch backend got a KV cache of {type(kv).__name__}")
-        return TorchExecutable(graph, kv, limits, self._threads)
+        return TorchExecutable(graph, own_cache(kv), limits, self._threads, FORMULAS)
 
     def sampler(self, vocab_size: int) -> TorchSampler:
         return TorchSampler(NativeSampler(vocab_size, _native.ThreadPool(self._threads)))
@@ -106,3 +104,9 @@ class TorchBackend:
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         return measure_limits(self._threads, arithmetic, "auto")
+
+
+def own_cache(kv: KVCache) -> TorchKVCache:
+    if not isinstance(kv, TorchKVCache):
+        raise EngineError(f"the torch backend got a KV cache of {type(kv).__name__}")
+    return kv

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.devices.adapters import StepAdapters
 from quire.devices.protocol import IntArray, KVDtype, KVSpec, ModelInput
 
 # int8 values are kept in float32, rounded.
@@ -68,13 +69,17 @@ class SequenceStep:
 
 
 class TorchStep:
-    """A `ModelInput` on the device, and the cache that it reads and writes. A place is block * block_size + offset."""
+    """A `ModelInput` on the device, and the cache that it reads and writes. A place is block * block_size + offset.
 
-    def __init__(self, inputs: ModelInput, cache: TorchKVCache) -> None:
+    `tapped` fills with the tensors that the graph taps.
+    """
+
+    def __init__(self, inputs: ModelInput, cache: TorchKVCache, adapters: StepAdapters) -> None:
         def tensor(values: IntArray) -> Any:
             return torch.from_numpy(values.astype(np.int64)).to(cache.device)
 
-        self.inputs, self.cache = inputs, cache
+        self.inputs, self.cache, self.adapters = inputs, cache, adapters
+        self.tapped: list[Any] = []
         self.tokens_T, self.positions_T = tensor(inputs.tokens_T), tensor(inputs.positions_T)
         self.logit_rows_L = tensor(inputs.logit_rows_L)
         self.sequences: list[SequenceStep] = []

@@ -20,21 +20,22 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from quire.devices.graph import Graph, record
+from quire.devices.ops import Op, Value
 from quire.devices.protocol import (
     Attention,
     FloatDtype,
     ForeignModel,
-    Graph,
+    KVCache,
     KVDtype,
     KVSpec,
     Limits,
     ModelInput,
-    Ops,
 )
 from quire.devices.torch.attention import attend
-from quire.devices.torch.backend import TorchBackend
+from quire.devices.torch.backend import TorchBackend, own_cache
 from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep
-from quire.devices.torch.ops import TorchOps
+from quire.devices.torch.ops import Formulas
 from quire.devices.torch.run import TorchExecutable
 from quire.errors import ConfigError, ModelError, QuireError
 
@@ -60,6 +61,9 @@ class TransformersBackend(TorchBackend):
 
     def outline(self) -> TransformersBackend:
         return self
+
+    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> TorchExecutable:
+        return TorchExecutable(graph, own_cache(kv), limits, self.threads, FORMULAS)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """Logits and activations. An estimate, since the library's code decides."""
@@ -98,7 +102,7 @@ class TransformersModel:
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
 
     def outline(self) -> Graph:
-        return Graph(_cannot_run, _cannot_run, self.vocab_size, self.hidden_size)
+        return Graph((), 0, Value(0), Value(0), self.vocab_size, self.hidden_size)
 
     def load(self) -> Graph:
         paged = PagedAttention()
@@ -111,13 +115,14 @@ class TransformersModel:
         }
         model = _made(partial(_from_pretrained, self.directory, **settings), self.directory)
         split = _SplitModel(model, paged)
-        graph = Graph(split.hidden, split.head, self.vocab_size, self.hidden_size)
+        graph = record(
+            lambda g: g(RunLayers(split)),
+            lambda g, hidden: g(RunHead(hidden, split)),
+            self.vocab_size,
+            self.hidden_size,
+        )
         _made(partial(_check, self, model, paged, graph), self.directory)
         return graph
-
-
-def _cannot_run(*args: Any) -> Any:
-    raise ModelError("an outline of a model cannot run")
 
 
 def open_model(directory: Path, dtype: str) -> ForeignModel:
@@ -275,31 +280,48 @@ class PagedAttention:
 
 
 class _SplitModel:
-    """A model's forward pass in two parts, as `Graph` has them: its layers, and its head on chosen rows."""
+    """A model's forward pass in two operations: its layers, and its head on chosen rows."""
 
     def __init__(self, model: Any, paged: PagedAttention) -> None:
         self._model, self._base, self._paged = model, model.base_model, paged
         self._output: Any = None
 
-    def hidden(self, ops: Ops[Any]) -> Any:
+    def hidden(self, step: TorchStep) -> Any:
         """All sequences of the step as one row of tokens: [L, D]."""
-        assert isinstance(ops, TorchOps)
-        self._paged.step = ops.step
+        self._paged.step = step
         self._output = self._base(
-            input_ids=ops.step.tokens_T[None], position_ids=ops.step.positions_T[None], use_cache=False
+            input_ids=step.tokens_T[None], position_ids=step.positions_T[None], use_cache=False
         )
-        return self._output.last_hidden_state[0][ops.step.logit_rows_L]
+        return self._output.last_hidden_state[0][step.logit_rows_L]
 
-    def head(self, ops: Ops[Any], hidden_LD: Any) -> Any:
+    def head(self, step: TorchStep, hidden_LD: Any) -> Any:
         """The model's own forward pass with `hidden_LD` in place of its layers' result: [L, V] float32."""
-        assert isinstance(ops, TorchOps)
         output = dataclasses.replace(self._output, last_hidden_state=hidden_LD[None])
         self._base.forward = lambda *args, **options: output
         try:
-            tokens = ops.step.tokens_T.new_zeros(1, len(hidden_LD))
+            tokens = step.tokens_T.new_zeros(1, len(hidden_LD))
             return self._model(input_ids=tokens, use_cache=False).logits[0].float()
         finally:
             del self._base.forward
+
+
+class RunLayers(Op[T], frozen=True, eq=False):
+    """The final hidden states of the logit rows, by another library's code: [L, D]."""
+
+    model: _SplitModel
+
+
+class RunHead(Op[T], frozen=True, eq=False):
+    """The logits [L, V] of hidden states [L, D], by another library's code."""
+
+    hidden: T
+    model: _SplitModel
+
+
+FORMULAS: Formulas = {
+    RunLayers: lambda step, op: op.model.hidden(step),
+    RunHead: lambda step, op: op.model.head(step, op.hidden),
+}
 
 
 @torch.inference_mode()
@@ -307,7 +329,7 @@ def _check(info: TransformersModel, model: Any, paged: PagedAttention, graph: Gr
     """Generate from two prompts over the cache, and compare with each text by itself in transformers' own attention."""
     texts = [[token % info.vocab_size for token in prompt] for prompt in CHECKED]
     cache = TorchKVCache(info.kv_spec("float32"), 2 * len(texts), 8, "cpu")
-    executable = TorchExecutable(graph, cache, Limits(32, 2, 32), torch.get_num_threads())
+    executable = TorchExecutable(graph, cache, Limits(32, 2, 32), torch.get_num_threads(), FORMULAS)
     done = [0] * len(texts)
     for _ in range(CHECKED_STEPS):
         found = executable.run(_checked_input(texts, done)).numpy()

@@ -15,32 +15,49 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from quire.devices.adapters import StepAdapters
 from quire.devices.host import all_gathered, all_reduced, received
 from quire.devices.kv import FP8_MOST
 from quire.devices.operands import padded_positions
+from quire.devices.ops import (
+    Add,
+    AllGather,
+    AllReduce,
+    Apply,
+    Attend,
+    Combine,
+    Embed,
+    EmbedPositions,
+    GatedLinear,
+    HeadLinear,
+    Linear,
+    MatchRMS,
+    Mix,
+    Multiply,
+    Normalize,
+    Op,
+    PrepareQueries,
+    Receive,
+    RelativeScores,
+    RopeAngles,
+    Route,
+    RunExperts,
+    Scale,
+    SelectRows,
+    StoreKV,
+    StoreLatent,
+    Tap,
+)
 from quire.devices.protocol import (
     GELU,
     Activation,
-    Array,
-    Attention,
     Clamp,
     ColumnScale,
-    Elementwise,
-    Expert,
     FloatArray,
-    IntArray,
     Matrix,
     Norm,
-    Peers,
-    Rope,
-    Routing,
     SparseGELU,
     Temperature,
-    WeightType,
-    experts_width,
 )
-from quire.devices.reference.weights import ReferenceMatrix
 from quire.devices.torch.attention import attend, first_seen
 from quire.devices.torch.cache import TorchStep
 from quire.devices.torch.rows import (
@@ -54,80 +71,7 @@ from quire.devices.torch.rows import (
     sparse_gelu,
     xielu,
 )
-from quire.errors import EngineError
-from quire.weights.activations import Rounding
-from quire.weights.layouts.rounding import LEAST
-from quire.weights.schemes import input_rounding
-from quire.weights.tensor import QuantTensor
-
-
-class TorchMatrix:
-    """A weight [O, K] as float32, rounded to its type."""
-
-    def __init__(self, values: Any, rounding: Rounding | None) -> None:
-        self.values, self.rounding = values, rounding
-
-    @classmethod
-    def pack(cls, parts: Sequence[Array | QuantTensor], dtype: WeightType, device: Any) -> TorchMatrix:
-        if device.type == "meta":  # an outline: a shape without values
-            shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
-            return cls(torch.empty(shape, device=device), input_rounding(dtype))
-        rounded = ReferenceMatrix(parts, dtype)
-        return cls(torch.tensor(np.ascontiguousarray(rounded.dequantize()), device=device), rounded.rounding)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.values.shape
-        return rows, columns
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.values.nbytes)
-
-    @property
-    def greedy_nbytes(self) -> int:
-        return self.nbytes
-
-    def dequantize(self) -> FloatArray:
-        values: FloatArray = self.values.cpu().numpy()
-        return values
-
-    def times(self, row: Any) -> Any:
-        """weight @ row: [K] -> [O]."""
-        if self.rounding is not None:
-            row = rounded_row(row, self.rounding)
-        return torch.mv(self.values, row)
-
-
-def own_matrix(weight: Matrix) -> TorchMatrix:
-    if not isinstance(weight, TorchMatrix):
-        raise EngineError(
-            f"the torch backend got a weight of {type(weight).__name__}; load the model with it"
-        )
-    return weight
-
-
-def rounded_row(row: Any, rounding: Rounding) -> Any:
-    """A row [K]; roundings other than int8 around 0 are the oracle's own, on the host."""
-    if rounding == Rounding(number="int8", columns=rounding.columns):
-        return round_int8_by(row, rounding.columns)
-    return torch.from_numpy(rounding.round(row.cpu().numpy()[None])[0]).to(row.device)
-
-
-def round_int8_by(row: Any, columns: int) -> Any:
-    """`round_int8` of a row [K] with one scale for each so many columns; 0: for the whole row."""
-    width = len(row)
-    if columns == 0 or columns >= width:
-        return round_int8(row)
-    whole = functional.pad(row, (0, -width % columns))
-    return round_int8(whole.reshape(-1, columns)).reshape(-1)[:width]
-
-
-def round_int8(x: Any) -> Any:
-    """Round each row [..., K] to integers from -127 to 127 times its own scale."""
-    most = x.abs().amax(-1, keepdim=True)
-    inverse = torch.where(most >= float(LEAST), 127 / most.clamp(min=float(LEAST)), 0)
-    return torch.round(x * inverse) * (most / 127)
+from quire.devices.torch.weights import own_matrix, round_int8
 
 
 def by_row(function: Callable[[Any], Any], x: Any) -> Any:
@@ -181,276 +125,301 @@ def prepare_heads(heads_NH: Any, norm: Norm | None, angles: Any) -> Any:
     return norm_heads(heads_NH, norm) if norm is not None and norm.after_rope else heads_NH
 
 
-class TorchOps:
-    """`Ops` over one step."""
+def products(step: TorchStep, x: Any, weight: Matrix, bias: FloatArray | None, places: Sequence[int]) -> Any:
+    """x @ weight.T + bias as adapters change it; row i of x belongs to row places[i] of the step."""
+    y = by_row(own_matrix(weight).times, x)
+    added = y if bias is None else y + tensor_like(x, bias)
+    for i, place in enumerate(places if step.adapters.active else ()):
+        change = step.adapters.product(place, weight)
+        if change is None:
+            continue
+        row = y[i] if change.weight is None else own_matrix(change.weight).times(x[i].clone())
+        for up in change.ups:
+            assert change.down is not None
+            down = tensor_like(x, change.down[up.first : up.first + up.weight.shape[1]])
+            low = torch.mv(tensor_like(x, up.weight), torch.mv(down, x[i].clone()))
+            row = row.clone()
+            row[up.start : up.start + len(low)] += low
+        if change.gain is not None:
+            row = row * tensor_like(x, change.gain)
+        for vector in (bias if change.bias is None else change.bias, change.shift):
+            row = row if vector is None else row + tensor_like(x, vector)
+        added[i] = row
+    return added
 
-    def __init__(self, step: TorchStep, adapters: StepAdapters) -> None:
-        self.step, self._kv, self.adapters = step, step.cache, adapters
-        self.tapped: list[Any] = []
 
-    def embed(self, table: Matrix, scale: float = 1.0) -> Any:
-        rows = own_matrix(table).values[self.step.tokens_T]
-        for i, token in enumerate(self.step.tokens_T.tolist() if self.adapters.active else ()):
-            change = self.adapters.embedding(i, table)
-            if change is None:
-                continue
-            y = rows[i] if change.weight is None else own_matrix(change.weight).values[token]
-            for up in change.ups:
-                assert change.down is not None
-                low = change.down[up.first :, token][: up.weight.shape[1]]
-                y = y + torch.mv(tensor_like(y, up.weight), tensor_like(y, low))
-            rows[i] = y if change.gain is None else y * tensor_like(y, change.gain)
-        return rows * scale
+def gated(
+    step: TorchStep,
+    x: Any,
+    weight: Matrix,
+    activation: Activation,
+    bias: FloatArray | None,
+    places: Sequence[int],
+    limit: float,
+) -> Any:
+    y = products(step, x, weight, bias, places)
+    half = y.shape[1] // 2
+    return by_row(lambda row: gate(activation, row[:half], row[half:], limit), y)
 
-    def embed_positions(self, table: Matrix, offset: int) -> Any:
-        return own_matrix(table).values[self.step.positions_T + offset]
 
-    def add(self, x: Any, other: Any, scale: float = 1.0) -> Any:
-        return x + scale * other
+def echo(step: TorchStep, layer: int) -> None:
+    """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
+    echoes = step.inputs.echoes_E2
+    for t, b in [] if echoes is None else echoes.tolist():
+        place = step.sequences[b].places[int(step.inputs.positions_T[t])]
+        for side in (step.cache.keys[layer], step.cache.values[layer]):
+            side[place] = side[step.places_T[t]]
 
-    def scale(self, x: Any, scale: float, cap: float | None = None) -> Any:
-        if cap is None:
-            return x * scale
-        return by_row(lambda row: cap * torch.tanh(row * scale / cap), x)
 
-    def multiply(self, x: Any, factors: Any) -> Any:
-        return x * factors.repeat_interleave(x.shape[1] // factors.shape[1], dim=1)
+def store(step: TorchStep, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
+    place, dtype = step.places_T[t], step.cache.spec.dtype
+    sides = (
+        (step.cache.keys, keys_GH, step.cache.key_scales),
+        (step.cache.values, values_GH, step.cache.value_scales),
+    )
+    for side, new, scales in sides:
+        if new is None:
+            continue
+        new = new / scales[layer]
+        if (most := FP8_MOST.get(dtype)) is not None:
+            new = new.clamp(-most, most)
+        side[layer][place] = (round_int8(new) if dtype == "int8" else new).to(side[layer].dtype)
 
-    def elementwise(self, x: Any, op: Elementwise) -> Any:
-        if isinstance(op, Clamp):
-            return x.clamp(-op.limit, op.limit)
-        if isinstance(op, Temperature):
-            steps = (self.step.positions_T + op.offset).div(op.length, rounding_mode="floor")
-            scales = [1 + op.beta * math.log(1 + step) for step in steps.tolist()]
-            return x * torch.tensor(scales, device=x.device)[:, None]
-        if isinstance(op, GELU):
-            return by_row(functional.gelu, x)
-        if isinstance(op, ColumnScale):
-            return x * tensor_like(x, np.array(op.factors))
-        if isinstance(op, SparseGELU):
-            return by_row(partial(sparse_gelu, op), x)
-        return by_row(partial(xielu, op), x)
 
-    def combine(self, x: Any, factors: FloatArray, residual: Any = None) -> Any:
-        return mixed(x, tensor_like(x, factors).expand(len(x), *factors.shape), residual)
+def embed(step: TorchStep, op: Embed[Any]) -> Any:
+    rows = own_matrix(op.table).values[step.tokens_T]
+    for i, token in enumerate(step.tokens_T.tolist() if step.adapters.active else ()):
+        change = step.adapters.embedding(i, op.table)
+        if change is None:
+            continue
+        y = rows[i] if change.weight is None else own_matrix(change.weight).values[token]
+        for up in change.ups:
+            assert change.down is not None
+            low = change.down[up.first :, token][: up.weight.shape[1]]
+            y = y + torch.mv(tensor_like(y, up.weight), tensor_like(y, low))
+        rows[i] = y if change.gain is None else y * tensor_like(y, change.gain)
+    return rows * op.scale
 
-    def mix(self, x: Any, factors: Any, vectors: int, residual: Any = None) -> Any:
-        return mixed(x, factors.reshape(len(x), factors.shape[1] // vectors, vectors), residual)
 
-    def match_rms(self, x: Any, like: Any, floor: float) -> Any:
-        return matched_rms(x, like, floor)
+def embed_positions(step: TorchStep, op: EmbedPositions[Any]) -> Any:
+    return own_matrix(op.table).values[step.positions_T + op.offset]
 
-    def norm(self, x: Any, norm: Norm) -> Any:
-        if self.adapters.active:
-            return torch.stack(
-                [norm_row(self.adapters.norm(i, norm), x)(row.clone()) for i, row in enumerate(x)]
-            )
-        return by_row(norm_row(norm, x), x)
 
-    def _products(self, x: Any, weight: Matrix, bias: FloatArray | None, places: Sequence[int]) -> Any:
-        """x @ weight.T + bias as adapters change it; row i of x belongs to row places[i] of the step."""
-        y = by_row(own_matrix(weight).times, x)
-        added = y if bias is None else y + tensor_like(x, bias)
-        for i, place in enumerate(places if self.adapters.active else ()):
-            change = self.adapters.product(place, weight)
-            if change is None:
-                continue
-            row = y[i] if change.weight is None else own_matrix(change.weight).times(x[i].clone())
-            for up in change.ups:
-                assert change.down is not None
-                down = tensor_like(x, change.down[up.first : up.first + up.weight.shape[1]])
-                low = torch.mv(tensor_like(x, up.weight), torch.mv(down, x[i].clone()))
-                row = row.clone()
-                row[up.start : up.start + len(low)] += low
-            if change.gain is not None:
-                row = row * tensor_like(x, change.gain)
-            for vector in (bias if change.bias is None else change.bias, change.shift):
-                row = row if vector is None else row + tensor_like(x, vector)
-            added[i] = row
-        return added
+def add(step: TorchStep, op: Add[Any]) -> Any:
+    return op.x + op.scale * op.other
 
-    def linear(
-        self,
-        x: Any,
-        weight: Matrix,
-        bias: FloatArray | None = None,
-        activation: Activation | None = None,
-        residual: Any = None,
-    ) -> Any:
-        y = self._products(x, weight, bias, range(len(x)))
-        if activation is not None:
-            y = by_row(lambda row: activate(activation, row), y)
-        return y if residual is None else y + residual
 
-    def gated_linear(
-        self,
-        x: Any,
-        weight: Matrix,
-        activation: Activation,
-        bias: FloatArray | None = None,
-        limit: float = 0.0,
-    ) -> Any:
-        return self._gated(x, weight, activation, bias, range(len(x)), limit)
+def scale(step: TorchStep, op: Scale[Any]) -> Any:
+    scale, cap = op.scale, op.cap
+    if cap is None:
+        return op.x * scale
+    return by_row(lambda row: cap * torch.tanh(row * scale / cap), op.x)
 
-    def _gated(
-        self,
-        x: Any,
-        weight: Matrix,
-        activation: Activation,
-        bias: FloatArray | None,
-        places: Sequence[int],
-        limit: float,
-    ) -> Any:
-        y = self._products(x, weight, bias, places)
-        half = y.shape[1] // 2
-        return by_row(lambda row: gate(activation, row[:half], row[half:], limit), y)
 
-    def rope_angles(self, rope: Rope) -> Any:
-        angles_TR = self.step.positions_T.float()[:, None] * tensor_like(self.step.positions_T, rope.inv_freq)
-        return by_row(lambda row: rope.scale * torch.cat([torch.cos(row), torch.sin(row)]), angles_TR)
+def multiply(step: TorchStep, op: Multiply[Any]) -> Any:
+    return op.x * op.factors.repeat_interleave(op.x.shape[1] // op.factors.shape[1], dim=1)
 
-    def store_kv(
-        self,
-        qkv: Any,
-        layer: int,
-        num_heads: int,
-        angles: Any,
-        q_norm: Norm | None,
-        k_norm: Norm | None,
-        v_norm: Norm | None = None,
-    ) -> Any:
-        kept = self._kv.spec.layer(layer)
-        groups, head_dim = kept.num_kv_heads, kept.head_dim
-        heads = qkv.reshape(len(qkv), num_heads + 2 * groups, head_dim)
-        queries = []
-        for t, heads_NH in enumerate(heads):
-            q, k, v = heads_NH.split([num_heads, groups, groups])
-            turn = None if angles is None else angles[t]
-            q, k = prepare_heads(q, q_norm, turn), prepare_heads(k, k_norm, turn)
-            queries.append(q.reshape(-1))
-            self._store(layer, t, k, prepare_heads(v, v_norm, None))
-        self._echo(layer)
-        return torch.stack(queries)
 
-    def queries(self, q: Any, num_heads: int, angles: Any, norm: Norm | None) -> Any:
-        rows = q.reshape(len(q), num_heads, -1)
-        turns = [None] * len(q) if angles is None else angles
+def apply(step: TorchStep, op: Apply[Any]) -> Any:
+    x, function = op.x, op.function
+    if isinstance(function, Clamp):
+        return x.clamp(-function.limit, function.limit)
+    if isinstance(function, Temperature):
+        steps = (step.positions_T + function.offset).div(function.length, rounding_mode="floor")
+        scales = [1 + function.beta * math.log(1 + step) for step in steps.tolist()]
+        return x * torch.tensor(scales, device=x.device)[:, None]
+    if isinstance(function, GELU):
+        return by_row(functional.gelu, x)
+    if isinstance(function, ColumnScale):
+        return x * tensor_like(x, np.array(function.factors))
+    if isinstance(function, SparseGELU):
+        return by_row(partial(sparse_gelu, function), x)
+    return by_row(partial(xielu, function), x)
+
+
+def combine(step: TorchStep, op: Combine[Any]) -> Any:
+    return mixed(op.x, tensor_like(op.x, op.factors).expand(len(op.x), *op.factors.shape), op.residual)
+
+
+def mix(step: TorchStep, op: Mix[Any]) -> Any:
+    return mixed(
+        op.x, op.factors.reshape(len(op.x), op.factors.shape[1] // op.vectors, op.vectors), op.residual
+    )
+
+
+def match_rms(step: TorchStep, op: MatchRMS[Any]) -> Any:
+    return matched_rms(op.x, op.like, op.floor)
+
+
+def normalize_rows(step: TorchStep, op: Normalize[Any]) -> Any:
+    if step.adapters.active:
         return torch.stack(
-            [prepare_heads(row, norm, turn).reshape(-1) for row, turn in zip(rows, turns, strict=True)]
+            [norm_row(step.adapters.norm(i, op.norm), op.x)(row.clone()) for i, row in enumerate(op.x)]
         )
+    return by_row(norm_row(op.norm, op.x), op.x)
 
-    def store_latent(self, kv: Any, q_latent: Any, q_rope: Any, layer: int, angles: Any, norm: Norm) -> Any:
-        latent, rotary = len(norm.weight), angles.shape[1]
-        num_heads = q_latent.shape[1] // latent
-        normed, queries = norm_row(norm, kv), []
-        for t, row in enumerate(kv):
-            key = torch.cat([normed(row[:latent]), rotate(row[None, latent:], angles[t])[0]])
-            self._store(layer, t, key[None], None)
-            turned = rotate(q_rope[t].reshape(num_heads, rotary), angles[t])
-            queries.append(torch.cat([q_latent[t].reshape(num_heads, latent), turned], dim=1).reshape(-1))
-        self._echo(layer)
-        return torch.stack(queries)
 
-    def head_linear(self, x: Any, weights: Sequence[Matrix]) -> Any:
-        heads = x.chunk(len(weights), dim=1)
-        return torch.cat([self.linear(head, w) for head, w in zip(heads, weights, strict=True)], dim=1)
+def linear(step: TorchStep, op: Linear[Any]) -> Any:
+    y = products(step, op.x, op.weight, op.bias, range(len(op.x)))
+    if op.activation is not None:
+        y = by_row(partial(activate, op.activation), y)
+    return y if op.residual is None else y + op.residual
 
-    def route(
-        self,
-        scores: Any,
-        routing: Routing,
-        correction: FloatArray | None = None,
-        weight_scales: FloatArray | None = None,
-    ) -> Any:
-        bias = None if correction is None else tensor_like(scores, correction)
-        scales = None if weight_scales is None else tensor_like(scores, weight_scales)
-        return by_row(lambda row: route_row(row, routing, bias, scales), scores)
 
-    def experts(
-        self,
-        x: Any,
-        routes: Any,
-        experts: Sequence[Expert | None],
-        activation: Activation,
-        weigh_inputs: bool = False,
-    ) -> Any:
-        chosen, width = routes.shape[1] // 2, experts_width(x.shape[1], experts)
-        rows = []
-        for t, row in enumerate(x):
-            total = torch.zeros(width, dtype=torch.float64, device=x.device)
-            for place in torch.argsort(routes[t, :chosen]).tolist():
-                expert, weight = experts[int(routes[t, place])], routes[t, chosen + place]
-                y = row[None] * weight if weigh_inputs else row[None]
-                if expert is not None:
-                    inner = self._gated(y, expert.up, activation, expert.up_bias, [t], expert.limit)
-                    y = self._products(inner, expert.down, expert.down_bias, [t])
-                total += y[0].double() * (1.0 if weigh_inputs else weight.double())
-            rows.append(total.float())
-        return torch.stack(rows)
+def gated_linear(step: TorchStep, op: GatedLinear[Any]) -> Any:
+    return gated(step, op.x, op.weight, op.activation, op.bias, range(len(op.x)), op.limit)
 
-    def relative_scores(
-        self, by_query: Any, by_key: Any, num_heads: int, places: IntArray, scale: float
-    ) -> Any:
-        like = by_key if by_query is None else by_query
-        out = like.new_zeros((len(like), num_heads, padded_positions(places)))
-        for seq in self.step.sequences:
-            index = relative_places(seq.length, places).to(like.device)
-            rows = slice(seq.begin, seq.end)
-            out[rows, :, : seq.length] = scale * relative(by_query, by_key, rows, num_heads, index)
-        return out.reshape(len(like), -1)
 
-    def attention(self, q: Any, layer: int, num_heads: int, attention: Attention, scores: Any = None) -> Any:
-        """One softmax over everything that a query sees, not tiled."""
-        keys, values = self._kv.keys[layer], self._kv.values[layer]
-        sinks = None if attention.sinks is None else tensor_like(q, attention.sinks)
-        rows = []
-        for seq in self.step.sequences:
-            own_keys = keys[seq.places].float() * self._kv.key_scales[layer]
-            own_values = values[seq.places].float() * self._kv.value_scales[layer]
-            for t in range(seq.begin, seq.end):
-                position = seq.start + t - seq.begin
-                seen = slice(first_seen(position, attention), min(position + attention.ahead + 1, seq.length))
-                query = q[t].reshape(1, num_heads, -1)
-                added = None if scores is None else scores[t].reshape(num_heads, 1, -1)[:, :, seen]
-                around = seen.start, position, attention, sinks, added
-                out = attend(query, own_keys[seen], own_values[seen], *around)
-                rows.append(out.reshape(-1))
-        return torch.stack(rows)
+def rope_angles(step: TorchStep, op: RopeAngles[Any]) -> Any:
+    angles_TR = step.positions_T.float()[:, None] * tensor_like(step.positions_T, op.rope.inv_freq)
+    return by_row(lambda row: op.rope.scale * torch.cat([torch.cos(row), torch.sin(row)]), angles_TR)
 
-    def all_reduce(self, x: Any, peers: Peers | None) -> Any:
-        return torch.from_numpy(all_reduced(x.cpu().numpy(), peers)).to(x.device)
 
-    def all_gather(self, x: Any, widths: Sequence[int], peers: Peers | None) -> Any:
-        return torch.from_numpy(all_gathered(x.cpu().numpy(), widths, peers)).to(x.device)
+def store_kv(step: TorchStep, op: StoreKV[Any]) -> Any:
+    kept = step.cache.spec.layer(op.layer)
+    groups, head_dim = kept.num_kv_heads, kept.head_dim
+    heads = op.qkv.reshape(len(op.qkv), op.num_heads + 2 * groups, head_dim)
+    queries = []
+    for t, heads_NH in enumerate(heads):
+        q, k, v = heads_NH.split([op.num_heads, groups, groups])
+        turn = None if op.angles is None else op.angles[t]
+        q, k = prepare_heads(q, op.q_norm, turn), prepare_heads(k, op.k_norm, turn)
+        queries.append(q.reshape(-1))
+        store(step, op.layer, t, k, prepare_heads(v, op.v_norm, None))
+    echo(step, op.layer)
+    return torch.stack(queries)
 
-    def select_rows(self, x: Any) -> Any:
-        self.adapters.select_rows(self.step.logit_rows_L.tolist())
-        return x[self.step.logit_rows_L]
 
-    def receive(self, width: int) -> Any:
-        return torch.from_numpy(received(self.step.inputs, width)).to(self._kv.device)
+def prepare_queries(step: TorchStep, op: PrepareQueries[Any]) -> Any:
+    rows = op.q.reshape(len(op.q), op.num_heads, -1)
+    turns = [None] * len(op.q) if op.angles is None else op.angles
+    return torch.stack(
+        [prepare_heads(row, op.norm, turn).reshape(-1) for row, turn in zip(rows, turns, strict=True)]
+    )
 
-    def tap(self, x: Any) -> None:
-        self.tapped.append(x)
 
-    def _echo(self, layer: int) -> None:
-        """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
-        step, echoes = self.step, self.step.inputs.echoes_E2
-        for t, b in [] if echoes is None else echoes.tolist():
-            place = step.sequences[b].places[int(step.inputs.positions_T[t])]
-            for side in (self._kv.keys[layer], self._kv.values[layer]):
-                side[place] = side[step.places_T[t]]
+def store_latent(step: TorchStep, op: StoreLatent[Any]) -> Any:
+    latent, rotary = len(op.norm.weight), op.angles.shape[1]
+    num_heads = op.q_latent.shape[1] // latent
+    normed, queries = norm_row(op.norm, op.kv), []
+    for t, row in enumerate(op.kv):
+        key = torch.cat([normed(row[:latent]), rotate(row[None, latent:], op.angles[t])[0]])
+        store(step, op.layer, t, key[None], None)
+        turned = rotate(op.q_rope[t].reshape(num_heads, rotary), op.angles[t])
+        queries.append(torch.cat([op.q_latent[t].reshape(num_heads, latent), turned], dim=1).reshape(-1))
+    echo(step, op.layer)
+    return torch.stack(queries)
 
-    def _store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
-        place, dtype = self.step.places_T[t], self._kv.spec.dtype
-        sides = (
-            (self._kv.keys, keys_GH, self._kv.key_scales),
-            (self._kv.values, values_GH, self._kv.value_scales),
-        )
-        for side, new, scales in sides:
-            if new is None:
-                continue
-            new = new / scales[layer]
-            if (most := FP8_MOST.get(dtype)) is not None:
-                new = new.clamp(-most, most)
-            side[layer][place] = (round_int8(new) if dtype == "int8" else new).to(side[layer].dtype)
+
+def head_linear(step: TorchStep, op: HeadLinear[Any]) -> Any:
+    heads = op.x.chunk(len(op.weights), dim=1)
+    return torch.cat(
+        [linear(step, Linear(head, w)) for head, w in zip(heads, op.weights, strict=True)], dim=1
+    )
+
+
+def route(step: TorchStep, op: Route[Any]) -> Any:
+    bias = None if op.correction is None else tensor_like(op.scores, op.correction)
+    scales = None if op.weight_scales is None else tensor_like(op.scores, op.weight_scales)
+    return by_row(lambda row: route_row(row, op.routing, bias, scales), op.scores)
+
+
+def run_experts(step: TorchStep, op: RunExperts[Any]) -> Any:
+    chosen, width = op.routes.shape[1] // 2, op.out_width(op.x.shape[1])
+    rows = []
+    for t, row in enumerate(op.x):
+        total = torch.zeros(width, dtype=torch.float64, device=op.x.device)
+        for place in torch.argsort(op.routes[t, :chosen]).tolist():
+            expert, weight = op.experts[int(op.routes[t, place])], op.routes[t, chosen + place]
+            y = row[None] * weight if op.weigh_inputs else row[None]
+            if expert is not None:
+                inner = gated(step, y, expert.up, op.activation, expert.up_bias, [t], expert.limit)
+                y = products(step, inner, expert.down, expert.down_bias, [t])
+            total += y[0].double() * (1.0 if op.weigh_inputs else weight.double())
+        rows.append(total.float())
+    return torch.stack(rows)
+
+
+def relative_scores(step: TorchStep, op: RelativeScores[Any]) -> Any:
+    like: Any = op.by_key if op.by_query is None else op.by_query
+    out = like.new_zeros((len(like), op.num_heads, padded_positions(op.places)))
+    for seq in step.sequences:
+        index = relative_places(seq.length, op.places).to(like.device)
+        rows = slice(seq.begin, seq.end)
+        out[rows, :, : seq.length] = op.scale * relative(op.by_query, op.by_key, rows, op.num_heads, index)
+    return out.reshape(len(like), -1)
+
+
+def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
+    """One softmax over everything that a query sees, not tiled."""
+    keys, values = step.cache.keys[op.layer], step.cache.values[op.layer]
+    sinks = None if op.attention.sinks is None else tensor_like(op.q, op.attention.sinks)
+    rows = []
+    for seq in step.sequences:
+        own_keys = keys[seq.places].float() * step.cache.key_scales[op.layer]
+        own_values = values[seq.places].float() * step.cache.value_scales[op.layer]
+        for t in range(seq.begin, seq.end):
+            position = seq.start + t - seq.begin
+            seen = slice(
+                first_seen(position, op.attention), min(position + op.attention.ahead + 1, seq.length)
+            )
+            query = op.q[t].reshape(1, op.num_heads, -1)
+            added = None if op.scores is None else op.scores[t].reshape(op.num_heads, 1, -1)[:, :, seen]
+            around = seen.start, position, op.attention, sinks, added
+            out = attend(query, own_keys[seen], own_values[seen], *around)
+            rows.append(out.reshape(-1))
+    return torch.stack(rows)
+
+
+def all_reduce(step: TorchStep, op: AllReduce[Any]) -> Any:
+    return torch.from_numpy(all_reduced(op.x.cpu().numpy(), op.peers)).to(op.x.device)
+
+
+def all_gather(step: TorchStep, op: AllGather[Any]) -> Any:
+    return torch.from_numpy(all_gathered(op.x.cpu().numpy(), op.widths, op.peers)).to(op.x.device)
+
+
+def select_rows(step: TorchStep, op: SelectRows[Any]) -> Any:
+    step.adapters.select_rows(step.logit_rows_L.tolist())
+    return op.x[step.logit_rows_L]
+
+
+def receive(step: TorchStep, op: Receive[Any]) -> Any:
+    return torch.from_numpy(received(step.inputs, op.columns)).to(step.cache.device)
+
+
+def tap(step: TorchStep, op: Tap[Any]) -> Any:
+    step.tapped.append(op.x)
+    return op.x
+
+
+Formulas = dict[type[Op[Any]], Callable[[TorchStep, Any], Any]]
+
+FORMULAS: Formulas = {
+    Receive: receive,
+    Embed: embed,
+    EmbedPositions: embed_positions,
+    Add: add,
+    Scale: scale,
+    Multiply: multiply,
+    Apply: apply,
+    Combine: combine,
+    Mix: mix,
+    MatchRMS: match_rms,
+    Normalize: normalize_rows,
+    Linear: linear,
+    GatedLinear: gated_linear,
+    HeadLinear: head_linear,
+    RopeAngles: rope_angles,
+    StoreKV: store_kv,
+    PrepareQueries: prepare_queries,
+    StoreLatent: store_latent,
+    RelativeScores: relative_scores,
+    Attend: attend_rows,
+    Route: route,
+    RunExperts: run_experts,
+    AllReduce: all_reduce,
+    AllGather: all_gather,
+    SelectRows: select_rows,
+    Tap: tap,
+}

@@ -11,11 +11,12 @@ import torch
 
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.graph import Interpreter
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
 from quire.devices.sampling import Logits, Samples, SlotSampling, TokenMask
 from quire.devices.torch.cache import TorchKVCache, TorchStep
-from quire.devices.torch.ops import TorchOps
+from quire.devices.torch.ops import Formulas
 from quire.errors import EngineError
 from quire.types import TokenLogprobs
 
@@ -47,11 +48,14 @@ class TorchLogits:
 
 
 class TorchExecutable:
-    """Calls the graph's functions anew each step."""
+    """Computes the graph's operations one by one, each step anew."""
 
-    def __init__(self, graph: Graph, kv: TorchKVCache, limits: Limits, threads: int) -> None:
+    def __init__(
+        self, graph: Graph, kv: TorchKVCache, limits: Limits, threads: int, formulas: Formulas
+    ) -> None:
         self._graph, self._kv, self._limits = graph, kv, limits
-        self._ops: TorchOps | None = None
+        self._interpreter = Interpreter(graph, formulas)
+        self._step: TorchStep | None = None
         self._hidden: Any = None
         self._adapters: dict[int, Adapter] = {}
         torch.set_num_threads(threads)
@@ -60,13 +64,13 @@ class TorchExecutable:
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
-        self._ops = TorchOps(TorchStep(inputs, self._kv), StepAdapters(self._adapters, inputs))
-        self._hidden = self._graph.hidden(self._ops)
+        self._step = TorchStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
+        self._hidden = self._interpreter.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     @torch.inference_mode()
     def logits(self, start: int, stop: int) -> TorchLogits:
-        if self._ops is None or not 0 <= start <= stop <= len(self._hidden):
+        if self._step is None or not 0 <= start <= stop <= len(self._hidden):
             raise EngineError(f"logit rows {start}..{stop} are not of the last run")
         if stop - start > self._limits.max_logit_rows:
             raise EngineError(
@@ -74,10 +78,8 @@ class TorchExecutable:
             )
         if start == stop:
             return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
-        if self._graph.head is None:
-            raise EngineError("this stage has no head: a step cannot ask it for logits")
-        self._ops.adapters.narrow(start, stop)
-        return TorchLogits(self._graph.head(self._ops, self._hidden[start:stop]))
+        self._step.adapters.narrow(start, stop)
+        return TorchLogits(self._interpreter.logits(self._step, self._hidden[start:stop]))
 
     def hidden(self) -> FloatArray:
         return _numpy(self._hidden.float())
@@ -86,7 +88,7 @@ class TorchExecutable:
         return place_adapter(self._adapters, slot, adapter, self._limits.max_adapters)
 
     def taps(self) -> tuple[FloatArray, ...]:
-        return () if self._ops is None else tuple(_numpy(tap.float()) for tap in self._ops.tapped)
+        return () if self._step is None else tuple(_numpy(tap.float()) for tap in self._step.tapped)
 
 
 class TorchSampler:

@@ -5,11 +5,11 @@ A block is the newest token and masks; inside it attention goes both ways. Only 
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from msgspec.structs import replace
 
-from quire.devices.protocol import Graph, KVSpec, Matrix, Norm, Ops
+from quire.devices.graph import Recorder, record
+from quire.devices.ops import Embed, Linear, Normalize, Receive, RopeAngles, SelectRows, StoreKV, Value
+from quire.devices.protocol import KVSpec, Matrix, Norm
 from quire.errors import ModelError
 from quire.model.decoder import Layers
 from quire.model.loaded import LoadedModel
@@ -18,8 +18,6 @@ from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights
 from quire.spec_decode.head import Head, HeadSource, integer
 from quire.spec_decode.heads.layer import layer_spec, plain_layer
-
-T = TypeVar("T")
 
 
 def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
@@ -52,8 +50,8 @@ def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
     source.refuse_left()
     layers = range(spec.num_layers)
     return Head(
-        first=Graph(graph.context, None, vocab, width, layers),
-        block=Graph(graph.hidden, graph.head, vocab, width, layers),
+        first=record(graph.context, None, vocab, width, layers),
+        block=record(graph.hidden, graph.head, vocab, width, layers),
         kv_spec=KVSpec(spec.num_layers, spec.num_kv_heads, spec.head_dim, target.dtype),
         taps=tuple(taps),
         num_tokens=size - 1,
@@ -80,23 +78,23 @@ class DFlash:
         self._fc, self._hidden_norm, self._weights, self._norm = fc, hidden_norm, layers, norm
         self._layers = Layers(spec)
 
-    def context(self, ops: Ops[T]) -> T:
+    def context(self, g: Recorder) -> Value:
         """Keys and values of the target's features go into the cache of every layer."""
-        c = ops.norm(ops.linear(ops.receive(self._fc.shape[1]), self._fc), self._hidden_norm)
+        c = g(Normalize(g(Linear(g(Receive(self._fc.shape[1])), self._fc)), self._hidden_norm))
         for index, layer in enumerate(self._weights):
             rope, weights = self.spec.rope_of(index), layer.attention
             assert weights is not None
             assert weights.qkv is not None
-            angles = None if rope is None else ops.rope_angles(make_rope(rope))
-            qkv = ops.linear(c, weights.qkv, weights.qkv_bias)
-            ops.store_kv(qkv, index, self.spec.num_heads, angles, weights.q_norm, weights.k_norm)
+            angles = None if rope is None else g(RopeAngles(make_rope(rope)))
+            qkv = g(Linear(c, weights.qkv, weights.qkv_bias))
+            g(StoreKV(qkv, index, self.spec.num_heads, angles, weights.q_norm, weights.k_norm))
         return c
 
-    def hidden(self, ops: Ops[T]) -> T:
+    def hidden(self, g: Recorder) -> Value:
         """The block's tokens -> final hidden states of the logit rows."""
-        x = ops.embed(self._embedding)
+        x = g(Embed(self._embedding))
         ropes = {rope for rope in map(self.spec.rope_of, range(self.spec.num_layers)) if rope is not None}
-        angles = {rope: ops.rope_angles(make_rope(rope)) for rope in ropes}
+        angles = {rope: g(RopeAngles(make_rope(rope))) for rope in ropes}
         for index, layer in enumerate(self._weights):
-            x = self._layers.layer(ops, x, angles, index, index, layer)
-        return ops.norm(ops.select_rows(x), self._norm)
+            x = self._layers.layer(g, x, angles, index, index, layer)
+        return g(Normalize(g(SelectRows(x)), self._norm))

@@ -5,9 +5,10 @@ state of the target; the target's own head. HASS has the same files.
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
 
-from quire.devices.protocol import FloatArray, Graph, KVSpec, Matrix, Norm, Ops
+from quire.devices.graph import Graph, Recorder, record
+from quire.devices.ops import Embed, Linear, Normalize, Receive, RopeAngles, SelectRows, Tap, Value
+from quire.devices.protocol import FloatArray, KVSpec, Matrix, Norm
 from quire.errors import ModelError
 from quire.model.decoder import Layers
 from quire.model.loaded import LoadedModel
@@ -16,8 +17,6 @@ from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights
 from quire.spec_decode.head import Head, HeadSource
 from quire.spec_decode.heads.layer import layer_spec, plain_layer
-
-T = TypeVar("T")
 
 
 def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
@@ -47,7 +46,7 @@ def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
     source.refuse_left(("rotary_emb", "lm_head", "embed_tokens"))
 
     def made(feed: bool) -> Graph:
-        return Graph(partial(graph.hidden, feed=feed), graph.head, vocab, width, range(1), (0,))
+        return record(partial(graph.hidden, feed=feed), graph.head, vocab, width, range(1), (0,))
 
     return Head(
         first=made(True),
@@ -75,14 +74,14 @@ class Eagle:
         self._embedding, self._fc, self._fc_bias, self._layer = embedding, fc, fc_bias, layer
         self._layers = Layers(spec)
 
-    def hidden(self, ops: Ops[T], feed: bool) -> T:
-        x = ops.receive(self.spec.hidden_size)
+    def hidden(self, g: Recorder, feed: bool) -> Value:
+        x = g(Receive(self.spec.hidden_size))
         if feed and self._norm is not None:
-            x = ops.norm(x, self._norm)
-        token = ops.linear(ops.embed(self._embedding), self._fc[0], self._fc_bias)
-        z = ops.linear(x, self._fc[1], residual=token)
+            x = g(Normalize(x, self._norm))
+        token = g(Linear(g(Embed(self._embedding)), self._fc[0], self._fc_bias))
+        z = g(Linear(x, self._fc[1], residual=token))
         assert self.spec.rope is not None
-        angles = {self.spec.rope: ops.rope_angles(make_rope(self.spec.rope))}
-        y = self._layers.layer(ops, z, angles, 0, 0, self._layer)
-        ops.tap(y)
-        return ops.select_rows(y)
+        angles = {self.spec.rope: g(RopeAngles(make_rope(self.spec.rope)))}
+        y = self._layers.layer(g, z, angles, 0, 0, self._layer)
+        g(Tap(y))
+        return g(SelectRows(y))

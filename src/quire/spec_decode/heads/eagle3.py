@@ -7,11 +7,25 @@ speculators library, with its additions: norms before `fc`, and EAGLE 3.1's norm
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from quire.devices.protocol import Attention, FloatArray, Graph, KVSpec, Matrix, Norm, Ops
+from quire.devices.graph import Graph, Recorder, record
+from quire.devices.ops import (
+    Attend,
+    Embed,
+    GatedLinear,
+    Linear,
+    Normalize,
+    Receive,
+    RopeAngles,
+    SelectRows,
+    StoreKV,
+    Tap,
+    Value,
+)
+from quire.devices.protocol import Attention, FloatArray, KVSpec, Matrix, Norm
 from quire.errors import ModelError
 from quire.model.decoder import Layers
 from quire.model.loaded import LoadedModel
@@ -21,8 +35,6 @@ from quire.model.weights import LayerWeights, MLPWeights
 from quire.spec_decode.head import Head, HeadSource, target_map
 from quire.spec_decode.heads.layer import layer_spec, mlp, plain_layer, published_tokens
 from quire.weights.parts import Take
-
-T = TypeVar("T")
 
 
 def tap_layers(config: dict[str, Any], target: ArchSpec, path: Any) -> tuple[int, ...]:
@@ -107,7 +119,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
 
     def made(feed: bool) -> Graph:
         hidden = partial(graph.hidden, feed=feed)
-        return Graph(hidden, graph.head, draft_vocab, h, range(spec.num_layers), (0,), vocab)
+        return record(hidden, graph.head, draft_vocab, h, range(spec.num_layers), (0,), vocab)
 
     return Head(
         first=made(True),
@@ -156,30 +168,30 @@ class Eagle3:
         self._normed_residual, self._normed_output = normed_residual, normed_output
         self._layers = Layers(spec)
 
-    def hidden(self, ops: Ops[T], feed: bool) -> T:
+    def hidden(self, g: Recorder, feed: bool) -> Value:
         spec, w = self.spec, self.weights
-        x = ops.receive(w.fc.shape[1] if feed else spec.hidden_size)
+        x = g(Receive(w.fc.shape[1] if feed else spec.hidden_size))
         if feed:
-            x = x if w.input_norm is None else ops.norm(x, w.input_norm)
-            x = ops.linear(x, w.fc, w.fc_bias)
-        hidden = ops.norm(x, w.hidden_norm)
-        token = ops.norm(ops.embed(w.embedding), w.token_norm)
-        qkv = ops.linear(hidden, w.qkv_hidden, residual=ops.linear(token, w.qkv_token))
+            x = x if w.input_norm is None else g(Normalize(x, w.input_norm))
+            x = g(Linear(x, w.fc, w.fc_bias))
+        hidden = g(Normalize(x, w.hidden_norm))
+        token = g(Normalize(g(Embed(w.embedding)), w.token_norm))
+        qkv = g(Linear(hidden, w.qkv_hidden, residual=g(Linear(token, w.qkv_token))))
         assert spec.rope is not None
-        angles = ops.rope_angles(make_rope(spec.rope))
-        q = ops.store_kv(qkv, 0, spec.num_heads, angles, w.q_norm, w.k_norm)
-        heads = ops.attention(q, 0, spec.num_heads, Attention(spec.attention_scale, spec.windows[0]))
-        y = ops.linear(heads, w.out, residual=hidden if self._normed_residual else x)
-        inner = ops.gated_linear(ops.norm(y, w.mlp_norm), w.mlp.up, spec.activation)
-        y = ops.linear(inner, w.mlp.down, residual=y)
+        angles = g(RopeAngles(make_rope(spec.rope)))
+        q = g(StoreKV(qkv, 0, spec.num_heads, angles, w.q_norm, w.k_norm))
+        heads = g(Attend(q, 0, spec.num_heads, Attention(spec.attention_scale, spec.windows[0])))
+        y = g(Linear(heads, w.out, residual=hidden if self._normed_residual else x))
+        inner = g(GatedLinear(g(Normalize(y, w.mlp_norm)), w.mlp.up, spec.activation))
+        y = g(Linear(inner, w.mlp.down, residual=y))
         for index, layer in enumerate(w.rest, 1):
-            y = self._layers.layer(ops, y, {spec.rope: angles}, index, index, layer)
+            y = self._layers.layer(g, y, {spec.rope: angles}, index, index, layer)
         if self._normed_output:
-            y = ops.norm(y, w.norm)
-            ops.tap(y)
-            return ops.select_rows(y)
-        ops.tap(y)
-        return ops.norm(ops.select_rows(y), w.norm)
+            y = g(Normalize(y, w.norm))
+            g(Tap(y))
+            return g(SelectRows(y))
+        g(Tap(y))
+        return g(Normalize(g(SelectRows(y)), w.norm))
 
-    def head(self, ops: Ops[T], hidden: T) -> T:
-        return ops.linear(hidden, self.weights.head)
+    def head(self, g: Recorder, hidden: Value) -> Value:
+        return g(Linear(hidden, self.weights.head))

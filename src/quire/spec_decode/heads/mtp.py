@@ -7,11 +7,12 @@ The same layer is applied again on its own output to draft more than one token.
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import replace
 
-from quire.devices.protocol import Backend, Graph, KVSpec, Matrix, Norm, Ops
+from quire.devices.graph import Graph, Recorder, record
+from quire.devices.ops import Embed, Linear, Normalize, Receive, RopeAngles, SelectRows, Tap, Value
+from quire.devices.protocol import Backend, KVSpec, Matrix, Norm
 from quire.errors import ModelError
 from quire.model.assemble import Assembly
 from quire.model.decoder import Layers
@@ -22,8 +23,6 @@ from quire.model.spec import ArchSpec
 from quire.model.weights import LayerWeights
 from quire.spec_decode.head import Head, HeadSource
 from quire.spec_decode.heads.layer import layer_spec, plain_layer, published_tokens
-
-T = TypeVar("T")
 
 
 def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
@@ -90,7 +89,7 @@ def _head(graph: MTP, target: LoadedModel, kv_spec: KVSpec, num_tokens: int, nby
 
     def made(feed: bool) -> Graph:
         hidden = partial(graph.hidden, feed=feed)
-        return Graph(hidden, graph.head, spec.vocab_size, spec.hidden_size, range(1), (0,))
+        return record(hidden, graph.head, spec.vocab_size, spec.hidden_size, range(1), (0,))
 
     return Head(
         first=made(True),
@@ -154,15 +153,15 @@ class MTP:
         self._norms, self._projection, self._layer, self._norm = norms, projection, layer, norm
         self._layers = Layers(spec)
 
-    def hidden(self, ops: Ops[T], feed: bool) -> T:
-        x = ops.receive(self.spec.hidden_size)
+    def hidden(self, g: Recorder, feed: bool) -> Value:
+        x = g(Receive(self.spec.hidden_size))
         if feed and self._target_norm is not None:
-            x = ops.norm(x, self._target_norm)
-        token = ops.norm(ops.embed(self._embedding), self._norms[0])
-        hidden = ops.norm(x, self._norms[1])
-        u = ops.linear(hidden, self._projection[1], residual=ops.linear(token, self._projection[0]))
+            x = g(Normalize(x, self._target_norm))
+        token = g(Normalize(g(Embed(self._embedding)), self._norms[0]))
+        hidden = g(Normalize(x, self._norms[1]))
+        u = g(Linear(hidden, self._projection[1], residual=g(Linear(token, self._projection[0]))))
         rope = self.spec.rope_of(0)
-        angles = {} if rope is None else {rope: ops.rope_angles(make_rope(rope))}
-        y = ops.norm(self._layers.layer(ops, u, angles, 0, 0, self._layer), self._norm)
-        ops.tap(y)
-        return ops.select_rows(y)
+        angles = {} if rope is None else {rope: g(RopeAngles(make_rope(rope)))}
+        y = g(Normalize(self._layers.layer(g, u, angles, 0, 0, self._layer), self._norm))
+        g(Tap(y))
+        return g(SelectRows(y))

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
-from quire.devices.protocol import GELU, FloatArray, Graph, Matrix, Norm, Ops
+from quire.devices.graph import Graph, Recorder, record
+from quire.devices.ops import Add, Apply, Embed, Linear, Normalize, Receive, SelectRows, Tap, Value
+from quire.devices.protocol import GELU, FloatArray, Matrix, Norm
 from quire.errors import ModelError
 from quire.model.loaded import LoadedModel
 from quire.spec_decode.head import Head, HeadSource, integer
-
-T = TypeVar("T")
 
 
 def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
@@ -34,7 +33,7 @@ def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
             )
         head = source.matrix([f"{prefix}{len(blocks)}.weight"], [vocab], width, use="head")
         hidden = partial(medusa_hidden, width=width, norm=target.weights.norm, blocks=tuple(blocks))
-        stages.append(Graph(hidden, partial(linear, weight=head), vocab, width))
+        stages.append(record(hidden, partial(linear, weight=head), vocab, width))
     if not stages:
         raise ModelError(f"{source.path}: there are no Medusa heads (0.0.linear.weight)")
     source.refuse_left()
@@ -48,17 +47,17 @@ def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
 
 
 def medusa_hidden(
-    ops: Ops[T], width: int, norm: Norm | None, blocks: tuple[tuple[Matrix, FloatArray], ...]
-) -> T:
-    x = ops.receive(width)
-    x = x if norm is None else ops.norm(x, norm)
+    g: Recorder, width: int, norm: Norm | None, blocks: tuple[tuple[Matrix, FloatArray], ...]
+) -> Value:
+    x = g(Receive(width))
+    x = x if norm is None else g(Normalize(x, norm))
     for weight, bias in blocks:
-        x = ops.linear(x, weight, bias, "silu", residual=x)
-    return ops.select_rows(x)
+        x = g(Linear(x, weight, bias, "silu", residual=x))
+    return g(SelectRows(x))
 
 
-def linear(ops: Ops[T], x: T, weight: Matrix) -> T:
-    return ops.linear(x, weight)
+def linear(g: Recorder, x: Value, weight: Matrix) -> Value:
+    return g(Linear(x, weight))
 
 
 def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
@@ -105,7 +104,7 @@ def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
             norm=source.norm(f"speculator.ln.{0 if tied else i}", inner, 1e-6, bias=True),
         )
         head = partial(linear, weight=matrix("head", i, vocab, inner))
-        stages.append(Graph(hidden, head, vocab, inner, range(1), (0,)))
+        stages.append(record(hidden, head, vocab, inner, range(1), (0,)))
     source.refuse_left(("speculator.ln.",) if tied else ())
     return Head(
         stages=tuple(stages),
@@ -117,18 +116,18 @@ def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
 
 
 def mlp_hidden(
-    ops: Ops[T],
+    g: Recorder,
     width: int,
     norms: tuple[Norm, ...],
     projection: Matrix,
     embedding: Matrix,
     scale: float,
     norm: Norm,
-) -> T:
-    state = ops.receive(width)
+) -> Value:
+    state = g(Receive(width))
     for each in norms:
-        state = ops.norm(state, each)
-    state = ops.add(ops.linear(state, projection), ops.embed(embedding), scale)
-    state = ops.elementwise(ops.norm(state, norm), GELU())
-    ops.tap(state)
-    return ops.select_rows(state)
+        state = g(Normalize(state, each))
+    state = g(Add(g(Linear(state, projection)), g(Embed(embedding)), scale))
+    state = g(Apply(g(Normalize(state, norm)), GELU()))
+    g(Tap(state))
+    return g(SelectRows(state))

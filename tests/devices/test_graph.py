@@ -1,0 +1,92 @@
+"""Graphs as lists of operations: every backend knows every operation, and values live only until their last use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from quire.devices import ops
+from quire.devices.cpu.record import ENCODERS
+from quire.devices.graph import Interpreter, last_reads, record, widest_activation
+from quire.devices.ops import Add, Embed, Linear, Op, Scale, SelectRows, Tap, Value, operands, resolved
+from quire.devices.protocol import KVSpec
+from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.reference.ops import FORMULAS as REFERENCE
+from quire.devices.torch.ops import FORMULAS as TORCH
+from quire.errors import EngineError
+
+KINDS = {kind for kind in vars(ops).values() if isinstance(kind, type) and issubclass(kind, Op)} - {Op}
+BACKEND = ReferenceBackend()
+TABLE = BACKEND.matrix([np.ones((5, 4), np.float32)], "float32")
+WIDE = BACKEND.matrix([np.ones((9, 4), np.float32)], "float32")
+BACK = BACKEND.matrix([np.ones((4, 9), np.float32)], "float32")
+
+
+def hidden(g: Any) -> Any:
+    x = g(Embed(TABLE))
+    wide = g(Linear(x, WIDE))
+    y = g(Linear(wide, BACK, residual=x))
+    g(Tap(y))
+    return g(SelectRows(g(Add(y, y))))
+
+
+GRAPH = record(hidden, lambda g, h: g(Scale(g(Linear(h, TABLE)), 2.0)), 5, 4)
+
+
+def test_every_backend_knows_every_operation() -> None:
+    assert len(KINDS) > 20
+    assert set(REFERENCE) == KINDS
+    assert set(TORCH) == KINDS
+    assert set(ENCODERS) | {Tap} == KINDS
+
+
+def test_every_operation_says_what_it_computes_and_how_wide_it_is() -> None:
+    for kind in KINDS:
+        assert kind.__doc__
+        assert "width" in vars(kind)
+
+
+def test_a_graph_is_the_list_of_what_was_recorded() -> None:
+    assert [type(op).__name__ for op in GRAPH.ops] == [
+        *("Embed", "Linear", "Linear", "Tap", "Add", "SelectRows", "Linear", "Scale")
+    ]
+    assert (GRAPH.body, GRAPH.hidden, GRAPH.logits) == (6, 5, 7)
+    assert operands(GRAPH.ops[2]) == [Value(1), Value(0)]
+    assert operands(GRAPH.ops[7]) == [Value(6)]  # 2.0 is no operand, and neither would be an int
+
+
+def test_operands_are_replaced_and_nothing_else() -> None:
+    op = Linear(Value(3), WIDE, activation="silu", residual=Value(4))
+    found = resolved(op, {3: "x", 4: "y"}.__getitem__)
+    assert isinstance(found, Linear)
+    assert (found.x, found.residual, found.weight, found.activation) == ("x", "y", WIDE, "silu")
+
+
+def test_values_are_dropped_after_their_last_use() -> None:
+    assert last_reads(GRAPH) == [[], [], [0, 1], [3], [2], [4], [], [6]]
+    kept: list[int] = []
+
+    def formula(step: None, op: Op[Any]) -> str:
+        kept.append(len(running))
+        return type(op).__name__
+
+    interpreter = Interpreter(GRAPH, dict.fromkeys(KINDS, formula))
+    running: dict[Value, str] = {}
+    assert interpreter._run(None, running, range(GRAPH.body)) == {GRAPH.hidden: "SelectRows"}
+    assert max(kept) == 2
+    assert interpreter.logits(None, "some rows") == "Scale"
+
+
+def test_a_graph_without_a_head_gives_no_logits() -> None:
+    stage = Interpreter(record(hidden, None, 5, 4), REFERENCE)
+    with pytest.raises(EngineError, match="no head"):
+        stage.logits(None, np.zeros((1, 4), np.float32))  # type: ignore[arg-type]
+
+
+def test_the_widest_activation_is_that_of_the_body() -> None:
+    spec = KVSpec(1, 1, 4, "float32")
+    assert widest_activation(GRAPH, spec) == 9
+    assert widest_activation(replace(GRAPH, body=1), spec) == 4
