@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire import LLM, SamplingParams
-from quire.weights.gguf import read_gguf
+from quire.model.gguf import read_gguf
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.kinds import KINDS, PLAIN, Kind
 from quire.weights.gguf.tokenizer import read_tokenizer
@@ -30,8 +30,7 @@ def fuzz_gguf(folder: Path) -> Case:
     def case(rng: Random) -> None:
         path.write_bytes(mutate_bytes(rng, from_scratch))
         read_tokenizer(GGUFFile(path))
-        _, _, tensors = read_gguf(path)
-        read_all(tensors)
+        read_all(read_gguf(path).checkpoint)
 
     return case
 

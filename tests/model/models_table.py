@@ -69,7 +69,7 @@ def checked() -> dict[str, str]:
 
 def gguf_classes() -> set[str]:
     """The classes that the readers of GGUF architectures name."""
-    sources = (ROOT / "src" / "quire" / "weights" / "gguf" / "architectures").glob("*.py")
+    sources = (ROOT / "src" / "quire" / "model" / "gguf").glob("*.py")
     return {
         name
         for path in sources

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.devices.adapters import Adapter
 from quire.devices.protocol import Backend
 from quire.errors import ConfigError
+from quire.lazy import Lazy
 from quire.lora import LoraConfig
 from quire.model.adapter import AdapterBase, build_adapter
 from quire.model.cost import matrices
+from quire.model.families.names import GGUF_LAYER, TensorNames
 from quire.model.loaded import LoadedModel, ServedModel
+from quire.model.spec import ArchSpec
 from quire.weights.adapter import open_adapter
+from quire.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from quire.model.gguf import adapted as gguf
+else:
+    gguf = Lazy("quire.model.gguf.adapted")
 
 Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
 
@@ -31,16 +41,24 @@ def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
         raise ConfigError(
             f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"
         )
+    names, opened = model.names, model.open
+    if names.layer == GGUF_LAYER:
+        names = gguf.family_names(model.spec)
+        opened = None if opened is None else partial(_by_family_names, model.spec, model.names, opened)
     return AdapterBase(
         model.spec,
-        model.names,
+        names,
         model.weights,
         backend,
         model.dtype,
-        model.open,
+        opened,
         model.shard,
         None if model.info.pooling is None else model.info.head_of,
     )
+
+
+def _by_family_names(spec: ArchSpec, names: TensorNames, opened: Callable[[], Checkpoint]) -> Checkpoint:
+    return gguf.by_family_names(spec, names, opened())
 
 
 def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: LoraConfig) -> Reader:

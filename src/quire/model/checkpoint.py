@@ -1,4 +1,4 @@
-"""A checkpoint's files, or a GGUF file: from config and tensor headers to packed weights. Knows no sequence."""
+"""A checkpoint's files: from config and tensor headers to packed weights. Knows no sequence."""
 
 from __future__ import annotations
 
@@ -76,24 +76,27 @@ class OpenedFiles:
 
 
 class CheckpointFiles(OpenedFiles):
-    """Files of a checkpoint in safetensors, torch's pickles or GGUF. Opening reads headers only.
+    """Files of a checkpoint in safetensors or torch's pickles. Opening reads headers only.
 
     The tensors stay mapped until they are packed. A second reading opens the files again.
     """
 
     def __init__(self, path: Path, asked: Asked = NOTHING) -> None:
-        super().__init__(_open(path, asked))
         self._path, self._asked = path, asked
+        super().__init__(self.open())
+
+    def open(self) -> OpenModel:
+        return _open(self._path, self._asked)
 
     def opened(self) -> OpenModel:
         if self._opened is None:
-            self._opened = _open(self._path, self._asked)
+            self._opened = self.open()
         return self._opened
 
     def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
         model = super().load(backend, shard, verify)
         self._opened = None
-        return replace(model, open=lambda: _open(self._path, self._asked).checkpoint)
+        return replace(model, open=lambda: self.open().checkpoint)
 
 
 def _open(path: Path, asked: Asked) -> OpenModel:

@@ -14,7 +14,6 @@ from quire.model.families.names import TensorNames
 from quire.model.pack import BFLOAT16, WantedTensor, wanted_tensors
 from quire.model.spec import ArchSpec
 from quire.weights.checkpoint.protocol import Unquantized
-from quire.weights.gguf import is_gguf
 from quire.weights.source import Source
 from quire.weights.tensor import Array
 
@@ -56,7 +55,7 @@ class DummyCheckpoint(Unquantized):
 def dummy_checkpoint(source: Source, spec: ArchSpec, names: TensorNames) -> DummyCheckpoint:
     """Random weights for a model of these files. ModelError: its weights are quantized."""
     config = source.config
-    if config.get("quantization_config") is not None or is_gguf(source.path):
+    if config.get("quantization_config") is not None:
         raise ModelError(
             f"{source.where}: --load-format dummy makes float weights, and this model's are quantized: take "
             "quantization_config out by --hf-overrides, and give --quantization"

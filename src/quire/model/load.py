@@ -24,8 +24,9 @@ from quire.weights.schemes import Quantization
 from quire.weights.source import open_source, quantization_method
 
 if TYPE_CHECKING:
-    from quire.model import converted, engine_dir
+    from quire.model import converted, engine_dir, gguf
 else:
+    gguf = Lazy("quire.model.gguf")
     engine_dir, converted = Lazy("quire.model.engine_dir"), Lazy("quire.model.converted")
 
 BUILT, CONVERTED = "engine.json", "checkpoint.json"
@@ -65,7 +66,7 @@ def open_files(path: Path, asked: Asked = NOTHING) -> OwnFiles:
         return engine_dir.BuiltFiles(path, asked)
     if (path / CONVERTED).exists():
         return converted.ConvertedFiles(path, asked)
-    return CheckpointFiles(path, asked)
+    return open_checkpoint_files(path, asked)
 
 
 def is_built(path: Path) -> bool:
@@ -101,7 +102,7 @@ def open_checkpoint_files(path: Path, asked: Asked = NOTHING) -> CheckpointFiles
         raise ModelError(
             f"{path} is a built engine or a converted checkpoint: give the checkpoint that it was made of"
         )
-    return CheckpointFiles(path, asked)
+    return gguf.GGUFFiles(path, asked) if is_gguf(path) else CheckpointFiles(path, asked)
 
 
 def open_for_reading(path: Path) -> tuple[ArchSpec, Checkpoint, TensorNames]:
@@ -122,6 +123,10 @@ def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
             raise ModelError(
                 f"{path} {what}, which keeps no layers that predict further tokens: serve the checkpoint"
             )
+    if is_gguf(path):
+        raise ModelError(
+            f"{path} is a GGUF file, whose layers that predict further tokens are not read: serve the checkpoint"
+        )
     source = open_source(path)
     spec, names = read_config(source.config, source.where)
     checkpoint = source.tensors(partial(stacks_apart, spec, names))

@@ -1,4 +1,4 @@
-"""A model's files: config, generation defaults and tensors, from a directory or a GGUF file. Knows no family."""
+"""A model's files: config, generation defaults and tensors, and its tokenizer. Knows no family."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.lazy import Lazy
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.tasks import with_task
-from quire.weights.gguf import is_gguf, read_gguf
-from quire.weights.gguf.container import GGUFFile
-from quire.weights.gguf.tokenizer import read_tokenizer
+from quire.weights.gguf import is_gguf
 from quire.weights.readers import find_quantization
+
+if TYPE_CHECKING:
+    from quire.weights.gguf import tokenizer as gguf_tokenizer
+else:
+    gguf_tokenizer = Lazy("quire.weights.gguf.tokenizer")
 
 Change = Callable[[Checkpoint], Checkpoint]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`config` and `generation` are config.json and generation_config.json, or a GGUF file's equivalents.
+    """`config` and `generation` are config.json and generation_config.json; a GGUF file has no config.
 
     `where` names the config in messages. `tensors` opens the weights, quantized ones through their reader; what it is
     given changes how they lie in the files before that. `stored` opens quantized ones as they are in the files.
@@ -38,11 +42,8 @@ class Source:
 
 
 def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
-    """Open a directory or a GGUF file; reads headers only. `changes` replace keys of the config. Raises ModelError."""
+    """Open a directory; reads headers only. `changes` replace keys of the config. Raises ModelError."""
     changes = changes or {}
-    if is_gguf(path):
-        config, generation, tensors = read_gguf(path)
-        return Source(path, str(path), changed_config(config, changes), generation, lambda *_: tensors)
     config_path, generation_path = path / "config.json", path / "generation_config.json"
     if not config_path.exists():
         raise ModelError(
@@ -109,4 +110,4 @@ def quantization_method(path: Path) -> str | None:
 
 def open_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model directory or a GGUF file. Raises ModelError."""
-    return read_tokenizer(GGUFFile(path)) if is_gguf(path) else Tokenizer.load(path)
+    return gguf_tokenizer.open_tokenizer(path) if is_gguf(path) else Tokenizer.load(path)

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, QuireError
+from quire.model.gguf import read_gguf
 from quire.model.load import inspect_model
-from quire.weights.gguf import container, read_gguf
+from quire.weights.gguf import container
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from tests.gguf_files import finish, write_gguf
@@ -187,7 +188,7 @@ def read_all(path: Path) -> None:
     """Everything that opening a model reads."""
     inspect_model(path)
     read_tokenizer(GGUFFile(path)).encode("the cat <|user|> naïve")
-    tensors = read_gguf(path)[2]
+    tensors = read_gguf(path).checkpoint
     for name in tensors.names():
         assert tensors.get(name).shape == tensors.shape(name)
 

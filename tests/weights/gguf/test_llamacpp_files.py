@@ -11,10 +11,11 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.devices.cpu.backend import NativeBackend
+from quire.model.gguf import read_gguf
 from quire.model.load import load_model
 from quire.weights.layouts import Blocks
 from quire.weights.schemes import Quantized
-from quire.weights.source import open_source, open_tokenizer
+from quire.weights.source import open_tokenizer
 from tests.devices.native_cases import EXACT
 from tests.model.tiny_models import Session
 from tests.near import assert_near
@@ -103,8 +104,7 @@ def _second_half(session: Session, tokens: list[int]) -> Any:
 
 def test_memory_holds_the_bytes_of_the_file(files: list[Path]) -> None:
     for path in files:
-        source = open_source(path)
-        tensors, backend = source.tensors(), NativeBackend(2)
+        tensors, backend = read_gguf(path).checkpoint, NativeBackend(2)
         held = packed = 0
         for name in tensors.names():
             layout = tensors.layout(name)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+GGUF_LAYER = "blk.{i}."
+
 
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
@@ -119,7 +121,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     def fitted(self, present: Iterable[str]) -> TensorNames:
         """These names with the prefix that the tensors have in place of `base`, or with none.
 
-        Experts that the family stacks, and projections that it fuses, may be tensors of their own, as in GGUF files.
+        Experts that the family stacks, and projections that it fuses, may be tensors of their own.
         """
         present = list(present)
         names = self

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF model under the names of the checkpoint that it was made of, decoded as they are asked for."""
+"""The tensors of a GGUF model by the file's own names, decoded when they are asked for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.gguf.kinds import PLAIN
-from quire.weights.gguf.names import Place
 from quire.weights.gguf.parts import GGUFParts
+from quire.weights.gguf.pieces import Place
 from quire.weights.layouts import AnyLayout, Blocks
 from quire.weights.layouts.blocks import decode
 from quire.weights.parts import Part
@@ -42,7 +42,7 @@ class GGUFCheckpoint:
         if place.values is not None:
             return place.values.dtype
         kind = self.parts.tensors[place.tensor].kind.name
-        if not place.exact or (place.second and self.parts.tensors[place.second].kind.name != kind):
+        if place.second and self.parts.tensors[place.second].kind.name != kind:
             return FLOAT32
         return BFLOAT16 if kind == "MXFP4" else PLAIN.get(kind, FLOAT32)
 
@@ -59,7 +59,6 @@ class GGUFCheckpoint:
         place = self.tensors[name]
         if (
             place.values is not None
-            or not place.exact
             or place.second
             or len(place.shape) != 2
             or self._file_rows(place) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, normalizers
@@ -29,6 +30,10 @@ ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_NAMES = """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <|eot|>
     <EOT> <|END_OF_TURN_TOKEN|> <|return|> <|call|>"""
 END_NAMES = frozenset(_END_NAMES.split())
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    return read_tokenizer(GGUFFile(path))
 
 
 def read_tokenizer(file: GGUFFile) -> Tokenizer:

@@ -1,7 +1,8 @@
-"""Every architecture: a transformers model written as a GGUF file gives the same spec and the same tensors back."""
+"""Every architecture: a transformers model written as a GGUF file gives the same spec and the same weights."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,19 +10,26 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from msgspec import Struct
+from msgspec.structs import astuple
 from safetensors.numpy import load_file
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
+from quire.model.assemble import Assembly
+from quire.model.assemble_parts import Use
 from quire.model.families import read_config
-from quire.model.load import inspect_model, load_model
+from quire.model.families.names import TensorNames
+from quire.model.gguf.architectures import ARCHITECTURES
+from quire.model.load import inspect_model, load_model, open_checkpoint_files
 from quire.model.pack import wanted_tensors
 from quire.model.spec import ArchSpec
-from quire.weights.gguf.architectures import ARCHITECTURES
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.parts import Part
 from quire.weights.schemes import Kept
-from quire.weights.source import open_source
+from tests.model.gguf.converter import write
 from tests.model.tiny_models import SMALL, VARIANTS, YARN, Session, make_model
-from tests.weights.gguf.converter import SHIFTED, each_expert, write
 
 # GGUF's name for a variant of tiny_models.
 CASES = {
@@ -202,36 +210,80 @@ def test_every_architecture_has_a_case() -> None:
     assert {*CASES.values(), *CONFIGS} == set(ARCHITECTURES)
 
 
+class Values:
+    """A `WeightSource` of plain values."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
+        return np.concatenate([part.read(self.checkpoint) for part in parts])
+
+    def gated(self, gate: Part, up: Part) -> Any:
+        return self.matrix([gate, up])
+
+    def vector(self, parts: Sequence[Part]) -> Any:
+        return np.concatenate([np.array(part.read(self.checkpoint), np.float32) for part in parts])
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The arrays and numbers of a model's weights."""
+    if isinstance(tree, Struct):
+        tree = astuple(tree)
+    if isinstance(tree, tuple):
+        for item in tree:
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+class Tensors(Unquantized):
+    """A checkpoint in memory."""
+
+    def __init__(self, tensors: dict[str, Any]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return np.dtype(np.float32)
+
+    def path(self, name: str) -> Path:
+        return Path("model.safetensors")
+
+    def get(self, name: str) -> Any:
+        return self._tensors[name]
+
+
 @pytest.mark.parametrize("variant", CASES)
-def test_spec_and_tensors_come_back(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_and_weights_come_back(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VARIANTS, variant, VARIANTS.get(variant) or OWN[variant])
     model = make_model(variant)
     model.config.architectures = [type(model).__name__.replace("Gemma3Text", "Gemma3")]
     model.save_pretrained(tmp_path / "model")
-    expected = inspect_model(tmp_path / "model")
-    assert isinstance(expected.spec, ArchSpec)
+    expected = open_checkpoint_files(tmp_path / "model").opened()
     original = load_file(tmp_path / "model" / "model.safetensors")
     model.config.xielu = original
     file = write(tmp_path / "m.gguf", CASES[variant], expected.spec, original, model.config)
-    check(file, CASES[variant], expected.spec, original)
+    check(file, expected.spec, expected.names, expected.checkpoint)
 
 
-def check(file: Path, called: str, spec: ArchSpec, original: dict[str, Any]) -> None:
-    """The file gives the spec and the tensors of the checkpoint."""
-    assert inspect_model(file).spec == spec
-    tensors = open_source(file).tensors()
-    unstacked = dict(each_expert(original))
-    names = {n for n in tensors.names() if n not in ("lm_head.weight", "embed_out.weight")}
-    assert names == unstacked.keys() - {"lm_head.weight", "embed_out.weight"}
-    for name in names:
-        found, wanted = tensors.get(name), unstacked[name]
-        if called in SHIFTED and name.endswith("norm.weight"):
-            found, wanted = found + np.float32(1), wanted + np.float32(1)  # as they are used
-        assert np.array_equal(found, wanted), name
+def check(file: Path, spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:
+    """The file gives the spec and the weights of the checkpoint, and all its tensors are used."""
+    model = open_checkpoint_files(file).opened()
+    assert model.spec == spec
+    found = leaves(Assembly(spec, model.names, Values(model.checkpoint)).weights())
+    wanted = leaves(Assembly(spec, names, Values(checkpoint)).weights())
+    for i, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        assert np.array_equal(ours, theirs), i
 
 
 @pytest.mark.parametrize("called", CONFIGS)
-def test_spec_and_tensors_of_a_config_come_back(called: str, tmp_path: Path) -> None:
+def test_spec_and_weights_of_a_config_come_back(called: str, tmp_path: Path) -> None:
     architecture, changes = CONFIGS[called]
     values = {"architectures": [architecture], **SMALL, **changes}
     spec, names = read_config(values)
@@ -241,15 +293,7 @@ def test_spec_and_tensors_of_a_config_come_back(called: str, tmp_path: Path) -> 
         for name, wanted in wanted_tensors(spec, names).items()
     }
     file = write(tmp_path / "m.gguf", called, spec, original, SimpleNamespace(**values))
-    separate = {}
-    for name, data in original.items():  # the file keeps apart what this checkpoint fuses
-        if called == "bailingmoe" and "query_key_value" in name:
-            q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-            for kind, part in zip("qkv", np.split(data, [q, q + kv]), strict=True):
-                separate[name.replace("attention.query_key_value", f"self_attn.{kind}_proj")] = part
-        else:
-            separate[name] = data
-    check(file, called, spec, separate)
+    check(file, spec, names, Tensors(original))
 
 
 WIDE: dict[str, dict[str, Any]] = {
@@ -300,10 +344,10 @@ def test_fused_tensors_are_read_like_separate_ones(tmp_path: Path) -> None:
     fused = write(tmp_path / "fused.gguf", "qwen3moe", spec, original, model.config, fuse=True)
     assert len(gguf.GGUFReader(fused).tensors) < len(gguf.GGUFReader(apart).tensors)
     assert inspect_model(fused).spec == inspect_model(apart).spec == spec
-    tensors = open_source(fused).tensors()
-    assert set(tensors.names()) == set(open_source(apart).tensors().names())
-    for name in original:
-        assert np.array_equal(tensors.get(name), original[name]), name
+    tensors, separate = (open_checkpoint_files(file).opened().checkpoint for file in (fused, apart))
+    assert set(tensors.names()) == set(separate.names())
+    for name in separate.names():
+        assert np.array_equal(tensors.get(name), separate.get(name)), name
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import describe
 from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
-from quire.model.info import EngineLimits
+from quire.model.gguf import read_gguf
+from quire.model.gguf.adapted import by_family_names
+from quire.model.info import EngineLimits, Reading
 from quire.model.load import inspect_model
 from quire.weights.gguf.kinds import KINDS
-from quire.weights.source import open_source, open_tokenizer
+from quire.weights.source import open_tokenizer
+from tests.adapter_files import write_adapter
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
 from tests.tiny import BOS, CONFIG, EOS, write_checkpoint
 
@@ -92,8 +95,11 @@ def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path)
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     directory = write_checkpoint(tmp_path / "model", "llama", **sizes)
     file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
-    tensors = open_source(file).tensors()
-    save_file({name: tensors.get(name) for name in tensors.names()}, directory / "model.safetensors")
+    model = read_gguf(file)
+    tensors = by_family_names(model.spec, model.names, model.checkpoint)
+    original = load_file(directory / "model.safetensors")
+    values = {name: tensors.get(name) if data.ndim > 1 else data for name, data in original.items()}
+    save_file(values, directory / "model.safetensors")
     # The same values as float32 weights, and as blocks times float activations, which sum in another order.
     wanted = run(str(directory))
     assert run(str(file), dtype="float32") == wanted
@@ -221,7 +227,6 @@ def test_llama3_ropes_are_found_again(tmp_path: Path) -> None:
         factors.append(1 if wave < 8192 / 4 else 8 if wave > 8192 else 1 / ((1 - smooth) / 8 + smooth))
     file = tmp_path / "m.gguf"
     write_gguf(directory, file, tensors={"rope_freqs.weight": np.array(factors, np.float32)})
-    assert open_source(file).config["rope_scaling"] == scaling
     assert inspect_model(file).spec == inspect_model(directory).spec
     assert run(str(file)) == run(str(directory))
 
@@ -245,3 +250,47 @@ def test_an_engine_built_of_a_file_gives_its_tokens(made: Made, tmp_path: Path) 
     assert ours.encode("x")[0] == BOS
     assert ours.chat_template == theirs.chat_template
     assert ours.eos_token_ids == theirs.eos_token_ids
+
+
+def test_adapters_change_a_file_as_they_change_its_checkpoint(made: Made, tmp_path: Path) -> None:
+    """Adapters go by the names of Hugging Face's files, whose rows the file has in another order."""
+    directory, file = made("llama")
+    kinds: dict[str, dict[str, Any]] = {
+        "tables": {"tables": True},
+        "dora": {"dora": True},
+        "pissa": {"init_lora_weights": "pissa"},
+    }
+    requests = []
+    for i, (name, options) in enumerate(kinds.items(), 1):
+        requests.append(LoRARequest(name, i, write_adapter(tmp_path / name, directory, seed=i, **options)))
+    answers = []
+    for model in (directory, file):
+        llm = LLM(model, enable_lora=True, max_loras=3, max_lora_rank=16, **OPTIONS)
+        outputs = llm.generate(TEXTS, GREEDY, use_tqdm=False, lora_request=requests)
+        answers.append([(one.outputs[0].token_ids, one.outputs[0].cumulative_logprob) for one in outputs])
+    assert answers[0] == answers[1]
+    assert answers[0] != [(tokens, logprob) for _, tokens, logprob in run(directory)]
+
+
+LINEAR = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "same"),
+    [
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5}),
+        ({"llama.rope.freq_base": 5e5}, {"rope_theta": 5e5}),
+        (LINEAR, LINEAR),
+    ],
+)
+def test_overrides_speak_of_keys(overrides: dict[str, Any], same: dict[str, Any], made: Made) -> None:
+    directory, file = made("llama")
+    wanted = inspect_model(directory, reading=Reading(config=same)).spec
+    assert inspect_model(file, reading=Reading(config=overrides)).spec == wanted
+
+
+def test_other_overrides_are_refused_by_name(made: Made) -> None:
+    with pytest.raises(ModelError, match=r"may name its keys .* got hidden_act"):
+        inspect_model(made("llama")[1], reading=Reading(config={"hidden_act": "relu"}))
+    with pytest.raises(ModelError, match="architecture rwkv6 is not supported"):
+        inspect_model(made("llama")[1], reading=Reading(architecture="rwkv6"))

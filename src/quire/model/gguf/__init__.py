@@ -1,0 +1,96 @@
+"""GGUF models: from the keys and tensors of a file to a spec, names and a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.errors import ModelError, UnknownArchitectureError
+from quire.model.checkpoint import CheckpointFiles, OpenModel, model_info
+from quire.model.families.names import TensorNames
+from quire.model.gguf.architectures import ARCHITECTURES
+from quire.model.gguf.keys import Keys
+from quire.model.gguf.names import tensor_names
+from quire.model.info import Asked
+from quire.model.pack import check_tensors, choose_dtype, own_quantization
+from quire.model.spec import ArchSpec
+from quire.weights.gguf.checkpoint import GGUFCheckpoint
+from quire.weights.gguf.parts import GGUFParts
+from quire.weights.gguf.pieces import Heads, Place, places
+from quire.weights.gguf.tokenizer import read_ends
+
+# general.sampling.* by generation_config.json's names.
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
+class GGUFFiles(CheckpointFiles):
+    """`ModelFiles` of a GGUF file, or of a file split into parts."""
+
+    def open(self) -> OpenModel:
+        return _open(self._path, self._asked)
+
+
+class GGUFModel(NamedTuple):
+    """A file before its tensors are read. `generation` is what generation_config.json would say."""
+
+    spec: ArchSpec
+    names: TensorNames
+    checkpoint: GGUFCheckpoint
+    generation: dict[str, Any]
+
+
+def read_gguf(
+    path: Path, changes: Mapping[str, Any] | None = None, architecture: str | None = None
+) -> GGUFModel:
+    """Read the headers of a file. ModelError for anything that is not understood in full.
+
+    `changes` replaces keys: by their own names or, where they have one, by config.json's. `architecture` takes the
+    place of the file's own.
+    """
+    parts = GGUFParts(path)
+    keys = Keys(parts, changes, architecture)
+    reader = ARCHITECTURES.get(keys.architecture)
+    if reader is None:
+        error = UnknownArchitectureError if architecture is None else ModelError
+        raise error(
+            f"{path}: architecture {keys.architecture} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    spec = reader.read(keys)
+    made = {} if reader.tensors is None else reader.tensors(keys)
+    keys.finish()
+    spec.check(str(path))
+    if reader.turned and spec.rope is not None and spec.rope.rotary_dim != spec.head_dim:
+        raise keys.wrong("rope.dimension_count", f"a head's size, {spec.head_dim}", spec.rope.rotary_dim)
+    shapes = map(spec.shape, range(spec.num_layers))
+    heads = Heads([(shape.num_heads, shape.num_kv_heads) for shape in shapes], reader.turned)
+    tensors = places(parts.tensors, heads, str(path))
+    tensors |= {name: Place("", values.shape, values=values) for name, values in made.items()}
+    generation = {name: parts.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    generation["eos_token_id"] = list(read_ends(parts.first)) or None
+    return GGUFModel(
+        spec,
+        tensor_names(keys, spec, reader.names),
+        GGUFCheckpoint(parts, tensors),
+        {name: value for name, value in generation.items() if value is not None},
+    )
+
+
+def _open(path: Path, asked: Asked) -> OpenModel:
+    reading = asked.reading
+    if reading.dummy:
+        raise ModelError(f"{path}: --load-format dummy makes float weights, and a GGUF file has its own")
+    spec, names, checkpoint, generation = read_gguf(path, reading.config, reading.architecture)
+    spec = spec.with_spare_tokens(reading.spare_tokens) if reading.spare_tokens else spec
+    wanted = check_tensors(spec, names, checkpoint, path)
+    dtype = choose_dtype(asked.dtype, wanted, checkpoint)
+    quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
+    ends = tuple(generation.get("eos_token_id", ()))
+    info = model_info(path, spec, names, dtype, quantized, ends, generation)
+    return OpenModel(info, spec, checkpoint, names)

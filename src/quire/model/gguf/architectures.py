@@ -1,0 +1,484 @@
+"""The architectures that GGUF files name, dense and with experts: what each of them is beside its keys and tensors.
+
+Facts are llama.cpp's (src/models/*.cpp and convert_hf_to_gguf.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from quire.devices.protocol import Temperature
+from quire.model.gguf import unlike
+from quire.model.gguf.decoder import (
+    decoder,
+    dense_first,
+    mixture,
+    one_window,
+    read_rope,
+    routed,
+    small_experts,
+    windows,
+)
+from quire.model.gguf.keys import Keys
+from quire.model.spec import ArchSpec
+from quire.weights.tensor import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one value of general.architecture is read.
+
+    `names` are the fields of TensorNames in which it differs. `turned`: rotary pairs of queries and keys are
+    neighbours in its files, by which they differ from what the model computes. `tensors` gives those that its files
+    keep as keys.
+    """
+
+    read: Callable[[Keys], ArchSpec]
+    names: Mapping[str, Any] = field(default_factory=dict)
+    turned: bool = False
+    tensors: Callable[[Keys], Mapping[str, Array]] | None = None
+
+
+def reader(architecture: str, **fields: Any) -> Callable[[Keys], ArchSpec]:
+    """A reader of what differs from the default in these fields alone."""
+    return lambda keys: decoder(keys, architecture, **fields)
+
+
+def llama(keys: Keys) -> ArchSpec:
+    """Llama, and what is converted as one: Mistral, Mixtral, Yi, SmolLM2."""
+    window = one_window(keys)
+    if keys.get("expert_count"):
+        return decoder(keys, "MixtralForCausalLM", windows=window, **small_experts(keys, renormalize=True))
+    name = "MistralForCausalLM" if window[0] else "LlamaForCausalLM"
+    return decoder(keys, name, windows=window)
+
+
+def smollm3(keys: Keys) -> ArchSpec:
+    """Every fourth layer is without positions; no key says so."""
+    return decoder(keys, "SmolLM3ForCausalLM", turning=[(i + 1) % 4 != 0 for i in range(keys.layers)])
+
+
+def qwen3vl(keys: Keys) -> ArchSpec:
+    """The language model of Qwen3-VL: for texts its rope is the plain one."""
+    skip_pictures(keys)
+    return decoder(keys, "Qwen3ForCausalLM", qk_norm="head")
+
+
+def skip_pictures(keys: Keys) -> None:
+    """Read the keys that say how pictures are placed and mixed in."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        keys.get(name)
+
+
+def gemma(keys: Keys, name: str = "GemmaForCausalLM", **fields: Any) -> ArchSpec:
+    """Embeddings are scaled; heads are tied."""
+    scale = keys.integer("embedding_length") ** 0.5
+    given = {"activation": "gelu_tanh", "embedding_scale": scale, "tie_embeddings": True, **fields}
+    return decoder(keys, name, **given)
+
+
+def gemma2(keys: Keys) -> ArchSpec:
+    """The scale of queries is not in the file: it is the head's size, but for the model of 46 layers (27B)."""
+    return gemma(
+        keys,
+        "Gemma2ForCausalLM",
+        placement="sandwich",
+        windows=windows(keys, keys.slides(2), 4096),
+        attention_scale=_query_size(keys, 46) ** -0.5,
+        attention_cap=keys.number("attn_logit_softcapping", 50.0) or None,
+        logit_cap=keys.number("final_logit_softcapping", 30.0) or None,
+    )
+
+
+def gemma3(keys: Keys) -> ArchSpec:
+    """As Gemma 2's: the model of 62 layers (27B) scales by another size than the head's."""
+    slides, size = keys.slides(6), keys.integer("attention.key_length", _shared_size(keys))
+    rope = read_rope(keys, size, 1e6)
+    return gemma(
+        keys,
+        "Gemma3ForCausalLM",
+        placement="sandwich",
+        qk_norm="head",
+        rope=rope,
+        layer_ropes=unlike.two_ropes(keys, slides, rope),
+        windows=windows(keys, slides, 1024),
+        attention_scale=_query_size(keys, 62) ** -0.5,
+        tie_embeddings=not keys.has("output.weight"),
+    )
+
+
+def _shared_size(keys: Keys) -> int:
+    return max(1, keys.integer("embedding_length") // keys.integer("attention.head_count"))
+
+
+def _query_size(keys: Keys, large: int) -> int:
+    shared = _shared_size(keys)
+    return shared if keys.layers == large else keys.integer("attention.key_length", shared)
+
+
+def olmo2(keys: Keys) -> ArchSpec:
+    """OLMo 2, or OLMo 3 if a window is given: only the layers that see all positions have a scaled rope."""
+    fields: dict[str, Any] = {"placement": "post", "qk_norm": "all_heads"}
+    if not keys.get("attention.sliding_window"):
+        return decoder(keys, "Olmo2ForCausalLM", **fields)
+    slides, spec = keys.slides(4), decoder(keys, "Olmo3ForCausalLM", **fields)
+    assert spec.rope is not None
+    keys.expect("rope.freq_base_swa", spec.rope.theta)
+    ropes = unlike.two_ropes(keys, slides, spec.rope, spec.rope.theta)
+    return replace(spec, layer_ropes=ropes, windows=windows(keys, slides))
+
+
+def granite(keys: Keys, name: str = "GraniteForCausalLM", **fields: Any) -> ArchSpec:
+    scale = keys.number("logit_scale", 1.0)
+    if scale == 0:
+        raise keys.wrong("logit_scale", "above 0", scale)
+    return decoder(
+        keys,
+        name,
+        attention_scale=keys.number("attention.scale"),
+        embedding_scale=keys.number("embedding_scale", 1.0),
+        residual_multiplier=keys.number("residual_scale", 1.0),
+        logit_scale=1.0 / scale,
+        **fields,
+    )
+
+
+def granite_moe(keys: Keys) -> ArchSpec:
+    shared = keys.count("expert_shared_feed_forward_length")
+    name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
+    return granite(keys, name, **small_experts(keys, shared=shared, softmax_after=True))
+
+
+def cohere(keys: Keys, name: str = "CohereForCausalLM", **fields: Any) -> ArchSpec:
+    scale = keys.number("logit_scale")
+    return decoder(keys, name, placement="parallel", norm="layer", logit_scale=scale, **fields)
+
+
+def command_r(keys: Keys) -> ArchSpec:
+    return cohere(keys, qk_norm="own_head" if keys.has("blk.0.attn_q_norm.weight") else None)
+
+
+def cohere2(keys: Keys) -> ArchSpec:
+    """Layers that see all positions have none of their own."""
+    slides = keys.slides(4)
+    return cohere(keys, "Cohere2ForCausalLM", windows=windows(keys, slides), turning=slides)
+
+
+def sliding(keys: Keys, name: str, **fields: Any) -> ArchSpec:
+    """Exaone: if some layers slide, the others have no positions."""
+    if not keys.get("attention.sliding_window"):
+        return decoder(keys, name, **fields)
+    slides = keys.slides(4)
+    return decoder(keys, name, windows=windows(keys, slides), turning=slides, **fields)
+
+
+def exaone(keys: Keys) -> ArchSpec:
+    """Its epsilon goes by either name."""
+    eps = keys.get("attention.layer_norm_rms_epsilon")
+    return decoder(keys, "ExaoneForCausalLM", norm_eps=keys.number("attention.layer_norm_epsilon", eps))
+
+
+def exaone4(keys: Keys) -> ArchSpec:
+    return sliding(keys, "Exaone4ForCausalLM", placement="post", qk_norm="head")
+
+
+def exaone_moe(keys: Keys) -> ArchSpec:
+    return sliding(keys, "ExaoneMoeForCausalLM", qk_norm="head", moe=routed(keys))
+
+
+def mistral3(keys: Keys) -> ArchSpec:
+    """Ministral 3; without a scale of distant queries it is Mistral's decoder."""
+    spec, beta = decoder(keys, "Ministral3ForCausalLM"), keys.get("attention.temperature_scale")
+    multiplier = keys.get("rope.scaling.yarn_log_multiplier")
+    if beta is None or spec.rope is None or spec.rope.kind != "yarn":
+        raise keys.wrong("attention.temperature_scale", "a number, beside a rope scaled by yarn", beta)
+    rope = spec.rope
+    if multiplier:
+        scale = keys.number("rope.scaling.yarn_log_multiplier")
+        rope = replace(rope, mscale=1.0, mscale_all_dim=scale)
+    far = Temperature(keys.number("attention.temperature_scale"), rope.original_max_position)
+    return replace(spec, rope=rope, temperatures=(far,) * keys.layers)
+
+
+def with_residual(keys: Keys, name: str, parallel: str, **fields: Any) -> ArchSpec:
+    """Attention and MLP are beside each other, or one after the other."""
+    placement = parallel if keys.get("use_parallel_residual") else "pre"
+    return decoder(keys, name, norm="layer", placement=placement, **fields)
+
+
+def stablelm(keys: Keys) -> ArchSpec:
+    qk_norm = "own_head" if keys.has("blk.0.attn_q_norm.weight") else None
+    return with_residual(keys, "StableLmForCausalLM", "parallel", qk_norm=qk_norm)
+
+
+def gpt_neox(keys: Keys) -> ArchSpec:
+    return with_residual(keys, "GPTNeoXForCausalLM", "parallel_two", activation="gelu", gated=False)
+
+
+def gpt2(keys: Keys, name: str = "GPT2LMHeadModel", **fields: Any) -> ArchSpec:
+    """A table of positions."""
+    given: dict[str, Any] = {**LAYERED, "activation": "gelu_tanh", "rope": None, "position_offset": 0}
+    return decoder(keys, name, **given, **fields)
+
+
+def starcoder(keys: Keys) -> ArchSpec:
+    """StarCoder 1: one head of keys."""
+    keys.expect("attention.head_count_kv", 1)
+    return gpt2(keys, "GPTBigCodeForCausalLM", num_kv_heads=1)
+
+
+def alibi(keys: Keys, name: str, **fields: Any) -> ArchSpec:
+    """Biases of scores in place of a rope. The MLP is four times as wide as the rest."""
+    keys.expect("feed_forward_length", 4 * keys.integer("embedding_length"))
+    return decoder(keys, name, norm="layer", gated=False, rope=None, alibi="scores", **fields)
+
+
+def mpt(keys: Keys) -> ArchSpec:
+    """The largest bias is 8 in the models of this architecture."""
+    keys.expect("attention.max_alibi_bias", 8)
+    clip = keys.optional_number("attention.clamp_kqv")
+    return alibi(keys, "MptForCausalLM", activation="gelu", clip_qkv=clip)
+
+
+def falcon(keys: Keys) -> ArchSpec:
+    """Falcon 7B has one norm for attention and MLP, 40B and 180B have two."""
+    placement = "parallel_two" if keys.has("blk.0.attn_norm_2.weight") else "parallel"
+    return decoder(
+        keys, "FalconForCausalLM", norm="layer", gated=False, activation="gelu", placement=placement
+    )
+
+
+def nemotron(keys: Keys) -> ArchSpec:
+    keys.get("attention.layer_norm_rms_epsilon")  # written beside the other
+    return decoder(keys, "NemotronForCausalLM", norm="layer", gated=False, activation="relu2")
+
+
+def olmo(keys: Keys) -> ArchSpec:
+    """LayerNorms have no weights; their epsilon is the class's own."""
+    keys.expect("attention.layer_norm_epsilon", 1e-5)
+    clip = keys.optional_number("attention.clamp_kqv")
+    return decoder(keys, "OlmoForCausalLM", norm="layer", norm_weight=False, norm_eps=1e-5, clip_qkv=clip)
+
+
+def olmoe(keys: Keys) -> ArchSpec:
+    clip = keys.optional_number("attention.clamp_kqv")
+    return decoder(keys, "OlmoeForCausalLM", qk_norm="all_heads", clip_qkv=clip, **small_experts(keys))
+
+
+def qwen2_moe(keys: Keys) -> ArchSpec:
+    """A shared expert with a gate."""
+    moe = mixture(keys, shared=keys.integer("expert_shared_feed_forward_length"), shared_gate=True)
+    return decoder(keys, "Qwen2MoeForCausalLM", moe=moe)
+
+
+def qwen3_moe(keys: Keys) -> ArchSpec:
+    """The language models of Qwen3 and Qwen3-VL."""
+    skip_pictures(keys)
+    return decoder(keys, "Qwen3MoeForCausalLM", qk_norm="head", moe=mixture(keys, renormalize=True))
+
+
+def gpt_oss(keys: Keys) -> ArchSpec:
+    """Every second layer slides; the rope's bounds are not rounded."""
+    experts = small_experts(keys, bias=True, softmax_after=True)
+    rope = read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
+    if rope.kind == "yarn":
+        rope = replace(rope, beta_fast=32.0, beta_slow=1.0, truncate=False)
+    near = windows(keys, keys.slides(2))
+    fields: dict[str, Any] = {"activation": "clamped_swiglu", "sinks": True, "rope": rope, "windows": near}
+    return decoder(keys, "GptOssForCausalLM", **fields, **experts)
+
+
+def llama4(keys: Keys) -> ArchSpec:
+    """Chunks, the scale of distant queries, and the layers without positions are the same in all models.
+
+    Norms of queries and keys are not: the model of 128 experts (Maverick) has none.
+    """
+    inner, step = keys.integer("expert_feed_forward_length"), keys.integer("interleave_moe_layer_step")
+    keys.expect("expert_shared_feed_forward_length", inner)
+    turning = tuple((i + 1) % 4 != 0 for i in range(keys.layers))
+    chunk = keys.integer("attention.sliding_window", 8192)
+    sparse = [(i + 1) % step == 0 for i in range(keys.layers)]
+    moe = mixture(keys, layers=sparse, shared=inner, scoring="sigmoid", weigh_inputs=True)
+    return decoder(
+        keys,
+        "Llama4ForCausalLM",
+        qk_norm="head" if moe.routing.num_experts != 128 else None,
+        qk_norm_weight=False,
+        qk_norm_after_rope=True,
+        qk_norm_layers=turning,
+        chunks=tuple(chunk if turns else None for turns in turning),
+        temperatures=tuple(None if turns else Temperature(0.1, 8192, 1) for turns in turning),
+        turning=turning,
+        moe=moe,
+    )
+
+
+def glm4_moe(keys: Keys) -> ArchSpec:
+    qk_norm = "head" if keys.has("blk.0.attn_q_norm.weight") else None
+    return decoder(keys, "Glm4MoeForCausalLM", qk_norm=qk_norm, moe=routed(keys))
+
+
+def dots1(keys: Keys) -> ArchSpec:
+    return decoder(keys, "Dots1ForCausalLM", qk_norm="head", moe=routed(keys))
+
+
+def bailing(keys: Keys) -> ArchSpec:
+    """Ling and Ring 1: scored by softmax, no groups."""
+    keys.expect("expert_group_count", 1)
+    return decoder(keys, "BailingMoeForCausalLM", moe=routed(keys, "softmax"))
+
+
+def bailing2(keys: Keys) -> ArchSpec:
+    """Ling and Ring 2, and Sarvam's mixture, whose experts' biases the converter has centred."""
+    return decoder(keys, "BailingMoeV2ForCausalLM", qk_norm="head", moe=routed(keys))
+
+
+def ernie_moe(keys: Keys) -> ArchSpec:
+    start, step = keys.count("leading_dense_block_count"), keys.integer("interleave_moe_layer_step", 1)
+    sparse = [i >= start and (i + 1) % step == 0 for i in range(keys.layers)]
+    inner, shared = keys.integer("expert_feed_forward_length"), keys.count("expert_shared_count")
+    keys.get("expert_shared_feed_forward_length")  # the sizes above say it
+    moe = mixture(keys, layers=sparse, shared=shared * inner, correction=True, renormalize=True)
+    return decoder(keys, "Ernie4_5_MoeForCausalLM", moe=moe)
+
+
+def hunyuan_moe(keys: Keys) -> ArchSpec:
+    """One shared expert of the others' size."""
+    inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
+    keys.expect("expert_shared_count", 1)
+    keys.expect("expert_shared_feed_forward_length", inner)
+    experts = small_experts(keys, shared=inner, renormalize=True)
+    return decoder(keys, "HunYuanMoEV1ForCausalLM", qk_norm="head", qk_norm_after_rope=True, **experts)
+
+
+def minimax_m2(keys: Keys) -> ArchSpec:
+    experts = small_experts(keys, correction=True, scoring="sigmoid", renormalize=True)
+    return decoder(keys, "MiniMaxM2ForCausalLM", qk_norm="all_heads", **experts)
+
+
+def afmoe(keys: Keys) -> ArchSpec:
+    """Trinity: embeddings are scaled; a layer that does not slide has no positions."""
+    slides, inner = keys.slides(4), keys.integer("expert_feed_forward_length")
+    moe = mixture(
+        keys,
+        layers=dense_first(keys),
+        shared=keys.count("expert_shared_count") * inner,
+        correction=True,
+        scoring="sigmoid",
+        renormalize=True,
+        scale=keys.number("expert_weights_scale", 1.0),
+    )
+    return decoder(
+        keys,
+        "AfmoeForCausalLM",
+        qk_norm="head",
+        attention_gate="elements",
+        placement="sandwich",
+        embedding_scale=keys.integer("embedding_length") ** 0.5,
+        windows=windows(keys, slides),
+        turning=slides,
+        moe=moe,
+    )
+
+
+def phimoe(keys: Keys) -> ArchSpec:
+    """LayerNorms under the key of RMS norms, and SparseMixer instead of a softmax of two experts."""
+    keys.expect("expert_used_count", 2)
+    eps = keys.number("attention.layer_norm_rms_epsilon")
+    experts = small_experts(keys, sparse_mixer=0.01)
+    return decoder(keys, "PhimoeForCausalLM", norm="layer", norm_eps=eps, windows=one_window(keys), **experts)
+
+
+def phi3(keys: Keys) -> ArchSpec:
+    return decoder(keys, "Phi3ForCausalLM", windows=one_window(keys))
+
+
+def xielu_parameters(keys: Keys) -> dict[str, Array]:
+    """The parameters of Apertus' activations."""
+    shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+    return {
+        f"blk.{i}.xielu.{name}": np.array(value, np.float32).reshape(shape)
+        for name, shape in shapes.items()
+        for i, value in enumerate(keys.numbers(f"xielu.{name}"))
+    }
+
+
+LAYERED: dict[str, Any] = {"norm": "layer", "gated": False}
+# The norm before the MLP goes by another name.
+POST = {"mlp_norm": "post_attention_norm"}
+GATE_UP = {"gate_up": "ffn_up"}
+PAIRS = {"interleaved": True}
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(llama, turned=True),
+    "smollm3": Architecture(smollm3, turned=True),
+    "qwen2": Architecture(reader("Qwen2ForCausalLM")),
+    "qwen3": Architecture(reader("Qwen3ForCausalLM", qk_norm="head")),
+    "qwen2moe": Architecture(qwen2_moe),
+    "qwen3moe": Architecture(qwen3_moe),
+    "qwen3vl": Architecture(qwen3vl),
+    "qwen3vlmoe": Architecture(qwen3_moe),
+    "gemma": Architecture(gemma),
+    "gemma2": Architecture(gemma2),
+    "gemma3": Architecture(gemma3),
+    "gemma3n": Architecture(unlike.gemma3n),
+    "gemma4": Architecture(unlike.gemma4),
+    "phi2": Architecture(reader("PhiForCausalLM", placement="parallel", activation="gelu_tanh", **LAYERED)),
+    "phi3": Architecture(phi3, GATE_UP),
+    "phimoe": Architecture(phimoe),
+    "gpt2": Architecture(gpt2),
+    "gptneox": Architecture(gpt_neox),
+    "gpt-oss": Architecture(gpt_oss, POST),
+    "llama4": Architecture(llama4, PAIRS),
+    "mistral3": Architecture(mistral3, turned=True),
+    "starcoder": Architecture(starcoder),
+    "starcoder2": Architecture(reader("Starcoder2ForCausalLM", activation="gelu_tanh", **LAYERED)),
+    "stablelm": Architecture(stablelm),
+    "olmo": Architecture(olmo, turned=True),
+    "olmo2": Architecture(olmo2),
+    "olmoe": Architecture(olmoe),
+    "granite": Architecture(granite, turned=True),
+    "granitemoe": Architecture(granite_moe, turned=True),
+    "command-r": Architecture(command_r, PAIRS),
+    "cohere2": Architecture(cohere2, PAIRS),
+    "chatglm": Architecture(reader("GlmForCausalLM"), PAIRS | GATE_UP),
+    "glm4": Architecture(reader("Glm4ForCausalLM", placement="sandwich"), PAIRS | GATE_UP),
+    "glm4moe": Architecture(glm4_moe, POST),
+    "deepseek2": Architecture(unlike.deepseek2, PAIRS),
+    "minicpm3": Architecture(unlike.minicpm3),
+    "dots1": Architecture(dots1),
+    "ernie4_5": Architecture(reader("Ernie4_5ForCausalLM"), PAIRS),
+    "ernie4_5-moe": Architecture(ernie_moe, PAIRS),
+    "exaone": Architecture(exaone),
+    "exaone4": Architecture(exaone4),
+    "exaone-moe": Architecture(exaone_moe),
+    "hunyuan-dense": Architecture(
+        reader("HunYuanDenseV1ForCausalLM", qk_norm="head", qk_norm_after_rope=True)
+    ),
+    "hunyuan-moe": Architecture(hunyuan_moe),
+    "minimax-m2": Architecture(minimax_m2),
+    "afmoe": Architecture(afmoe),
+    "seed_oss": Architecture(reader("SeedOssForCausalLM"), POST),
+    "arcee": Architecture(reader("ArceeForCausalLM", gated=False, activation="relu2"), turned=True),
+    "bitnet": Architecture(reader("BitNetForCausalLM", inner_norms=True, activation="relu2")),
+    "apertus": Architecture(
+        reader("ApertusForCausalLM", gated=False, qk_norm="head", activation="relu", xielu=True),
+        tensors=xielu_parameters,
+    ),
+    "bailingmoe": Architecture(bailing, turned=True),
+    "bailingmoe2": Architecture(bailing2),
+    "mimo2": Architecture(unlike.mimo2),
+    "deci": Architecture(unlike.deci, turned=True),
+    "jais2": Architecture(reader("Jais2ForCausalLM", activation="relu2", **LAYERED)),
+    "nemotron": Architecture(nemotron),
+    "bloom": Architecture(
+        partial(alibi, name="BloomForCausalLM", activation="gelu_tanh", embedding_norm=True)
+    ),
+    "falcon": Architecture(falcon),
+    "mpt": Architecture(mpt),
+}

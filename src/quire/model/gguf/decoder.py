@@ -1,0 +1,223 @@
+"""An ArchSpec from the keys and tensors that all GGUF architectures share; what is an architecture's own is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from quire.devices.protocol import Routing
+from quire.model.families.rope import MAX_FACTOR, context_length
+from quire.model.gguf.keys import Keys
+from quire.model.spec import ArchSpec, MoESpec, RopeSpec
+
+
+def decoder(
+    keys: Keys, architecture: str, *, turning: Sequence[bool] | None = None, **fields: Any
+) -> ArchSpec:
+    """The spec of a model; `fields` are the ones that keys and tensors do not say.
+
+    By default norms are RMS norms, the head is the embedding where the file has none, and there are biases where the
+    file has them. `turning` tells the layers that have positions.
+    """
+    hidden = keys.integer("embedding_length")
+    heads = fields.pop("num_heads", None) or keys.integer("attention.head_count")
+    kv_heads = fields.pop("num_kv_heads", None) or keys.integer("attention.head_count_kv", heads)
+    size = fields.pop("head_dim", None) or head_dim(keys, hidden, heads)
+    rope = fields.pop("rope") if "rope" in fields else read_rope(keys, size)
+    if "intermediate_size" not in fields:
+        fields["intermediate_size"] = keys.integer("feed_forward_length")
+    layered = fields.get("norm", "rms") == "layer"
+    if "norm_eps" not in fields:
+        fields["norm_eps"] = keys.number(f"attention.layer_norm_{'' if layered else 'rms_'}epsilon")
+    if turning is not None:
+        fields["layer_ropes"] = tuple(rope if turns else None for turns in turning)
+    given = {
+        "norm": "rms",
+        "norm_bias": layered and keys.has("output_norm.bias"),
+        "activation": "silu",
+        "attention_scale": size**-0.5,
+        "windows": (None,) * keys.layers,
+        "tie_embeddings": not keys.has("output.weight"),
+        "head_bias": keys.has("output.bias"),
+        "qkv_bias": keys.has_bias("attn_q") or keys.has_bias("attn_qkv"),
+        "o_bias": keys.has_bias("attn_output"),
+        "mlp_bias": keys.has_bias("ffn_up"),
+        **fields,
+    }
+    return ArchSpec(
+        architecture=architecture,
+        vocab_size=keys.rows("token_embd.weight"),  # padding included
+        hidden_size=hidden,
+        num_layers=keys.layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=size,
+        rope=rope,
+        max_position=context_length(rope, keys.integer("context_length")),
+        **given,
+    )
+
+
+def head_dim(keys: Keys, hidden: int, heads: int) -> int:
+    """Elements of a head's keys, and of its values."""
+    size = keys.integer("attention.key_length", max(1, hidden // heads))
+    keys.expect("attention.value_length", size)
+    return size
+
+
+def windows(keys: Keys, slides: Sequence[bool], default: int | None = None) -> tuple[int | None, ...]:
+    """The window of each layer, by whether it slides."""
+    window = keys.integer("attention.sliding_window", default)
+    return tuple(window if slide else None for slide in slides)
+
+
+def one_window(keys: Keys) -> tuple[int | None, ...]:
+    """The same window in all layers; 0 or absent is full attention."""
+    return (keys.count("attention.sliding_window") or None,) * keys.layers
+
+
+def mixture(
+    keys: Keys,
+    *,
+    inner: int | None = None,
+    layers: Sequence[bool] | None = None,
+    shared: int = 0,
+    correction: bool = False,
+    bias: bool = False,
+    beside: bool = False,
+    **routing: Any,
+) -> MoESpec:
+    """The mixture of experts in the layers where `layers` is true (None: in all); `routing` sets Routing's fields."""
+    count = keys.integer("expert_count")
+    chosen = Routing(count, keys.integer("expert_used_count"), shared=bool(shared), **routing)
+    if chosen.softmax_after:
+        keys.expect_scoring("softmax of the chosen")
+    else:
+        keys.expect_scoring(chosen.scoring, chosen.renormalize)
+    groups, kept = chosen.num_groups, chosen.top_groups
+    if count % groups or kept > groups or chosen.top_k > kept * (count // groups):
+        must = f"as many equal groups of {count} experts, {kept} of which hold {chosen.top_k}"
+        raise keys.wrong("expert_group_count", must, groups)
+    return MoESpec(
+        chosen,
+        inner or keys.integer("expert_feed_forward_length"),
+        (True,) * keys.layers if layers is None else tuple(layers),
+        shared_intermediate_size=shared,
+        bias=bias,
+        norm=beside,
+        correction=correction,
+        beside=beside,
+    )
+
+
+def small_experts(keys: Keys, **routing: Any) -> dict[str, Any]:
+    """A mixture in all layers, whose experts may go by the key of an MLP."""
+    inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
+    return {"moe": mixture(keys, inner=inner, **routing), "intermediate_size": inner}
+
+
+def routed(keys: Keys, scoring: str = "sigmoid", **routing: Any) -> MoESpec:
+    """Experts as DeepSeek's models count them; V3's choice, by a sigmoid and a correction, if `scoring` is that."""
+    shared, inner = keys.count("expert_shared_count"), keys.integer("expert_feed_forward_length")
+    keys.expect("expert_shared_feed_forward_length", 0, shared * inner)
+    like_v3 = {"correction": True, "group_sum": True} if scoring == "sigmoid" else {}
+    given = {
+        "layers": dense_first(keys),
+        "renormalize": bool(keys.get("expert_weights_norm")),
+        "scale": keys.number("expert_weights_scale", 1.0) or 1.0,
+        "num_groups": keys.integer("expert_group_count", 1),
+        "top_groups": keys.integer("expert_group_used_count", 1),
+        **like_v3,
+        **routing,
+    }
+    return mixture(keys, inner=inner, shared=shared * inner, scoring=scoring, **given)
+
+
+def dense_first(keys: Keys) -> list[bool]:
+    """The first layers have no experts."""
+    dense = keys.count("leading_dense_block_count")
+    return [i >= dense for i in range(keys.layers)]
+
+
+def read_rope(keys: Keys, size: int, theta: float = 10000.0) -> RopeSpec:
+    """The rope of heads of `size` elements, of which rope.dimension_count turn."""
+    rotated, theta = keys.integer("rope.dimension_count", size), keys.number("rope.freq_base", theta)
+    if rotated > size or rotated % 2:
+        raise keys.wrong("rope.dimension_count", f"even, and at most {size}", rotated)
+    if theta <= 1:
+        raise keys.wrong("rope.freq_base", "above 1", theta)
+    plain = RopeSpec("default", theta, rotated)
+    scaled = _scaled(keys, plain)
+    if not 1 / MAX_FACTOR <= scaled.factor <= MAX_FACTOR:
+        raise keys.wrong("rope.scaling.factor", f"from {1 / MAX_FACTOR} to {MAX_FACTOR}", scaled.factor)
+    return _by_frequency(keys, plain) if scaled == plain else scaled
+
+
+def _scaled(keys: Keys, plain: RopeSpec) -> RopeSpec:
+    context, pairs = keys.integer("context_length"), plain.rotary_dim // 2
+    long, short = (keys.factors(f"rope_factors_{name}.weight", pairs) for name in ("long", "short"))
+    original = keys.optional_integer("rope.scaling.original_context_length") or context
+    attention = keys.get("rope.scaling.attn_factor")
+    attention = None if attention is None else keys.number("rope.scaling.attn_factor")
+    kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor")
+    linear = keys.number("rope.scale_linear", 1.0) or 1.0
+    if long is not None or short is not None:
+        if long is None or short is None:
+            raise keys.wrong("rope.scaling.type", "another without both rope_factors_long and _short", kind)
+        return replace(
+            plain,
+            kind="longrope",
+            factor=context / original,
+            original_max_position=original,
+            attention_factor=attention,
+            factors=long if context > original else short,
+        )
+    if kind in (None, "none", "longrope"):
+        return plain if linear == 1 else replace(plain, kind="linear", factor=linear)
+    if kind == "linear":
+        return (
+            plain if factor == 1 else replace(plain, kind="linear", factor=keys.number("rope.scaling.factor"))
+        )
+    if kind != "yarn":
+        raise keys.wrong("rope.scaling.type", "none, linear, yarn or longrope", kind)
+    return replace(
+        plain,
+        kind="yarn",
+        factor=keys.number("rope.scaling.factor", context / original),
+        original_max_position=original,
+        attention_factor=attention,
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 0.0) or 32.0,
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 0.0) or 1.0,
+    )
+
+
+def _by_frequency(keys: Keys, plain: RopeSpec) -> RopeSpec:
+    """Llama 3.1's bands, found again from the factors that the converter made of them (rope_freqs.weight).
+
+    Factors of another form are taken as they are.
+    """
+    size = plain.rotary_dim
+    factors = keys.factors("rope_freqs.weight", size // 2)
+    if factors is None or all(factor == 1 for factor in factors):
+        return plain
+    low, high, original, factor = 1.0, 4.0, 8192, max(factors)
+    waves = 2 * np.pi * plain.theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    smooth = np.clip((original / waves - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if np.allclose(expected, factors, rtol=1e-5):
+        return replace(plain, kind="llama3", factor=factor, original_max_position=original)
+    context = keys.integer("context_length")
+    return replace(
+        plain, kind="longrope", original_max_position=context, attention_factor=1.0, factors=factors
+    )
+
+
+def temperature(rope: RopeSpec) -> float:
+    """Yarn's factor of scores with mscale_all_dim (DeepSeek-V2)."""
+    if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
+        return 1.0
+    return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

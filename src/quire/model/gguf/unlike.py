@@ -1,0 +1,278 @@
+"""GGUF architectures with latent attention, and those whose layers have unlike shapes.
+
+DeepSeek and its kin; Gemma 3n and 4, MiMo-V2, Nemotron-NAS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from quire.model.gguf.decoder import decoder, mixture, read_rope, routed, temperature, windows
+from quire.model.gguf.keys import Keys
+from quire.model.spec import ArchSpec, LatentSpec, LayerShape, PerLayerSpec, RopeSpec
+from quire.model.spec_parts import AltUpSpec
+
+
+def two_ropes(
+    keys: Keys, slides: Sequence[bool], rope: RopeSpec, theta: float = 10000.0
+) -> tuple[RopeSpec, ...]:
+    """The rope of each layer: a plain one of its own base where it slides."""
+    near = RopeSpec("default", keys.number("rope.freq_base_swa", theta), rope.rotary_dim)
+    return tuple(near if slide else rope for slide in slides)
+
+
+def deepseek2(keys: Keys) -> ArchSpec:
+    """DeepSeek-V3 and its kin if experts are chosen with a correction; V2 without; Youtu without experts."""
+    for name in ("attention.key_length", "attention.value_length"):
+        keys.get(name)  # of the compressed form, if the others are given
+    if keys.count("leading_dense_block_count") >= keys.layers:
+        for name in ("expert_feed_forward_length", "expert_shared_count", "expert_weights_scale"):
+            keys.get(name)  # of experts that it does not have
+        return _latent(keys, "YoutuForCausalLM")
+    correction = f"blk.{keys.layers - 1}.exp_probs_b"
+    if keys.has(correction) or keys.has(f"{correction}.bias"):
+        return _latent(keys, "DeepseekV3ForCausalLM", moe=routed(keys))
+    keys.expect("expert_weights_norm", False)
+    return _latent(keys, "DeepseekV2ForCausalLM", moe=routed(keys, "softmax"))
+
+
+def minicpm3(keys: Keys) -> ArchSpec:
+    """The multipliers are those of the 4B model, the only one."""
+    return _latent(
+        keys,
+        "MiniCPM3ForCausalLM",
+        embedding_scale=12.0,
+        residual_multiplier=1.4 / math.sqrt(keys.layers),
+        logit_scale=256 / keys.integer("embedding_length"),
+    )
+
+
+def _latent(keys: Keys, name: str, **fields: Any) -> ArchSpec:
+    """Latent attention. Files that split keys from values give a head's sizes under keys of their own (mla)."""
+    heads, rotated = keys.integer("attention.head_count"), keys.integer("rope.dimension_count")
+    keys.get("attention.head_count_kv")  # of the compressed form: 1
+    size = keys.optional_integer("attention.key_length_mla") or keys.integer("attention.key_length")
+    if size <= rotated:
+        raise keys.wrong("rope.dimension_count", f"less than a head's size, {size}", rotated)
+    value = keys.optional_integer("attention.value_length_mla") or keys.optional_integer(
+        "attention.value_length"
+    )
+    if value is None:  # the matrix that makes keys and values of all heads tells
+        value = max(1, keys.rows("blk.0.attn_kv_b.weight") // heads - (size - rotated))
+    rope = read_rope(keys, rotated)
+    multiplier = keys.get("rope.scaling.yarn_log_multiplier")
+    if multiplier and rope.kind == "yarn":  # stored as a tenth
+        scale = round(10 * keys.number("rope.scaling.yarn_log_multiplier"), 6)
+        rope = replace(rope, mscale=scale, mscale_all_dim=scale)
+    rank = keys.optional_integer("attention.q_lora_rank")
+    latent = LatentSpec(rank, keys.integer("attention.kv_lora_rank"), size - rotated, rotated, value)
+    return decoder(
+        keys,
+        name,
+        num_kv_heads=heads,
+        head_dim=size,
+        rope=rope,
+        attention_scale=size**-0.5 * temperature(rope),
+        latent=latent,
+        **fields,
+    )
+
+
+def _shares_keys(keys: Keys, slides: Sequence[bool]) -> tuple[int, ...] | None:
+    """The layer whose keys each layer reads: for the last ones, the last of their kind that keeps its own."""
+    reused = keys.count("attention.shared_kv_layers")
+    if not reused:
+        return None
+    own = slides[: max(keys.layers - reused, 0)]
+    for kind in set(slides):
+        if kind not in own:
+            must = "such that a layer of each kind keeps its own keys"
+            raise keys.wrong("attention.shared_kv_layers", must, reused)
+    last = {kind: len(own) - 1 - own[::-1].index(kind) for kind in set(slides)}
+    return tuple(i if i < len(own) else last[kind] for i, kind in enumerate(slides))
+
+
+def _gemma(keys: Keys, slides: Sequence[bool], shapes: Sequence[LayerShape]) -> dict[str, Any]:
+    """What Gemma 3n and 4 share."""
+    most = zip(*map(msgspec.structs.astuple, shapes), strict=True)
+    heads, kv, size, inner = (max(values) for values in most)
+    return {
+        "num_heads": heads,
+        "num_kv_heads": kv,
+        "head_dim": size,
+        "intermediate_size": inner,
+        "shapes": tuple(shapes),
+        "kv_sources": _shares_keys(keys, slides),
+        "activation": "gelu_tanh",
+        "placement": "sandwich",
+        "qk_norm": "head",
+        "value_norm": True,
+        "attention_scale": 1.0,
+        "windows": windows(keys, slides),
+        "embedding_scale": keys.integer("embedding_length") ** 0.5,
+        "logit_cap": keys.optional_number("final_logit_softcapping"),
+    }
+
+
+def gemma3n(keys: Keys) -> ArchSpec:
+    """AltUp, LAuReL, inputs by layer, sparse MLPs."""
+    slides, heads, hidden = (
+        keys.slides(5),
+        keys.integer("attention.head_count"),
+        keys.integer("embedding_length"),
+    )
+    kv = keys.integer("attention.head_count_kv", heads)
+    size = keys.integer("attention.key_length", max(1, hidden // heads))
+    keys.expect("attention.value_length", size)
+    shapes = [LayerShape(heads, kv, size, inner) for inner in keys.by_layer("feed_forward_length")]
+    rope = read_rope(keys, size, 1e6)
+    streams, active = keys.integer("altup.num_inputs"), keys.count("altup.active_idx")
+    if streams < 2:
+        raise keys.wrong("altup.num_inputs", "at least 2", streams)
+    return decoder(
+        keys,
+        "Gemma3nForCausalLM",
+        **_gemma(keys, slides, shapes),
+        rope=rope,
+        layer_ropes=two_ropes(keys, slides, rope),
+        per_layer=PerLayerSpec(
+            keys.integer("embedding_length_per_layer_input"), keys.rows("per_layer_token_embd.weight")
+        ),
+        altup=AltUpSpec(streams, active, scaled=True),
+        laurel_rank=keys.rows("blk.0.laurel_l.weight"),
+        gate_cutoffs=_cutoffs(keys),
+    )
+
+
+def _cutoffs(keys: Keys) -> tuple[float | None, ...] | None:
+    """How many standard deviations above the mean a gate must be, by the share of gates that this leaves out."""
+    name, layers, normal = "activation_sparsity_scale", keys.layers, NormalDist()
+    given = keys.get(name)
+    if given is None:
+        sparse = 10 if layers > 10 else 0
+        given = [normal.inv_cdf(0.95)] * sparse + [-math.inf] * (layers - sparse)
+    if not isinstance(given, list) or len(given) != layers or any(type(x) is not float for x in given):
+        raise keys.wrong(name, f"{layers} numbers", given)
+    shares = [round(normal.cdf(x), 6) if x > -math.inf else 0.0 for x in given]
+    if not all(0 <= share < 1 for share in shares):
+        raise keys.wrong(name, "numbers that not all gates are below", given)
+    found = tuple(round(normal.inv_cdf(share), 6) if share else None for share in shares)
+    return found if any(shares) else None
+
+
+def gemma4(keys: Keys) -> ArchSpec:
+    """Full layers have longer and fewer keys, and rotate a share of each head."""
+    slides = (*keys.slides(6)[:-1], False)
+    heads = max(keys.by_layer("attention.head_count"))
+    sizes = _gemma4_sizes(keys)
+    inner = keys.by_layer("feed_forward_length")
+    kv = keys.by_layer("attention.head_count_kv", heads)
+    shapes = [
+        LayerShape(heads, count, sizes[slide], width)
+        for count, slide, width in zip(kv, slides, inner, strict=True)
+    ]
+    full, hidden = slides.index(False), keys.count("embedding_length_per_layer_input")
+    far = RopeSpec(
+        "proportional",
+        keys.number("rope.freq_base", 1e6),
+        sizes[False],
+        rotated_pairs=_turned_pairs(keys, sizes[False]),
+    )
+    near = RopeSpec("default", keys.number("rope.freq_base_swa", 10000.0), sizes[True])
+    moe = mixture(keys, renormalize=True, beside=True) if keys.count("expert_count") else None
+    shared = not keys.has(f"blk.{full}.attn_v.weight") and not keys.has(f"blk.{full}.attn_qkv.weight")
+    return decoder(
+        keys,
+        "Gemma4ForCausalLM",
+        **_gemma(keys, slides, shapes),
+        rope=far,
+        layer_ropes=tuple(near if slide else far for slide in slides),
+        keys_as_values=tuple(not slide for slide in slides) if shared else None,
+        layer_scale=True,
+        per_layer=PerLayerSpec(hidden, keys.rows("token_embd.weight")) if hidden else None,
+        moe=moe,
+    )
+
+
+def _gemma4_sizes(keys: Keys) -> tuple[int, int]:
+    """The size of a head that sees all positions, and of one that slides."""
+    sizes = []
+    for kind in ("", "_swa"):
+        size = keys.integer(f"attention.key_length{kind}")
+        keys.expect(f"attention.value_length{kind}", size)
+        keys.expect(f"rope.dimension_count{kind}", size)
+        sizes.append(size)
+    return sizes[0], sizes[1]
+
+
+def _turned_pairs(keys: Keys, size: int) -> int:
+    """The pairs that full layers rotate: the frequencies of the others are divided by a huge factor."""
+    factors = keys.factors("rope_freqs.weight", size // 2, math.inf)
+    if factors is None:
+        return size // 2
+    turned = factors.count(1.0)
+    if any(factor != 1 for factor in factors[:turned]) or any(factor < 1e29 for factor in factors[turned:]):
+        raise keys.wrong("rope.dimension_count", "the first frequencies alone (rope_freqs.weight)", turned)
+    return turned
+
+
+def mimo2(keys: Keys) -> ArchSpec:
+    """Sliding layers have more keys than the others, and sinks; layers without a router are dense."""
+    slides, size = keys.slides(6), keys.integer("attention.key_length")
+    heads, kv = max(keys.by_layer("attention.head_count")), keys.by_layer("attention.head_count_kv")
+    inner, rope = keys.integer("feed_forward_length"), read_rope(keys, size)
+    keys.get("leading_dense_block_count")  # the routers say it
+    sparse = [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers)]
+    keys.expect("expert_weights_norm", True)
+    scale = keys.get("attention.value_scale")
+    return decoder(
+        keys,
+        "MiMoV2FlashForCausalLM",
+        num_heads=heads,
+        num_kv_heads=max(kv),
+        head_dim=size,
+        intermediate_size=inner,
+        shapes=tuple(LayerShape(heads, count, size, inner) for count in kv),
+        value_dim=keys.integer("attention.value_length"),
+        value_scale=1.0 if scale is None else keys.number("attention.value_scale"),
+        sinks=True,
+        sink_layers=slides,
+        rope=rope,
+        layer_ropes=two_ropes(keys, slides, rope),
+        windows=windows(keys, slides),
+        moe=routed(keys, layers=sparse, renormalize=True),
+    )
+
+
+def deci(keys: Keys) -> ArchSpec:
+    """Layers without heads have no attention, those of width 0 no MLP."""
+    heads, kv, inner = (
+        keys.by_layer(name, low=0)
+        for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    )
+    most, hidden = max(heads), keys.integer("embedding_length")
+    size = keys.integer("attention.key_length", max(1, hidden // max(most, 1)))
+    keys.expect("attention.value_length", size)
+    for i in range(keys.layers):
+        if heads[i] not in (0, most) or bool(heads[i]) != bool(kv[i]):
+            raise keys.wrong(
+                "attention.head_count", f"{most} or 0, as must be that of keys", (heads[i], kv[i])
+            )
+    return decoder(
+        keys,
+        "DeciLMForCausalLM",
+        num_heads=most,
+        num_kv_heads=max(kv) or 1,
+        head_dim=size,
+        intermediate_size=max(inner) or 1,
+        shapes=tuple(
+            LayerShape(count, kv_count, size, width)
+            for count, kv_count, width in zip(heads, kv, inner, strict=True)
+        ),
+    )
