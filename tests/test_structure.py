@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},
-    {"files", "fields"},
+    {"files", "fields", "hooks"},
     {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},
     {"devices"},
@@ -37,7 +37,7 @@ LEVELS = [
     {"client"},
     {"llm", "build", "convert", "serve", "cluster", "quantize"},
     {"cli"},
-    {"bench", "commands", "entrypoints"},
+    {"bench", "commands"},
 ]
 # What devices know of weights: quantized tensors, their layouts and inputs, but no checkpoint and no reader.
 WEIGHT_TYPES = {"tensor", "layouts", "schemes", "activations"}

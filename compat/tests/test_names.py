@@ -20,7 +20,7 @@ import pytest
 import quire
 from conftest import Installed
 from quire.engine.source import ASSETS
-from quire.errors import EngineError, RequestError
+from quire.errors import RequestError
 
 PROMPT = "Once upon a time"
 
@@ -167,18 +167,6 @@ def test_the_benchmarks_are_modules(installed: Installed, tmp_path: Path) -> Non
     assert figures.exists()
 
 
-def test_the_demonstration_server_generates(installed: Installed, expected: str) -> None:
-    body = json.dumps({"prompt": PROMPT, "temperature": 0, "max_tokens": 6}).encode()
-    with server(installed, "python", "-m", "vllm.entrypoints.api_server") as url:
-        request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as answer:
-            assert json.load(answer) == {"text": [PROMPT + expected]}
-        body = json.dumps({**json.loads(body), "stream": True}).encode()
-        request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as answer:
-            assert json.loads(answer.readlines()[-1]) == {"text": [PROMPT + expected]}
-
-
 def test_programs_run_on_sglangs_server(installed: Installed, expected: str) -> None:
     sgl = importlib.import_module("sglang")
 
@@ -217,18 +205,6 @@ def test_programs_run_on_sglangs_server(installed: Installed, expected: str) -> 
 def test_a_runtime_takes_sglangs_options() -> None:
     sgl = importlib.import_module("sglang")
     assert sgl.Runtime is importlib.import_module("sglang.lang.backend.runtime_endpoint").Runtime
-
-
-def test_notebooks_start_and_end_a_server() -> None:
-    utils = importlib.import_module("sglang.utils")
-    launch = importlib.import_module("sglang.test.doc_patch").launch_server_cmd
-    process, port = launch("python3 -m quire.entrypoints.sglang.launch_server \\\n --log-level error")
-    utils.wait_for_server(f"http://localhost:{port}", process=process)
-    with urllib.request.urlopen(f"http://localhost:{port}/get_model_info") as answer:
-        assert json.load(answer)["is_generation"]
-    utils.terminate_process(process)
-    with pytest.raises(EngineError, match="ended with status"):
-        utils.wait_for_server(f"http://localhost:{port}", process=process)
 
 
 def test_images_are_refused_by_name() -> None:

@@ -21,6 +21,7 @@ from quire.config import SECTIONS, EngineConfig
 from quire.engine.log import json_line, logs_are_json
 from quire.errors import QuireError
 from quire.flags.arguments import add_foreign, add_options, rewritten
+from quire.flags.dialects import add_dialects, take_dialect
 from quire.flags.foreign import take_foreign
 from quire.flags.table import FOREIGN, ForeignFlag
 
@@ -248,6 +249,8 @@ def _run(name: str, args: list[str], program: Program) -> None:
     add_foreign(parser, foreign)
     if command.read_config is not None:
         parser.add_argument("--config", help="YAML file of options; flags override it")
+    dialects = add_dialects(parser, args)
+    if command.read_config is not None:
         known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
         if known.config is not None:
             parser.set_defaults(**command.read_config(known.config))
@@ -256,9 +259,10 @@ def _run(name: str, args: list[str], program: Program) -> None:
     values = vars(parser.parse_args(args))
     if command.read_config is not None:
         del values["config"]
-    _choose_model(parser, values)
     own_names = {f.name for f in fields(command.options)}
-    for notice in take_foreign(values, own_names, foreign):
+    notices = [notice for added in dialects for notice in take_dialect(added, values)]
+    _choose_model(parser, values)
+    for notice in (*notices, *take_foreign(values, own_names, foreign)):
         log.warning("%s", notice)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})

@@ -82,11 +82,11 @@ class Server:
             raise AssertionError(f"the server did not stop\n{self.log}") from None
 
 
-def start(*, maker: str = MAKER, **options: Any) -> Server:
+def start(*, maker: str = MAKER, python: str | Path = sys.executable, **options: Any) -> Server:
     """A server that is ready. Options are those of the engine and the server."""
     settings = {"port": 0, "model": "scripted", **options}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.serve.running", json.dumps([maker, settings])]
+    command = [str(python), "-m", "tests.serve.running", json.dumps([maker, settings])]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

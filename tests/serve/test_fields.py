@@ -11,7 +11,7 @@ import pytest
 
 from quire.serve.app import ENDPOINTS
 from quire.serve.fields.accept import near
-from quire.serve.fields.page import OPTIONAL, TABLES, page
+from quire.serve.fields.page import TABLES, page
 from quire.serve.fields.shapes import Fields
 from tests.serve.running import Server, start
 
@@ -41,7 +41,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("fields", [*TABLES, *OPTIONAL], ids=lambda fields: fields.path + fields.flag)
+@pytest.mark.parametrize("fields", TABLES, ids=lambda fields: fields.path)
 def test_tables_list_the_fields_of_the_bodies(fields: Fields) -> None:
     assert set(fields.taken) == set(fields.body.__struct_fields__)
     assert len(fields.names) == len(set(fields.names))

@@ -140,6 +140,16 @@ def test_unknown_paths_and_methods(http: httpx.Client) -> None:
     assert answer.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/generate", "quire-compat"), ("/encode", "/v1/embeddings"), ("/info", "archived TGI")],
+)
+def test_paths_of_other_servers_say_what_to_do(http: httpx.Client, path: str, said: str) -> None:
+    answer = http.post(path, json={})
+    assert answer.status_code == 404
+    assert said in answer.json()["error"]["message"]
+
+
 def test_broken_http_is_answered_and_closed(server: Server) -> None:
     where = urlsplit(server.url)
     for raw in (

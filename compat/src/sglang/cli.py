@@ -2,7 +2,7 @@
 
 import sys
 
-from quire.entrypoints.sglang import launch_server
+from quire_compat.sglang import launch_server
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from quire.flags.dialect import Dialect
 from quire.flags.table import foreign_table
+from quire_compat.dialect import Dialect
 
 _table = partial(foreign_table, dashes=False)
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from quire.flags.dialect import Dialect
+from quire_compat.dialect import Dialect
 from tensorrt_llm.options import PLUGINS
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 from quire.config import SECTIONS, EngineConfig
-from quire.flags import sglang
 from quire.flags.table import FOREIGN, SHARED
 from quire.serve.options import ServerConfig
 
@@ -33,16 +32,6 @@ The table is `quire/flags/table.py`; `python -m quire.commands.flags` prints thi
 |---|---|---|
 """
 
-SGLANG = """
-# SGLang's flags
-
-`python -m sglang.launch_server`, `sglang serve` and `sglang.Engine(...)` of [quire-compat](compat.md) take these. The
-table is `quire/flags/sglang.py`.
-
-| Flag | Here | Option of Quire, or why |
-|---|---|---|
-"""
-
 
 def page() -> str:
     """The text of docs/flags.md."""
@@ -61,22 +50,7 @@ def page() -> str:
         (older if flag.older else lines)[flag.name] = (flag.fate, flag.why + nearest + ".")
     rows = [_row(name, *lines[name]) for name in sorted(lines)]
     end = "\nFlags of earlier versions:\n\n| Flag | Here | Why |\n|---|---|---|\n"
-    return (
-        HEAD + "".join(rows) + end + "".join(_row(name, *older[name]) for name in sorted(older)) + _sglang()
-    )
-
-
-def _sglang() -> str:
-    """The section on SGLang's options."""
-    rows = []
-    for name in sglang.NAMES:
-        flag = sglang.FOREIGN.get(name)
-        if flag is None:
-            rows.append(_row(name, "option", f"`{sglang.meaning(name)}`"))
-        else:
-            nearest = f"; nearest is {flag.nearest}" if flag.nearest else ""
-            rows.append(_row(name, flag.fate, f"{flag.why}{nearest}."))
-    return SGLANG + "".join(rows)
+    return HEAD + "".join(rows) + end + "".join(_row(name, *older[name]) for name in sorted(older))
 
 
 def _row(name: str, fate: str, why: str) -> str:

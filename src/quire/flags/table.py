@@ -251,11 +251,13 @@ OLDER_ACCEPTED = (
         "One process needs no workers",
         "worker_use_ray! engine_use_ray! scheduler_delay_factor",
     ),
+    ("SGLang's endpoints are there whenever the package quire-compat is installed", "sglang_api!"),
     ("Reasoning is read if --reasoning-parser or the template names a format", "enable_reasoning!"),
 )
 OLDER_REFUSED = (
     ("the device is the CPU", "--backend", "device=auto,cpu"),
     ("Hugging Face archived TGI in 2026, and its endpoints were removed here", "/v1/completions", "tgi_api!"),
+    ("the demonstration server of vLLM is no longer imitated", "/v1/completions", "vllm_demo_api!"),
     (
         "the kind of a model is read from its config",
         "--pooler-config",

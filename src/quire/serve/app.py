@@ -15,9 +15,12 @@ from starlette.types import Scope
 
 from quire import __version__
 from quire.errors import QuireError
+from quire.hooks import ENDPOINTS as ENTRY_POINTS
+from quire.hooks import load_hooks
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
-from quire.serve.endpoints import Endpoint, Generating, Plain
+from quire.serve.elsewhere import ELSEWHERE
+from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
 from quire.serve.fields.programs import ProgramRequest
@@ -39,7 +42,6 @@ from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
 from quire.serve.openai.completions_protocol import Completion, CompletionRequest
 from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, ResponsesRequest
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
-from quire.serve.optional import add_optional, optional_endpoints
 from quire.serve.service import Service
 from quire.serve.stream import Disconnected, reply
 
@@ -134,13 +136,15 @@ def make_app(service: Service) -> FastAPI:
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
         root_path=config.root_path,
     )
-    endpoints = [
-        *{endpoint.path: endpoint for endpoint in (*ENDPOINTS, *optional_endpoints(config))}.values()
-    ]
+    dialects: list[Dialect] = load_hooks(ENTRY_POINTS)
+    added = (endpoint for dialect in dialects for endpoint in dialect.endpoints)
+    endpoints = [*{endpoint.path: endpoint for endpoint in (*ENDPOINTS, *added)}.values()]
     for endpoint in endpoints:
         _add_endpoint(app, service, endpoint)
     _add_models(app, service)
-    add_optional(app, service)
+    for dialect in dialects:
+        if dialect.add_routes is not None:
+            dialect.add_routes(app, service)
     add_operations(app, service)
     for kind in (
         HttpError,
@@ -194,7 +198,9 @@ async def _handle(http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, Disconnected):
         return Response(status_code=499)
     if isinstance(error, HTTPException):  # the router's own: 404, 405
-        info = ErrorInfo(str(error.detail), "invalid_request_error", None, None)
+        hint = ELSEWHERE.get(route_path(http.scope)) if error.status_code == 404 else None
+        said = error.detail if hint is None else f"{error.detail}: {hint}"
+        info = ErrorInfo(said, "invalid_request_error", None, None)
         error = HttpError(error.status_code, info, dict(error.headers or {}))
     return _error_response(http.scope, as_http(error))
 

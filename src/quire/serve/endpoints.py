@@ -1,4 +1,4 @@
-"""What an endpoint with a body is: its path, what answers it, and the types of both."""
+"""Endpoints with a body, and the dialects that installed distributions add to the server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -37,3 +38,14 @@ class Plain:
 
 
 Endpoint = Generating | Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Another server's API, as a distribution registers it under the entry point `quire.endpoints`.
+
+    An endpoint takes the place of Quire's own with the same path. `add_routes` adds the routes without a body.
+    """
+
+    endpoints: tuple[Endpoint, ...] = ()
+    add_routes: Callable[[FastAPI, Service], None] | None = None

@@ -155,8 +155,6 @@ class ServerConfig:
     lora_root: tuple[str, ...] = option(
         (), "Directory from which adapters may be loaded at run time; repeat for several."
     )
-    sglang_api: bool = option(False, "Serve SGLang's native endpoints too: /generate, /encode, ...")
-    vllm_demo_api: bool = option(False, "Serve /generate of vLLM's demonstration server too.")
     share_prefix_cache: bool = option(
         False, "Let requests with different API keys reuse each other's cached prefixes."
     )
@@ -175,10 +173,6 @@ class ServerConfig:
             raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
         if self.allow_runtime_lora and not (self.api_key or self.api_key_file):
             raise ConfigError("--allow-runtime-lora needs --api-key: it lets callers load files")
-        apis = [flag for flag in ("sglang_api", "vllm_demo_api") if getattr(self, flag)]
-        if len(apis) > 1:
-            first, second, *_ = (f"--{flag.replace('_', '-')}" for flag in apis)
-            raise ConfigError(f"{first} and {second} both serve /generate: choose one")
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")

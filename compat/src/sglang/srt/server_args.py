@@ -1,5 +1,5 @@
 """SGLang's options."""
 
-from quire.flags.sglang import ServerArgs
+from quire_compat.sglang.flags import ServerArgs
 
 __all__ = ["ServerArgs"]

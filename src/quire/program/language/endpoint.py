@@ -96,10 +96,6 @@ class RuntimeEndpoint:
         """The name of the server's model."""
         return str(self._json("/v1/models")["data"][0]["id"])
 
-    def get_server_info(self) -> dict[str, Any]:
-        """Options and state of a server with --sglang-api."""
-        return self._json("/get_server_info")
-
     def _json(self, path: str) -> dict[str, Any]:
         connection, answer = self._ask("GET", path)
         try:

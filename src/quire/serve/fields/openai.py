@@ -41,7 +41,6 @@ COMPLETIONS = Fields(
     inner=INNER,
 )
 
-DEMO = replace(COMPLETIONS, path="/generate", flag="--vllm-demo-api")
 
 CONVERSATION = {
     "messages": "the conversation, as text or text parts",

@@ -7,11 +7,9 @@ from typing import Any
 from quire.serve.fields.anthropic import COUNT_TOKENS, MESSAGES
 from quire.serve.fields.common import OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.native import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
-from quire.serve.fields.openai import CHAT, CHAT_TOKENS, COMPLETIONS, DEMO, RESPONSE_TOKENS, RESPONSES
+from quire.serve.fields.openai import CHAT, CHAT_TOKENS, COMPLETIONS, RESPONSE_TOKENS, RESPONSES
 from quire.serve.fields.programs import PROGRAMS
-from quire.serve.fields.sglang import CLASSIFY as SGLANG_CLASSIFY
-from quire.serve.fields.sglang import ENCODE, GENERATE
-from quire.serve.fields.shapes import Fields, Refused
+from quire.serve.fields.shapes import Fields, Refused, Shape
 
 TABLES: tuple[Fields[Any], ...] = (
     COMPLETIONS,
@@ -30,10 +28,8 @@ TABLES: tuple[Fields[Any], ...] = (
     TOKENIZE,
     DETOKENIZE,
 )
-# Those that options add.
-OPTIONAL: tuple[Fields[Any], ...] = (GENERATE, ENCODE, SGLANG_CLASSIFY, DEMO)
 # Endpoints that take the same body as another one.
-_SAME = ((CHAT_TOKENS, CHAT.path), (RESPONSE_TOKENS, RESPONSES.path), (DEMO, COMPLETIONS.path))
+_SAME = ((CHAT_TOKENS, CHAT.path), (RESPONSE_TOKENS, RESPONSES.path))
 
 _HEAD = """# Fields of requests
 
@@ -58,18 +54,22 @@ Every endpoint knows these.
 def page() -> str:
     """The text of docs/fields.md."""
     parts = [_HEAD, _table("Ignored", OTHERS_IGNORED), "\n", _refused(OTHERS_REFUSED)]
-    for fields in (*TABLES, *OPTIONAL):
-        parts.append(f"\n## {fields.path}{f' ({fields.flag})' if fields.flag else ''}\n\n")
-        if same := next((path for table, path in _SAME if table is fields), None):
-            parts.append(f"The same body as {same}.\n")
-            continue
-        parts.append(_table("Taken", fields.taken))
-        ignored = {k: v for k, v in fields.ignored.items() if OTHERS_IGNORED.get(k) != v}
-        refused = {k: v for k, v in fields.refused.items() if OTHERS_REFUSED.get(k) != v}
-        if ignored:
-            parts += ["\n", _table("Ignored", ignored)]
-        if refused:
-            parts += ["\n", _refused(refused)]
+    for fields in TABLES:
+        parts.append(f"\n## {fields.path}\n\n")
+        same = next((path for table, path in _SAME if table is fields), None)
+        parts.append(section(fields) if same is None else f"The same body as {same}.\n")
+    return "".join(parts)
+
+
+def section(shape: Shape) -> str:
+    """The tables of an endpoint or of an inner object."""
+    parts = [_table("Taken", shape.taken)]
+    ignored = {k: v for k, v in shape.ignored.items() if OTHERS_IGNORED.get(k) != v}
+    refused = {k: v for k, v in shape.refused.items() if OTHERS_REFUSED.get(k) != v}
+    if ignored:
+        parts += ["\n", _table("Ignored", ignored)]
+    if refused:
+        parts += ["\n", _refused(refused)]
     return "".join(parts)
 
 

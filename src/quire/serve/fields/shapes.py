@@ -54,11 +54,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Shape, Generic[Body]):
-    """The fields of the body that `path` takes, which becomes a `body`. `flag` is the option that serves the path."""
+    """The fields of the body that `path` takes, which becomes a `body`."""
 
     path: str
     body: type[Body]
-    flag: str = ""
 
 
 def names(text: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A server as the backend of programs."""
 
-from quire.entrypoints.sglang.runtime import Runtime
 from quire.program import RuntimeEndpoint
+from quire_compat.sglang.runtime import Runtime
 
 __all__ = ["Runtime", "RuntimeEndpoint"]

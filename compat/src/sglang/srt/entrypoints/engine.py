@@ -1,5 +1,5 @@
 """A model in this process."""
 
-from quire.llm.sglang_engine import Engine
+from quire_compat.sglang.engine import Engine
 
 __all__ = ["Engine"]

@@ -1,4 +1,4 @@
-"""A server with SGLang's options and native endpoints: `python -m quire.entrypoints.sglang.launch_server`."""
+"""A server with SGLang's options: `python -m sglang.launch_server`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from quire.cli import report_errors
-from quire.flags.sglang import parsed, read_options
 from quire.serve.options import split_options
 from quire.serve.server import serve
+from quire_compat.sglang.flags import parsed, read_options
 
 log = logging.getLogger("quire")
 DEFAULTS = {"host": "127.0.0.1", "port": 30000}
@@ -25,7 +25,7 @@ def _serve(prog: str, args: Sequence[str]) -> None:
     options, notices = read_options({**DEFAULTS, **parsed(prog, args)})
     for notice in notices:
         log.warning("%s", notice)
-    if status := serve(*split_options({**options, "sglang_api": True})):
+    if status := serve(*split_options(options)):
         raise SystemExit(status)
 
 

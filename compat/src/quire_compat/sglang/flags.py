@@ -243,7 +243,7 @@ def _settled(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_flags(made: argparse.ArgumentParser) -> None:
-    """Add SGLang's flags to a parser; what it reads is for `read_options`."""
+    """Add SGLang's flags that the parser lacks; what it reads is for `read_options`."""
     for name in NAMES:
         short = [f"--{short}" for short, long in _SHORT.items() if long == name]
         foreign = FOREIGN.get(name)
@@ -257,7 +257,9 @@ def add_flags(made: argparse.ArgumentParser) -> None:
                 int if name in _INTEGERS.split() else float if name == "mem_fraction_static" else str
             )
         settings["help"] = argparse.SUPPRESS if name in FOREIGN else f"{meaning(name)} of quire serve"
-        made.add_argument(*dict.fromkeys([f"--{name.replace('_', '-')}", *short]), **settings)
+        flags = dict.fromkeys([f"--{name.replace('_', '-')}", *short])
+        if missing := [flag for flag in flags if flag not in made._option_string_actions]:
+            made.add_argument(*missing, **settings)
 
 
 def parsed(prog: str, argv: Sequence[str]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
-    """POST /encode and /classify: `text` or `input_ids`, one or a list."""
+    """The arguments of `Engine.encode`: `text` or `input_ids`, one or a list."""
 
     text: Texts | None = None
     input_ids: list[Any] | None = None

@@ -14,14 +14,23 @@ import msgspec
 from quire import __version__
 from quire.client.adapters import LoRARequest
 from quire.client.outputs import OutputStream
-from quire.client.sglang import EncodeBody, GenerateBody, Part, first_of, ids_of, parts_of, prompts_of, result
 from quire.config import SECTIONS, EngineConfig
 from quire.engine.local import LocalCall
 from quire.errors import RequestError
-from quire.flags.sglang import read_options
 from quire.llm.llm import LLM
 from quire.llm.running import push, raise_error
 from quire.text.tokenizer import Tokenizer
+from quire_compat.sglang.calls import (
+    EncodeBody,
+    GenerateBody,
+    Part,
+    first_of,
+    ids_of,
+    parts_of,
+    prompts_of,
+    result,
+)
+from quire_compat.sglang.flags import read_options
 
 log = logging.getLogger("quire")
 Result = dict[str, Any]

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.client.sglang import GenerateBody, Part, first_of, parts_of, result
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.fields.sglang import GENERATE
 from quire.serve.openai.prompts import MAX_PROMPTS
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
+from quire_compat.sglang.calls import GenerateBody, Part, first_of, parts_of, result
+from quire_compat.sglang.fields import GENERATE
 
 _encode = msgspec.json.Encoder().encode
 

@@ -16,7 +16,7 @@ from quire.program import language
 from quire.program.language.runtime import arguments
 from quire.text.tokenizer import Tokenizer
 
-MODULE = "quire.entrypoints.sglang.launch_server"
+MODULE = "quire_compat.sglang.launch_server"
 
 
 class Runtime(language.Runtime):
@@ -45,10 +45,6 @@ class Runtime(language.Runtime):
     def generate(self, prompt: str | list[str], sampling_params: Any = None, **more: Any) -> str:
         """The answer of /generate as JSON text; `more` are fields of its body."""
         return json.dumps(self._posted("/generate", text=prompt, sampling_params=sampling_params, **more))
-
-    def encode(self, prompt: str | list[str]) -> str:
-        """The answer of /encode as JSON text."""
-        return json.dumps(self._posted("/encode", text=prompt))
 
     async def async_generate(self, prompt: str, sampling_params: Any = None) -> AsyncIterator[str]:
         """The output in the pieces in which it comes."""

@@ -1,12 +1,9 @@
-"""The fields of SGLang's native endpoints."""
+"""The fields of SGLang's /generate."""
 
 from __future__ import annotations
 
-from quire.client.sglang import EncodeBody, GenerateBody
 from quire.serve.fields.shapes import Fields, Refused, Shape
-
-FLAG = "--sglang-api"
-EmbedFields = Fields[EncodeBody]
+from quire_compat.sglang.calls import GenerateBody
 
 SAMPLING = Shape(
     {
@@ -70,7 +67,6 @@ _PROMPT = {
 }
 GENERATE = Fields(
     path="/generate",
-    flag=FLAG,
     body=GenerateBody,
     taken={
         **_PROMPT,
@@ -90,18 +86,11 @@ GENERATE = Fields(
         **_MEDIA,
         "session_params": Refused("sessions are not kept: send the whole prompt, its prefix is cached"),
         "custom_logit_processor": Refused("code in requests is never run"),
-        "return_hidden_states": Refused("hidden states are not returned; see /encode"),
+        "return_hidden_states": Refused("hidden states are not returned; see /v1/embeddings"),
         "return_routed_experts": Refused("routed experts are not returned"),
         "require_reasoning": Refused("use /v1/chat/completions"),
         "bootstrap_host": Refused("this server does not transfer caches"),
         "bootstrap_room": Refused("this server does not transfer caches"),
     },
     inner={"sampling_params": SAMPLING},
-)
-_IGNORED = {**_LABELS, "sampling_params": "vectors are not sampled"}
-ENCODE: EmbedFields = Fields(
-    path="/encode", flag=FLAG, body=EncodeBody, taken=_PROMPT, ignored=_IGNORED, refused=_MEDIA
-)
-CLASSIFY: EmbedFields = Fields(
-    path="/classify", flag=FLAG, body=EncodeBody, taken=_PROMPT, ignored=_IGNORED, refused=_MEDIA
 )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from quire.config import EngineConfig
-from quire.errors import ConfigError
-from quire.serve.options import ServerConfig
+from conftest import Installed
+from quire_compat.sglang import page
+from quire_compat.sglang.calls import Sampling
+from quire_compat.sglang.fields import GENERATE, SAMPLING
 from tests.serve.running import start
 
 PROMPT = "Once upon a time"
@@ -19,8 +22,8 @@ GREEDY = {"max_new_tokens": 6, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    server = start(maker="quire.client.start", model="", sglang_api=True)
+def http(installed: Installed) -> Iterator[httpx.Client]:
+    server = start(maker="quire.client.start", model="", python=installed.python)
     with server.client as client:
         yield client
     assert server.stop() == 0
@@ -156,27 +159,9 @@ def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, body: Any, p
     assert answer.json()["error"]["param"] == param
 
 
-def test_vectors_are_those_of_embeddings(http: httpx.Client) -> None:
-    found = http.post("/encode", json={"text": ["one", "two"], "rid": "r"}).json()
-    same = http.post("/v1/embeddings", json={"input": ["one", "two"]}).json()["data"]
-    assert [one["embedding"] for one in found] == [one["embedding"] for one in same]
-    assert [one["meta_info"]["id"] for one in found] == ["r_0", "r_1"]
-    assert http.post("/encode", json={"text": "one"}).json()["embedding"] == found[0]["embedding"]
-    answer = http.post("/classify", json={"text": "one"})
-    assert answer.status_code == 400
-    assert "not a classifier" in answer.text
-
-
-def test_the_server_tells_of_itself(http: httpx.Client) -> None:
+def test_the_server_tells_of_its_model(http: httpx.Client) -> None:
     assert http.get("/get_model_info").json() == http.get("/model_info").json()
     assert http.get("/model_info").json()["is_generation"]
-    info = http.get("/get_server_info").json()
-    assert info["status"] == "ready"
-    assert info["max_total_num_tokens"] == info["page_size"] * info["internal_states"][0]["num_blocks"]
-    assert "api_key" not in info
-    (load,) = http.get("/v1/loads").json()["loads"]
-    assert load["num_running_reqs"] == load["num_waiting_reqs"] == 0
-    assert http.get("/health_generate").status_code == 200
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -188,7 +173,33 @@ def test_flushing_forgets_prefixes(http: httpx.Client, method: str) -> None:
     assert generate(http, **body)["meta_info"]["cached_tokens"] == 0
 
 
-def test_one_server_has_one_generate() -> None:
-    with pytest.raises(ConfigError, match="--sglang-api and --vllm-demo-api both serve /generate"):
-        ServerConfig(sglang_api=True, vllm_demo_api=True)
-    assert EngineConfig.from_options(model="x").model.model == "x"
+def serve(installed: Installed, words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(installed.python), "-m", "quire.cli", "serve", *words.split()]
+    return subprocess.run(command, env=installed.variables, capture_output=True, text=True, timeout=60)
+
+
+def test_quire_serve_takes_sglangs_flags(installed: Installed) -> None:
+    done = serve(
+        installed,
+        "--model-path= --mem-fraction-static 0.3 --tp 1 --context-length 512 --disable-cuda-graph --check",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--disable-cuda-graph changes nothing" in done.stderr
+    assert "ready to serve" in done.stdout
+    wrong = serve(installed, "--disable-cuda-graph --dp-size 2")
+    assert wrong.returncode == 1
+    assert "--dp-size 2 is not supported" in wrong.stderr
+    twice = serve(installed, "one --model-path two")
+    assert twice.returncode == 2
+    assert "the model is given twice" in twice.stderr
+
+
+def test_tables_list_the_fields_of_the_bodies() -> None:
+    assert set(GENERATE.taken) == set(GENERATE.body.__struct_fields__)
+    assert set(SAMPLING.taken) == set(Sampling.__struct_fields__)
+    assert len(GENERATE.names) == len(set(GENERATE.names))
+
+
+def test_the_page_shows_the_tables() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "compat-sglang.md").read_text()
+    assert written == page.page(), "run `python -m quire_compat.sglang.page > docs/compat-sglang.md`"

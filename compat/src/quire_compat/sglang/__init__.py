@@ -1,0 +1,1 @@
+"""SGLang's dialect: flags, the endpoint /generate, and the engine in Python."""

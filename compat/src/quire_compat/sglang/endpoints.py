@@ -1,0 +1,50 @@
+"""SGLang's endpoints beside Quire's own: /generate, and the routes that its clients need to use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from quire.serve.endpoints import Dialect, Generating
+from quire.serve.native.control import add_post
+from quire.serve.openapi import add_get, json_response
+from quire.serve.service import Service
+from quire_compat.sglang.calls import GenerateBody
+from quire_compat.sglang.generate import generate
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes without a body."""
+
+    async def model_info() -> Response:
+        return json_response(_model(service))
+
+    async def flush() -> Response:
+        await service.engine.reset_prefix_cache()
+        return Response("The prefix cache is empty.\n", media_type="text/plain")
+
+    for path in ("/get_model_info", "/model_info"):
+        add_get(app, path, model_info, dict[str, Any], "The model (SGLang)")
+    add_get(app, "/flush_cache", flush, None, "Forget all cached prefixes (SGLang)")
+    add_post(app, "/flush_cache", flush)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    config, info = service.engine.config.model, service.front.info
+    return {
+        "model_path": config.model or info.name,
+        "tokenizer_path": config.tokenizer or config.model or info.name,
+        "is_generation": info.generates,
+        "preferred_sampling_params": info.defaults or None,
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    }
+
+
+DIALECT = Dialect(
+    (Generating("/generate", generate, GenerateBody, dict[str, Any], "Continue prompts (SGLang)"),),
+    add_routes,
+)

@@ -1,1 +1,0 @@
-"""Where programs that were written for SGLang begin."""

@@ -1,0 +1,13 @@
+"""Paths of other servers that are not served here, and what to do. A 404 says it."""
+
+from __future__ import annotations
+
+_SGLANG = "SGLang's endpoints come with the package quire-compat, which is not installed (docs/compat.md)"
+_ENCODE = "texts become vectors at /v1/embeddings"
+_TGI = "Hugging Face archived TGI, and its endpoints were removed: use /v1/completions"
+
+ELSEWHERE = {
+    **dict.fromkeys(("/generate", "/get_model_info", "/model_info", "/flush_cache"), _SGLANG),
+    "/encode": _ENCODE,
+    **dict.fromkeys(("/generate_stream", "/info"), _TGI),
+}

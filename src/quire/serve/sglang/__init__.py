@@ -1,1 +1,0 @@
-"""SGLang's native endpoints, behind --sglang-api."""
