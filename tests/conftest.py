@@ -1,14 +1,20 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, the option `--isa`, and the report of what was skipped and why."""
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from quire import _native
+from tests.older_cpu import pretend, write_site
+from tests.shared import DATA, require
 from tests.tiny import write_checkpoint
 
 # The same examples everywhere, and no deadline: a busy machine must not fail a test.
@@ -17,7 +23,40 @@ settings.register_profile(
 )
 settings.load_profile("quire")
 
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--isa", help="test as on a CPU whose best instruction set this is, for example avx2")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    isa = config.getoption("isa")
+    if isa is None:
+        return
+    sets = _native.available_isas()
+    if isa not in sets:
+        raise pytest.UsageError(f"--isa {isa}: this CPU has {', '.join(sets)}")
+    pretend(isa)
+    site = tempfile.TemporaryDirectory()
+    config.add_cleanup(site.cleanup)
+    write_site(Path(site.name), isa)
+    os.environ["PYTHONPATH"] = os.pathsep.join([site.name, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the skipped tests by their reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped:
+        return
+    reasons = Counter(_reason(report) for report in skipped)
+    terminalreporter.section(f"skipped: {len(skipped)}")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5}  {reason}")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    place, _, text = report.longrepr
+    reason = str(text).removeprefix("Skipped: ")
+    return f"{reason} (all of {Path(place).name})" if isinstance(report, pytest.CollectReport) else reason
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +70,7 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data() -> Path:
     """Real traces, prompts and tokenizers, where this checkout has them beside it."""
-    if not DATA.is_dir():
-        pytest.skip("needs ../shared/data beside the checkout")
-    return DATA
+    return require(DATA)
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,10 @@ from quire.model.load import inspect_model, load_model, open_files, open_for_rea
 from quire.model.loaded import LoadedModel
 from quire.model.shard import Shard
 from quire.weights.schemes import scheme
+from tests.shared import DATA, require
 from tests.tiny import FAMILIES, OTHERS, write_checkpoint
 
-QUANTIZED = Path(__file__).parents[2] / "shared/data/quantized"
-GGUF = QUANTIZED.parent / "gguf-llamacpp"
+QUANTIZED = DATA / "quantized"
 WHOLE_ONLY = {"olmo2", "olmo3", "bitnet", "apertus", "longcat_flash"}  # a norm over all heads, or the like
 
 
@@ -101,9 +101,7 @@ def test_types_are_those_of_the_conversion(options: dict[str, Any], tmp_path: Pa
     + ["squeezellm-4bit-sparse", "modelopt-fp8-kv", "ct-int8-w8a8-static"],
 )
 def test_codes_are_kept(name: str, tmp_path: Path) -> None:
-    folder = QUANTIZED / name
-    if not folder.exists():
-        pytest.skip(f"no quantized checkpoints in {QUANTIZED}")
+    folder = require(QUANTIZED / name)
     found = assert_same(folder, 1, tmp_path)
     assert_same(folder, 2, tmp_path)
     assert inspect_model(found).kv_scales == inspect_model(folder).kv_scales
@@ -112,9 +110,7 @@ def test_codes_are_kept(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-Q4_K_M.gguf", "llama-BF16.gguf"])
 def test_a_gguf_file_is_divided(name: str, tmp_path: Path) -> None:
-    path = GGUF / name
-    if not path.exists():
-        pytest.skip(f"no GGUF files in {GGUF}")
+    path = require(DATA / "gguf-llamacpp" / name)
     found = assert_same(path, 2, tmp_path)
     ours, theirs = (load_tokenizer(EngineConfig.from_options(model=str(m)).model) for m in (found, path))
     assert ours.encode("a b") == theirs.encode("a b")
@@ -264,9 +260,7 @@ def test_quantized_parts_that_cannot_be_are_refused(
     suffix: str, change: Callable[[Any], Any] | None, said: str, tmp_path: Path
 ) -> None:
     sparse = suffix in (".starts", ".columns", ".values")
-    folder = QUANTIZED / ("squeezellm-4bit-sparse" if sparse else "gptq-4bit-g32-desc-act")
-    if not folder.exists():
-        pytest.skip(f"no quantized checkpoints in {QUANTIZED}")
+    folder = require(QUANTIZED / ("squeezellm-4bit-sparse" if sparse else "gptq-4bit-g32-desc-act"))
     found = convert(folder, tmp_path / "converted")
     path = found / "rank0.safetensors"
     tensors = load_file(path)

@@ -17,6 +17,7 @@ from bench.article.study import Result, Setting
 from quire.bench.price import cost_per_million
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from tests.shared import require
 
 NEEDS_DATA = {"quantization", "plain-loop"}  # tested apart
 
@@ -132,9 +133,7 @@ def test_bad_options_say_what_to_change(options: dict[str, str], message: str) -
 
 
 def test_lengths_of_a_real_trace(data: Path) -> None:
-    trace = data / "traces-azure2023" / "AzureLLMInferenceTrace_conv.csv"
-    if not trace.exists():
-        pytest.skip("the Azure trace is not there")
+    trace = require(data / "traces-azure2023" / "AzureLLMInferenceTrace_conv.csv")
     found = conversations(trace, 100, 2048)
     assert len(found) == 100
     assert all(min(pair) >= 1 and sum(pair) <= 2048 for pair in found)

@@ -23,8 +23,9 @@ from quire.flags.arguments import integer, rewritten
 from quire.flags.table import FOREIGN, SHARED, ForeignFlag
 from quire.llm.engine_args import EngineArgs
 from quire.serve.options import ServerConfig, read_config, split_options
+from tests.shared import REFERENCE
 
-NAMES = Path(__file__).parents[3] / "shared" / "reference" / "vllm-0.32-names.txt"
+NAMES = REFERENCE / "vllm-0.32-names.txt"
 OPTIONS = {f.name for part in (*SECTIONS.values(), ServerConfig) for f in fields(part)} | {"seed", "config"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,10 @@ from quire import LLM, AsyncLLM, PoolingParams, QuireError, RequestError, Sampli
 from quire.client.logprobs import FlatLogprobs
 from quire.client.outputs import CompletionOutput, RequestOutput
 from quire.llm.metrics import Counter, Gauge, Histogram
+from tests.shared import REFERENCE, require
 from tests.tiny import EOS
 
-NAMES = Path(__file__).parents[3] / "shared" / "reference" / "vllm-0.32-names.txt"
+NAMES = REFERENCE / "vllm-0.32-names.txt"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 # Methods of vLLM's that belong to other kinds of engine: several ranks, training loops.
 _ELSEWHERE = (
@@ -36,9 +36,7 @@ def llm(tiny_model: Callable[..., str]) -> LLM:
 
 def reference() -> dict[str, list[str]]:
     """The lines of each class in the list of vLLM's names."""
-    if not NAMES.exists():
-        pytest.skip("needs ../shared/reference beside the checkout")
-    sections = NAMES.read_text().split("\n## ")
+    sections = require(NAMES).read_text().split("\n## ")
     return {part.split(maxsplit=1)[0]: part.splitlines()[1:] for part in sections[1:]}
 
 

@@ -28,11 +28,12 @@ from quire.weights.schemes import scheme
 from tests.adapter_files import write_adapter
 from tests.model.test_shard import native_peers
 from tests.near import assert_near
+from tests.shared import DATA, cases_of, needs
 from tests.tiny import write_checkpoint
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "adapters"
-NAMES = sorted(path.parent.name for path in DATA.glob("*/adapter_config.json"))
-INVALID = json.loads((DATA / "invalid" / "expected.json").read_text()) if DATA.is_dir() else {}
+ADAPTERS = DATA / "adapters"
+NAMES = sorted(path.parent.name for path in ADAPTERS.glob("*/adapter_config.json"))
+INVALID = json.loads((ADAPTERS / "invalid" / "expected.json").read_text()) if ADAPTERS.is_dir() else {}
 GROWN = "llama-added-tokens"
 SPARE = 11  # tokens that there is room for: more than it adds
 # Of each way in which an adapter can act, one: the slow backends run these.
@@ -119,19 +120,19 @@ class Stages:
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Callable[[str, int], Ranks]]:
     with ExitStack() as stack:
-        yield cache(lambda name, spare: Ranks(DATA / name, stack.enter_context(native_peers(2)), spare))
+        yield cache(lambda name, spare: Ranks(ADAPTERS / name, stack.enter_context(native_peers(2)), spare))
 
 
 @cache
 def base(name: str, backend: str, spare: int = 0) -> Model:
-    return Model(DATA / name, make_backend(backend, 2, "auto"), reading=Reading(spare_tokens=spare))
+    return Model(ADAPTERS / name, make_backend(backend, 2, "auto"), reading=Reading(spare_tokens=spare))
 
 
 def check(name: str, make: Callable[[str, int], Model | Ranks], prompts: int) -> None:
-    expected = json.loads((DATA / name / "expected.json").read_text())
-    right = SafetensorsFile(DATA / name / "expected.safetensors")
+    expected = json.loads((ADAPTERS / name / "expected.json").read_text())
+    right = SafetensorsFile(ADAPTERS / name / "expected.safetensors")
     model = make(expected["base"], SPARE if name == GROWN else 0)
-    model.adapt(DATA / name)
+    model.adapt(ADAPTERS / name)
     for i, prompt in enumerate(expected["prompts"][:prompts]):
         logits, wanted = model.logits(prompt), right.get(f"logits_{i}")
         assert_near(logits[:, : wanted.shape[1]], wanted)
@@ -141,39 +142,39 @@ def check(name: str, make: Callable[[str, int], Model | Ranks], prompts: int) ->
         assert following.argmax(axis=1).tolist() == greedy
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases_of(ADAPTERS, NAMES))
 def test_logits_and_greedy_tokens_are_pefts(name: str) -> None:
     check(name, lambda path, spare: base(path, "native", spare), 3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases_of(ADAPTERS, NAMES))
 def test_two_ranks_give_them_too(name: str, ranks: Callable[[str, int], Ranks]) -> None:
     check(name, ranks, 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases_of(ADAPTERS, NAMES))
 def test_two_stages_give_the_bits_of_one(name: str) -> None:
     made = []
 
     def make(path: str, spare: int) -> Stages:
-        made.append((base(path, "native", spare), Stages(DATA / path, spare)))
+        made.append((base(path, "native", spare), Stages(ADAPTERS / path, spare)))
         return made[0][1]
 
     check(name, make, 1)
     whole, stages = made[0]
-    whole.adapt(DATA / name)
+    whole.adapt(ADAPTERS / name)
     tokens = list(range(1, 30))
     assert np.array_equal(stages.logits(tokens), whole.logits(tokens))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "moe" in name])
+@pytest.mark.parametrize("name", cases_of(ADAPTERS, [name for name in NAMES if "moe" in name]))
 def test_ranks_with_whole_experts_give_them_too(name: str) -> None:
     with native_peers(2) as peers:
-        check(name, lambda path, spare: Ranks(DATA / path, peers, spare, whole_experts=True), 1)
+        check(name, lambda path, spare: Ranks(ADAPTERS / path, peers, spare, whole_experts=True), 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name in FEW])
+@pytest.mark.parametrize("name", cases_of(ADAPTERS, [name for name in NAMES if name in FEW]))
 def test_the_other_backends_give_them_too(name: str, backend: str) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
@@ -181,25 +182,25 @@ def test_the_other_backends_give_them_too(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("parted", [False, True])
-@pytest.mark.parametrize("name", INVALID)
+@pytest.mark.parametrize("name", cases_of(ADAPTERS, [*INVALID]))
 def test_broken_adapters_are_refused_by_name(name: str, parted: bool) -> None:
     model: Model | Stages = base("base-llama", "reference")
-    model, expected = Stages(DATA / "base-llama", 0) if parted else model, INVALID[name]
+    model, expected = Stages(ADAPTERS / "base-llama", 0) if parted else model, INVALID[name]
     if expected["verdict"] in ("accept", "bounded", "refuse-or-map"):
-        model.adapt(DATA / "invalid" / name)
+        model.adapt(ADAPTERS / "invalid" / name)
         return
     with pytest.raises(ModelError) as error:
-        model.adapt(DATA / "invalid" / name)
+        model.adapt(ADAPTERS / "invalid" / name)
     words = expected.get("mention", [])
     for word in [words] if isinstance(words, str) else words:
         assert word in str(error.value)
 
 
-@pytest.mark.skipif(GROWN not in NAMES, reason="needs the adapters in shared/data")
+@needs(ADAPTERS)
 def test_tokens_without_room_are_refused_by_name() -> None:
     for spare in (0, 7):
         with pytest.raises(ModelError, match="adds 8 tokens: start with --lora-extra-vocab-size 8"):
-            base("base-llama", "reference", spare).adapt(DATA / GROWN)
+            base("base-llama", "reference", spare).adapt(ADAPTERS / GROWN)
 
 
 def test_room_for_tokens_changes_no_bit_of_the_base(tiny_model: Callable[..., str]) -> None:

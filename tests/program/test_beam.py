@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +17,11 @@ from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import RequestError
 from quire.params import BeamRules, StructuredOutputsParams
 from quire.program.beams import BeamSearch, Candidate
+from tests.shared import DATA, needs
 
 STORY = (
     "Once upon a time there was a girl who had a red ball. One day she went to the park with her mother and"
 )
-DATA = Path(__file__).parents[3] / "shared" / "data"
 MODELS = {
     "base-llama": DATA / "adapters" / "base-llama",
     "base-qwen3": DATA / "adapters" / "base-qwen3",
@@ -37,7 +36,7 @@ def cases() -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-needs_data = pytest.mark.skipif(not cases(), reason="needs the beam searches in shared/data/beam")
+needs_data = needs(DATA / "beam")
 
 
 @cache

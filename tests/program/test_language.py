@@ -11,8 +11,8 @@ import pytest
 import quire.program as sgl
 from quire.errors import RequestError
 from quire.program.choices import decide, kept
-from tests.conftest import DATA
 from tests.program.fake_backend import Backend
+from tests.shared import DATA, cases_of, needs
 
 FOLDER = DATA / "beam" / "sgl"
 
@@ -23,7 +23,7 @@ def cases(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.parametrize("case", cases("choices.jsonl"), ids=lambda case: case["text"])
+@pytest.mark.parametrize("case", cases_of(FOLDER, cases("choices.jsonl")), ids=lambda case: case["text"])
 def test_choices_are_decided_alike(case: dict[str, Any]) -> None:
     rows = [kept(case["text"], [tuple(entry) for entry in row]) for row in case["input_token_logprobs"]]
     assert [len(row) for row in rows] == case["kept"]
@@ -61,7 +61,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("trace", [True, False], ids=["traced", "step by step"])
-@pytest.mark.parametrize("case", cases("programs.jsonl"), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", cases_of(FOLDER, cases("programs.jsonl")), ids=lambda case: case["name"])
 def test_programs_do_what_sglang_does(case: dict[str, Any], trace: bool) -> None:
     backend = Backend(FOLDER, case["template"])
     sgl.set_default_backend(backend)
@@ -96,7 +96,8 @@ STRAIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(STRAIGHT) if FOLDER.exists() else [])
+@needs(FOLDER)
+@pytest.mark.parametrize("name", sorted(STRAIGHT))
 def test_a_program_without_decisions_is_one_request(name: str) -> None:
     (case,) = [case for case in cases("programs.jsonl") if case["name"] == name]
     backend = Backend(FOLDER, case["template"])

@@ -18,7 +18,7 @@ from quire.program import calls
 from quire.program.encoding import Cuts, Encoder
 from quire.program.sessions import SECONDS
 from quire.text.tokenizer import Tokenizer
-from tests.conftest import DATA
+from tests.shared import DATA
 
 STORY = "Once upon a time, there was a little girl named Lily. She had a dog and a cat. " * 12
 GREEDY = {"temperature": 0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +24,8 @@ from quire.text.output.events import CallArguments, CallEnd, CallStart, Content,
 from quire.text.output.parser import OutputParser, parse
 from quire.text.output.schemas import schemas
 from quire.text.template.render import ChatTemplate
+from tests.shared import DATA, require
 from tests.text.tool_vectors import OFFERED, VECTORS, Vector, function
-
-DATA = Path(__file__).parents[3] / "shared/data"
-
 
 EVERY = pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v.tools}-{VECTORS.index(v)}")
 
@@ -302,10 +299,7 @@ def test_the_prompt_tells_where_the_output_starts() -> None:
     ],
 )
 def test_templates_are_recognised(template: str, tools: str, thinks: str | None) -> None:
-    path = DATA / "templates-llamacpp" / f"{template}.jinja"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    text = path.read_text()
+    text = require(DATA / "templates-llamacpp" / f"{template}.jinja").read_text()
     form = tool_format("auto", text)
     assert form is not None
     assert form.name == tools
@@ -352,9 +346,7 @@ def test_a_template_whose_tools_nobody_recognises_has_no_format() -> None:
     ],
 )
 def test_what_templates_write_is_read(template: str, single: bool) -> None:
-    path = DATA / "templates-llamacpp" / f"{template}.jinja"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
+    path = require(DATA / "templates-llamacpp" / f"{template}.jinja")
     calls = (
         [("weather", {"city": "Rome", "days": 3})]
         if single
@@ -401,15 +393,10 @@ def test_names() -> None:
         parse("", functions=[{"type": "function"}])
 
 
-def recorded() -> list[Path]:
-    return sorted((DATA / "toolparse-tgi").rglob("*.json"))
-
-
 def test_recorded_streams_survive_their_format() -> None:
     """Arguments and answers that another server recorded, token by token, written as Llama writes calls."""
-    streams = [json.loads(path.read_text()) for path in recorded()]
-    if not streams:
-        pytest.skip("the recorded streams are not here")
+    folder = require(DATA / "toolparse-tgi")
+    streams = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
     num_calls = 0
     for stream in streams:
         if not isinstance(stream, list) or not stream or "choices" not in stream[0]:
@@ -445,11 +432,9 @@ def test_recorded_streams_survive_their_format() -> None:
 
 def bfcl() -> list[tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]]:
     """(offered functions, calls) of the cases of a public benchmark of function calling."""
-    folder = DATA / "struct-bfcl"
+    folder = require(DATA / "struct-bfcl")
     cases = []
     for name in ("BFCL_v4_parallel.json", "BFCL_v4_simple_python.json"):
-        if not (folder / name).exists():
-            continue
         answers = {}
         for line in (folder / "possible_answer" / name).read_text().splitlines():
             answer = json.loads(line)
@@ -532,8 +517,7 @@ WRITERS: dict[str, Callable[[list[tuple[str, dict[str, Any]]]], str]] = {
 @pytest.mark.parametrize("tools", WRITERS)
 def test_calls_of_a_benchmark_are_read(tools: str) -> None:
     cases = bfcl()
-    if not cases:
-        pytest.skip("the benchmark's cases are not here")
+    assert cases
     for offered, calls in cases:
         text = WRITERS[tools](calls)
         whole = parse(text, tools, functions=offered)

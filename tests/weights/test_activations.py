@@ -24,7 +24,8 @@ from quire.weights.schemes import Kept, Quantized, scheme, weights_name
 from quire.weights.tensor import QuantTensor
 from tests.devices.native_cases import EXACT, ISAS, linear, native
 from tests.model.tiny_models import Session
-from tests.weights.test_quantized_checkpoints import FOLDERS
+from tests.shared import cases_of, needs
+from tests.weights.test_quantized_checkpoints import FOLDERS, QUANTIZED
 
 E4M3 = [float(v) for v in np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)]
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -139,7 +140,7 @@ def test_weights_of_one_input_share_the_wider_scale() -> None:
 ROUNDED = [folder for folder in FOLDERS if "logits_act" in np.load(folder / "expected.npz").files]
 
 
-@pytest.mark.parametrize("folder", ROUNDED, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", cases_of(QUANTIZED, ROUNDED), ids=lambda path: path.name)
 def test_a_checkpoint_s_own_roundings_give_its_logits(folder: Path) -> None:
     expected, backend = np.load(folder / "expected.npz"), native(EXACT)
     model = load_model(folder, backend, "float32", Kept("checkpoint"))
@@ -158,7 +159,7 @@ def test_a_checkpoint_s_own_roundings_give_its_logits(folder: Path) -> None:
     assert np.concatenate(parts).tobytes() == logits.tobytes()
 
 
-@pytest.mark.skipif(not ROUNDED, reason="no quantized checkpoints")
+@needs(QUANTIZED)
 def test_an_engine_with_the_options_answers_and_says_so() -> None:
     folder = next(path for path in ROUNDED if path.name == "modelopt-fp8-kv")
     prompt = np.load(folder / "expected.npz")["prompt"].tolist()

@@ -26,10 +26,10 @@ from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.readers.kv_scales import read_kv_scales
 from tests.devices.native_cases import EXACT, ISAS, native
 from tests.model.tiny_models import Session
-from tests.weights.test_quantized_checkpoints import DATA
+from tests.shared import DATA, needs
 
 LAYERS = ["model.layers.0.", "model.layers.1."]
-FP8 = DATA / "modelopt-fp8-kv"
+FP8 = DATA / "quantized" / "modelopt-fp8-kv"
 
 
 def found(tmp_path: Path, tensors: dict[str, Any]) -> tuple[KVScales | None, ...]:
@@ -66,7 +66,7 @@ def test_scales_of_another_shape_and_nan_are_named(value: Any, said: str, tmp_pa
         found(tmp_path, {"model.layers.0.self_attn.k_scale": value})
 
 
-@pytest.mark.skipif(not FP8.exists(), reason=f"no quantized checkpoints in {DATA}")
+@needs(FP8)
 def test_a_cache_in_fp8_is_divided_by_them(tmp_path: Path) -> None:
     expected = np.load(FP8 / "expected.npz")
     prompt, results = expected["prompt"].tolist(), []
@@ -84,7 +84,7 @@ def test_a_cache_in_fp8_is_divided_by_them(tmp_path: Path) -> None:
     assert info.kv_spec("fp8_e4m3", Shard(1, 2)).scales_of(0) == KVScales(scales.keys[1:], scales.values[1:])
 
 
-@pytest.mark.skipif(not FP8.exists(), reason=f"no quantized checkpoints in {DATA}")
+@needs(FP8)
 def test_a_built_engine_keeps_them(tmp_path: Path) -> None:
     config = EngineConfig.from_options(model=str(FP8), skip_tokenizer_init=True)
     build_engine(config, tmp_path / "engine", EngineLimits())

@@ -13,13 +13,14 @@ from quire.model.load import open_files
 from quire.model.outline import outline_config
 from quire.weights.layouts import Blocks
 from quire.weights.readers.planned import PlannedCheckpoint, Rules
-from tests.weights.test_quantized_checkpoints import DATA, FOLDERS
+from tests.shared import DATA, cases_of, require
+from tests.weights.test_quantized_checkpoints import FOLDERS, QUANTIZED
 
 # Methods that say nothing of sizes in their config, and a folder whose config and tensors differ.
 UNPLANNED = ("torchao",)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", cases_of(QUANTIZED, FOLDERS), ids=lambda path: path.name)
 def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
     outline = NativeBackend(threads=1).outline()
     wanted = open_files(folder).outline(outline).weight_bytes
@@ -44,17 +45,13 @@ def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
     ],
 )
 def test_published_configs_take_the_bits_of_their_format(name: str, least: float, most: float) -> None:
-    path = DATA.parent / f"model-configs/{name}_config.json"
-    if not path.exists():
-        pytest.skip("no published configs")
+    path = require(DATA / "model-configs" / f"{name}_config.json")
     model = outline_config(path, NativeBackend(threads=1).outline())
     assert least < 8 * model.weight_bytes / model.info.num_parameters < most
 
 
 def test_gpt_oss_takes_what_it_is_published_with() -> None:
-    path = DATA.parent / "model-configs/openai--gpt-oss-20b_config.json"
-    if not path.exists():
-        pytest.skip("no published configs")
+    path = require(DATA / "model-configs" / "openai--gpt-oss-20b_config.json")
     assert outline_config(path, NativeBackend(threads=1).outline()).weight_bytes < 13 * 2**30
 
 

@@ -23,9 +23,9 @@ from quire.model.pack import WeightTypes, choose_dtype, outline_weights, own_qua
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.readers import find_quantization
 from quire.weights.tensor import Array
-from tests.weights.test_quantized_checkpoints import DATA
+from tests.shared import DATA, cases_of
 
-CONFIGS = DATA.parent / "model-configs"
+CONFIGS = DATA / "model-configs"
 SIDE = "hf_quant_config.json"
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 F32, U8, I32, I64 = (np.dtype(kind) for kind in (np.float32, np.uint8, np.int32, np.int64))
@@ -160,7 +160,7 @@ def bytes_of_tensors(path: Path, make: Callable[..., Fields], modules: str) -> i
     return sum(matrix.nbytes for matrix in matrices(weights).values())
 
 
-@pytest.mark.parametrize("name", quantized_configs())
+@pytest.mark.parametrize("name", cases_of(CONFIGS, quantized_configs()))
 def test_a_published_config_is_planned_to_the_byte_or_refused(name: str, tmp_path: Path) -> None:
     path, outline = repository(name, tmp_path), NativeBackend(threads=1).outline()
     planned, refused = None, ""

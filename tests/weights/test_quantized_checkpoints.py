@@ -16,17 +16,18 @@ from quire.weights.schemes import Kept
 from quire.weights.source import open_source
 from tests.devices.native_cases import EXACT, native
 from tests.model.tiny_models import Session
+from tests.shared import DATA, cases_of, needs
 
-DATA = Path(__file__).parents[3] / "shared/data/quantized"
+QUANTIZED = DATA / "quantized"
 FOLDERS = sorted(
-    path for path in DATA.glob("*") if (path / "expected.npz").exists() and path.name[:6] != "float-"
+    path for path in QUANTIZED.glob("*") if (path / "expected.npz").exists() and path.name[:6] != "float-"
 )
 OTHERS = ("prompt", "logits", "logits_act")
 
-pytestmark = pytest.mark.skipif(not FOLDERS, reason=f"no quantized checkpoints in {DATA}")
+pytestmark = needs(QUANTIZED)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", cases_of(QUANTIZED, FOLDERS), ids=lambda path: path.name)
 def test_weights_are_those_of_the_format_s_library(folder: Path) -> None:
     expected = np.load(folder / "expected.npz")
     checkpoint = open_source(folder).tensors()
@@ -48,7 +49,7 @@ def test_weights_are_those_of_the_format_s_library(folder: Path) -> None:
             np.testing.assert_array_equal(held, got.reshape(-1, got.shape[-1])[rows])
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", cases_of(QUANTIZED, FOLDERS), ids=lambda path: path.name)
 def test_a_model_gives_its_logits(folder: Path) -> None:
     """In float32 as transformers computes them; codes that a layout holds give the same without being decoded."""
     expected = np.load(folder / "expected.npz")
@@ -75,7 +76,7 @@ def test_a_model_gives_its_logits(folder: Path) -> None:
 )
 def test_activations_in_int8_beside_weights_of_4_bits(name: str) -> None:
     """W4A8: the oracle rounds each row to int8 and multiplies the decoded weights."""
-    folder = DATA / name
+    folder = QUANTIZED / name
     expected, logits = np.load(folder / "expected.npz"), []
     for backend in (NativeBackend(threads=2), ReferenceBackend()):
         model = load_model(folder, backend, quantized=Kept("int8"))

@@ -15,15 +15,14 @@ from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.splits import SPLITTINGS
 from quire.weights.gguf.tokenizer import read_ends, read_tokenizer
 from tests.gguf_files import finish
+from tests.shared import DATA, require
 
 VOCABULARIES = ["deepseek-coder", "falcon", "gpt-2", "llama-spm", "mpt", "phi-3", "refact", "starcoder"]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_tokens_are_llama_cpps(name: str, data: Path) -> None:
-    path = data / "tok-ggml-vocab" / f"ggml-vocab-{name}.gguf"
-    if not path.exists():
-        pytest.skip(f"needs {path}")
+def test_tokens_are_llama_cpps(name: str) -> None:
+    path = require(DATA / "tok-ggml-vocab" / f"ggml-vocab-{name}.gguf")
     tokenizer = read_tokenizer(GGUFFile(path))
     with open(f"{path}.inp", encoding="utf-8", newline="") as file:
         texts = file.read().split("\n__ggml_vocab_test__\n")
