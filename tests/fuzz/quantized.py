@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.readers import READERS
+from quire.weights.readers import load_reader
 from tests.fuzz.mutate import mutate_json
 
 Tensors = dict[str, Any]
@@ -81,7 +81,7 @@ def fuzz_quantized(folder: Path) -> Callable[[Random], None]:
         save_file(
             {name: np.ascontiguousarray(t) for name, t in tensors.items()}, folder / "model.safetensors"
         )
-        checkpoint = READERS[method](open_checkpoint(folder), settings)
+        checkpoint = load_reader(method)(open_checkpoint(folder), settings)
         for name in checkpoint.names():
             shape = checkpoint.shape(name)
             assert checkpoint.get(name).shape == shape

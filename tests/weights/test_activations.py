@@ -19,7 +19,7 @@ from quire.weights.activations import Rounding, restored_rounding, stored_roundi
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.layouts import Blocks, Int4, Int8
-from quire.weights.readers import READERS
+from quire.weights.readers import load_reader
 from quire.weights.schemes import Kept, Quantized, scheme, weights_name
 from quire.weights.tensor import QuantTensor
 from tests.devices.native_cases import EXACT, ISAS, linear, native
@@ -196,7 +196,7 @@ def ct_settings(**inputs: Any) -> dict[str, Any]:
 
 def reader(path: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Checkpoint:
     write_safetensors(path / "model.safetensors", {k: v for k, v in tensors.items() if v is not None})
-    return READERS["compressed-tensors"](open_checkpoint(path), settings=settings)
+    return load_reader("compressed-tensors")(open_checkpoint(path), settings=settings)
 
 
 @pytest.mark.parametrize(

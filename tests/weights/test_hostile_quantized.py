@@ -16,7 +16,7 @@ from quire.quantize.grid import Grid
 from quire.quantize.tables import fit_tables
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
-from quire.weights.readers import READERS
+from quire.weights.readers import load_reader
 from quire.weights.readers.module import ModuleCheckpoint
 
 ROWS, COLUMNS = 32, 128
@@ -157,7 +157,7 @@ def test_damage_is_named(
     def read(tensors: Tensors) -> None:
         named = {f"a.{name}": array for name, array in tensors.items() if array is not None}
         write_safetensors(tmp_path / "model.safetensors", named)
-        checkpoint = READERS[method[0]](open_checkpoint(tmp_path), settings=method[1])
+        checkpoint = load_reader(method[0])(open_checkpoint(tmp_path), settings=method[1])
         assert isinstance(checkpoint, ModuleCheckpoint)
         checkpoint.get("a.weight")
         if checkpoint.layout("a.weight") is not None:

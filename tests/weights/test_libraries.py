@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from quire.quantize import formats
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.readers import READERS
+from quire.weights.readers import load_reader
 
 bitsandbytes = pytest.importorskip("bitsandbytes.functional")
 compressors = pytest.importorskip("compressed_tensors.compressors")
@@ -30,7 +30,7 @@ def weight(rows: int = ROWS, columns: int = COLUMNS) -> Any:
 
 def check(path: Path, method: str, settings: dict[str, Any], right: Any, tolerance: float = 0) -> Any:
     """The weight "a" as the reader decodes it, and as a layout holds it, if one does."""
-    checkpoint = READERS[method](open_checkpoint(path), settings=settings)
+    checkpoint = load_reader(method)(open_checkpoint(path), settings=settings)
     assert list(checkpoint.names()) == ["a.weight"]
     got = np.asarray(checkpoint.get("a.weight"), np.float32)
     right = right.detach().float().numpy()

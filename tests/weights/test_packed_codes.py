@@ -18,7 +18,7 @@ from quire.errors import ConfigError, ModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.layouts import Blocks
-from quire.weights.readers import READERS
+from quire.weights.readers import load_reader
 from quire.weights.schemes import Quantized
 from tests.devices.native_cases import ISAS, linear, native
 from tests.tiny import write_checkpoint
@@ -41,7 +41,7 @@ def read(path: Path, method: str, tensors: Tensors, **settings: Any) -> Checkpoi
     save_file(
         {k: np.ascontiguousarray(v) for k, v in tensors.items() if v is not None}, path / "model.safetensors"
     )
-    return READERS[method](open_checkpoint(path), settings)
+    return load_reader(method)(open_checkpoint(path), settings)
 
 
 def gptq(
@@ -154,7 +154,7 @@ def test_fp8_blocks_may_end_early_and_scales_be_exponents(kind: Any, tmp_path: P
         + f',"a.weight":{{"dtype":"F8_E4M3","shape":[200,70],"data_offsets":[{end},{end + 14000}]}}}}'
     )
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + raw[8 + size :] + weight.tobytes())
-    checkpoint = READERS["fp8"](open_checkpoint(tmp_path), {"weight_block_size": [64, 32]})
+    checkpoint = load_reader("fp8")(open_checkpoint(tmp_path), {"weight_block_size": [64, 32]})
     spread = (2.0**powers).repeat(64, 0)[:200].repeat(32, 1)[:, :70]
     np.testing.assert_array_equal(
         checkpoint.get("a.weight"), weight.astype(np.float32) * spread.astype(np.float32)
@@ -204,6 +204,10 @@ def test_modules_that_are_not_whole_name_their_tensor(
         ("gptq", {"bits": 4, "group_size": 0}, "one for each group of 0"),
         ("gptq", {"bits": 4, "dynamic": {"(": {}}}, "no regular expression"),
         ("awq", {"version": "ipex"}, "'ipex' is not read"),
+        ("awq", {"version": "gemv_fast"}, "order of the GPU kernel gemv_fast"),
+        ("awq", {"version": "Marlin"}, "order of the GPU kernel marlin"),
+        ("gptq", {"bits": 4, "checkpoint_format": "marlin"}, "order of the GPU kernel marlin"),
+        ("gptq", {"bits": 4, "is_marlin_format": True}, "order of the GPU kernel marlin"),
         ("awq", {"bits": 3}, "AWQ has 4"),
         ("auto-round", {"packing_format": "x"}, "packing_format 'x'"),
         ("squeezellm", {"wbits": 2}, "wbits = 2"),
@@ -228,12 +232,18 @@ def test_formats_that_are_not_read_are_refused_by_name(
         read(tmp_path, method, tensors, **settings)
 
 
+def test_words_of_16_bits_are_refused_by_the_name_of_their_kernel(tmp_path: Path) -> None:
+    tensors = {"a.qweight": np.zeros((32, 128), np.int16), "a.scales": np.ones((8, 128), np.float16)}
+    with pytest.raises(ModelError, match=r"a\.qweight: .* order of the GPU kernel gemv_fast are not read"):
+        read(tmp_path, "awq", tensors, w_bit=4, q_group_size=128)
+
+
 @pytest.mark.parametrize("name", ["gptq_model-4bit-128g.safetensors", "4bit-128g.safetensors"])
 def test_the_one_file_of_weights_may_have_a_tool_s_name(name: str, tmp_path: Path) -> None:
     tensors, values = gptq(8, 64, 4, 16, first=True)
     save_file({k: np.ascontiguousarray(v) for k, v in tensors.items() if v is not None}, tmp_path / name)
     settings = {"bits": 4, "group_size": 16, "sym": False}
-    checkpoint = READERS["gptq"](open_checkpoint(tmp_path), settings)
+    checkpoint = load_reader("gptq")(open_checkpoint(tmp_path), settings)
     np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
 
 
@@ -314,7 +324,7 @@ def test_mxfp8_is_held_with_its_exponents(tmp_path: Path) -> None:
         ("compressed-tensors", "weight_scale", {"format": "mxfp8-quantized"}),
     ):
         write(tmp_path, {"a.weight": weight, f"a.{name}": (powers + 127).astype(np.uint8)})
-        checkpoint = READERS[method](open_checkpoint(tmp_path), settings)
+        checkpoint = load_reader(method)(open_checkpoint(tmp_path), settings)
         values = weight.astype(np.float32) * (2.0**powers).repeat(32, 1).astype(np.float32)
         np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
         assert checkpoint.layout("a.weight") == Blocks("mxfp8")
@@ -326,7 +336,9 @@ def test_mxfp6_is_not_taken_for_mxfp4(tmp_path: Path) -> None:
     codes, powers = rng.integers(0, 64, (rows, columns)), rng.integers(-5, 5, (rows, 2))
     packed = np.stack([write_stream([int(n) for n in row], 6) for row in codes]).view(np.uint8)
     write(tmp_path, {"a.weight_packed": packed, "a.weight_scale": (powers + 127).astype(np.uint8)})
-    checkpoint = READERS["compressed-tensors"](open_checkpoint(tmp_path), {"format": "mxfp6-pack-quantized"})
+    checkpoint = load_reader("compressed-tensors")(
+        open_checkpoint(tmp_path), {"format": "mxfp6-pack-quantized"}
+    )
     size, exponents = codes & 7, codes >> 3 & 3
     numbers = np.where(exponents == 0, size / 8, (1 + size / 8) * 2.0 ** (exponents - 1)) * np.where(
         codes > 31, -1, 1
@@ -339,7 +351,9 @@ def test_floats_beside_scales_stay_floats(tmp_path: Path, caplog: pytest.LogCapt
     """Checkpoints of compressed-tensors whose status is frozen hold both."""
     weight = np.arange(64, dtype=np.float32).reshape(8, 8)
     write(tmp_path, {"a.weight": weight, "a.weight_scale": np.ones((8, 1), np.float32)})
-    checkpoint = READERS["compressed-tensors"](open_checkpoint(tmp_path), {"quantization_status": "frozen"})
+    checkpoint = load_reader("compressed-tensors")(
+        open_checkpoint(tmp_path), {"quantization_status": "frozen"}
+    )
     assert list(checkpoint.names()) == ["a.weight"]
     assert checkpoint.get("a.weight").tobytes() == weight.tobytes()
     assert "1 modules have scales beside float weights, which are taken: a" in caplog.text
@@ -373,14 +387,14 @@ def test_hqq_along_both_axes(bits: int, packing: str, axis: int, tmp_path: Path)
         },
     }
     write(tmp_path, tensors)
-    checkpoint = READERS["hqq"](open_checkpoint(tmp_path), {})
+    checkpoint = load_reader("hqq")(open_checkpoint(tmp_path), {})
     values = ((codes.astype(np.float32) - zero) * scale).reshape(rows, columns)
     np.testing.assert_array_equal(checkpoint.get("a.weight"), values)
     if checkpoint.layout("a.weight") is not None:
         np.testing.assert_array_equal(checkpoint.quantized("a.weight", np.arange(rows)).dequantize(), values)
     assert (checkpoint.layout("a.weight") is not None) == (axis == 1)
     write(tmp_path, {**tensors, "a.W_q": tensors["a.W_q"].view(np.float16)})  # view_as_float
-    again = READERS["hqq"](open_checkpoint(tmp_path), {})
+    again = load_reader("hqq")(open_checkpoint(tmp_path), {})
     np.testing.assert_array_equal(again.get("a.weight"), values)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.devices.protocol import Backend
 from quire.errors import ModelError, UnknownArchitectureError
+from quire.lazy import Lazy
 from quire.model.apart import taken_apart
 from quire.model.dummy import dummy_checkpoint
 from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
@@ -30,10 +31,14 @@ from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ArchSpec
 from quire.model.stacks import stacks_apart
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.readers.module import ModuleCheckpoint
 from quire.weights.schemes import Quantization
 from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
+
+if TYPE_CHECKING:
+    from quire.weights.readers import module as readers
+else:
+    readers = Lazy("quire.weights.readers.module")
 
 
 class OpenModel(NamedTuple):
@@ -136,7 +141,7 @@ def _opened(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[Checkpo
     """The weights and their names. Packed matrices always have outputs as rows, whatever the family's others have."""
     found = source.tensors(partial(stacks_apart, spec, names))
     names = names.fitted(found.names())
-    if names.transposed and isinstance(found, ModuleCheckpoint):
+    if names.transposed and isinstance(found, readers.ModuleCheckpoint):
         return taken_apart(spec, names, found, lambda name: not found.is_packed(name))
     return found, names
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.devices.protocol import FP8_MOST, KVScales, KVSpec
 from quire.errors import ModelError
+from quire.lazy import Lazy
 from quire.model.families.names import TensorNames
 from quire.model.shard import Shard
 from quire.model.spec import ArchSpec
-from quire.weights.readers.kv_scales import read_kv_scales
 from quire.weights.source import Source
+
+if TYPE_CHECKING:
+    from quire.weights.readers import kv_scales as reader
+else:
+    reader = Lazy("quire.weights.readers.kv_scales")
 
 
 def kv_scales(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[KVScales | None, ...]:
@@ -21,7 +27,7 @@ def kv_scales(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[KVSca
         return ()
     layers = [names.layer.format(i=i) for i in range(spec.num_layers)]
     heads = [spec.shape(i).num_kv_heads for i in range(spec.num_layers)]
-    return read_kv_scales(source.stored(), layers, heads)
+    return reader.read_kv_scales(source.stored(), layers, heads)
 
 
 def scaled_spec(kv: KVSpec, spec: ArchSpec, scales: tuple[KVScales | None, ...], shard: Shard) -> KVSpec:

@@ -1,11 +1,12 @@
 """Readers of quantized checkpoints: each is a `Checkpoint` around the one that holds the quantized tensors' fields.
 
 The method comes from config.json, or from the file beside it in which some tools write it. A method without a reader is
-refused: its packed bytes must never be taken for weights.
+refused: its packed bytes must never be taken for weights. A reader's module is imported when a checkpoint asks for it.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,29 +17,25 @@ from typing import Any
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.readers.gptq import AWQCheckpoint, GPTQCheckpoint, auto_round_checkpoint
-from quire.weights.readers.libraries import hqq_checkpoint, torchao_checkpoint
-from quire.weights.readers.mxfp4 import MXFP4Checkpoint
-from quire.weights.readers.scaled import ScaledCheckpoint
-from quire.weights.readers.tables import bitsandbytes_checkpoint, squeezellm_checkpoint
 
 Reader = Callable[..., Checkpoint]  # (checkpoint, settings)
 
-READERS: Mapping[str, Reader] = {
-    "auto-round": auto_round_checkpoint,
-    "awq": AWQCheckpoint,
-    "bitsandbytes": bitsandbytes_checkpoint,
-    "compressed-tensors": ScaledCheckpoint,
-    "fbgemm_fp8": ScaledCheckpoint,
-    "fp8": ScaledCheckpoint,
-    "gptq": GPTQCheckpoint,
-    "hqq": hqq_checkpoint,
-    "modelopt": ScaledCheckpoint,
-    "mxfp4": MXFP4Checkpoint,
-    "mxfp8": ScaledCheckpoint,
-    "quark": ScaledCheckpoint,
-    "squeezellm": squeezellm_checkpoint,
-    "torchao": torchao_checkpoint,
+# By method, its reader's module and name.
+READERS: Mapping[str, str] = {
+    "auto-round": "gptq.auto_round_checkpoint",
+    "awq": "gptq.AWQCheckpoint",
+    "bitsandbytes": "tables.bitsandbytes_checkpoint",
+    "compressed-tensors": "scaled.ScaledCheckpoint",
+    "fbgemm_fp8": "scaled.ScaledCheckpoint",
+    "fp8": "scaled.ScaledCheckpoint",
+    "gptq": "gptq.GPTQCheckpoint",
+    "hqq": "libraries.hqq_checkpoint",
+    "modelopt": "scaled.ScaledCheckpoint",
+    "mxfp4": "mxfp4.MXFP4Checkpoint",
+    "mxfp8": "scaled.ScaledCheckpoint",
+    "quark": "scaled.ScaledCheckpoint",
+    "squeezellm": "tables.squeezellm_checkpoint",
+    "torchao": "libraries.torchao_checkpoint",
 }
 # Other names of the same methods.
 ALIASES = {
@@ -71,11 +68,18 @@ class Quantization:
             raise ModelError(
                 f"{self.where}: quantized checkpoints are not supported yet ({self.method}); use the original weights"
             )
-        return partial(READERS[self.method], settings=self.settings)
+        return partial(load_reader(self.method), settings=self.settings)
 
     def section(self) -> dict[str, Any]:
         """The settings as config.json would hold them."""
         return {**self.settings, "quant_method": self.method}
+
+
+def load_reader(method: str) -> Reader:
+    """The reader of a method in READERS."""
+    module, _, name = READERS[method].partition(".")
+    reader: Reader = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return reader
 
 
 def find_quantization(config: Mapping[str, Any], where: str, directory: Path | None) -> Quantization | None:

@@ -18,7 +18,6 @@ from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.readers.fields import FLOATS, I16, I32, Fields, eights, num_words, unpack
 from quire.weights.readers.grouped import Groups, check_order, group_count, is_plain, packed_groups, refuse
-from quire.weights.readers.marlin import MARLIN_IGNORED, MARLIN_USED, fast_module, marlin_module
 from quire.weights.readers.module import ModuleCheckpoint, Packed, setting
 from quire.weights.readers.rules import compiled, matches
 from quire.weights.readers.scaled import ScaledCheckpoint
@@ -27,10 +26,12 @@ from quire.weights.tensor import Array
 DynamicRules = Sequence[tuple[re.Pattern[str], Mapping[str, Any]]]
 
 USED = ("qweight", "qzeros", "scales", "g_idx")
-AWQ_USED = ("qweight", "qzeros", "scales", "scaled_zeros")
+AWQ_USED = ("qweight", "qzeros", "scales")
 BITS = (2, 3, 4, 8)
 STREAMED = (*BITS, 5, 6, 7)  # AutoRound; GPTQModel packs these three in planes
 AUTO_ROUND = ("auto-round", "intel/auto-round")
+# Orders of 4 bits that single GPU kernels read, in files made for them.
+KERNEL_ORDERS = ("marlin", "gemv_fast", "llm-awq")
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # 1 in each field of a word
 
 
@@ -41,11 +42,9 @@ class GPTQCheckpoint(ModuleCheckpoint):
         where = "quantization_config (gptq)"
         version = settings.get("checkpoint_format", settings.get("format")) or "gptq"
         if version == "marlin" or settings.get("is_marlin_format"):
-            size = _marlin_size(settings, where)
-            super().__init__(checkpoint, partial(marlin_module, size), MARLIN_USED, MARLIN_IGNORED)
-            return
+            raise _kernel_order(where, "marlin")
         if version not in ("gptq", "gptq_v2"):
-            raise refuse(where, f"checkpoint_format {version!r} is not read; gptq, gptq_v2 and marlin are")
+            raise refuse(where, f"checkpoint_format {version!r} is not read; gptq and gptq_v2 are")
         if settings.get("pack_dtype", "int32") != "int32":
             raise refuse(where, f"pack_dtype {settings['pack_dtype']!r} is not read; int32 is")
         rules = _rules(setting(settings, where, "dynamic", dict, {}))
@@ -56,14 +55,8 @@ class GPTQCheckpoint(ModuleCheckpoint):
         return gptq_module(fields, _of_module(settings, rules, fields.module), first)
 
 
-def _marlin_size(settings: Mapping[str, Any], where: str) -> int:
-    """The group size of a Marlin checkpoint. Raises ModelError for what Marlin does not pack."""
-    bits, size = settings.get("bits", 4), settings.get("group_size", settings.get("q_group_size", 128))
-    if bits != 4 or settings.get("desc_act") or settings.get("zero_point"):
-        raise refuse(where, "Marlin packs symmetric weights of 4 bits, without act-order")
-    if type(size) is not int or not -1 <= size < 1 << 31:
-        raise ModelError(f"{where}: group_size must be an integer, got {size!r:.80}")
-    return size
+def _kernel_order(where: str, order: str) -> ModelError:
+    return refuse(where, f"codes in the order of the GPU kernel {order} are not read")
 
 
 def _rules(dynamic: Mapping[str, Any]) -> DynamicRules:
@@ -141,32 +134,28 @@ def _gptq_groups(
 
 
 class AWQCheckpoint(ModuleCheckpoint):
-    """AWQ of 4 bits in the orders gemm, gemv, gemv_fast (llm-awq's too) and Marlin."""
+    """AWQ of 4 bits in the orders gemm and gemv."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         where = "quantization_config (awq)"
         version = str(settings.get("version") or settings.get("format") or "gemm").lower()
-        if version not in ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin"):
-            raise refuse(
-                where, f"version {version!r:.80} is not read; gemm, gemv, gemv_fast, llm-awq and marlin are"
-            )
+        if version in KERNEL_ORDERS:
+            raise _kernel_order(where, version)
+        if version not in ("gemm", "gemv"):
+            raise refuse(where, f"version {version!r:.80} is not read; gemm and gemv are")
         bits = settings.get("bits", settings.get("w_bit", 4))
         if bits != 4:
             raise refuse(where, f"bits = {bits!r:.80} is not read; AWQ has 4")
         size = settings.get("group_size", settings.get("q_group_size", 128))
         if type(size) is not int or not -1 <= size < 1 << 31:
             raise ModelError(f"{where}: group_size must be an integer, got {size!r:.80}")
-        if version == "marlin":
-            size = _marlin_size(settings, where)
-            super().__init__(checkpoint, partial(marlin_module, size), MARLIN_USED, MARLIN_IGNORED)
-            return
         super().__init__(checkpoint, partial(_awq_module, version, size), AWQ_USED)
 
 
 def _awq_module(version: str, size: int, fields: Fields) -> Packed:
-    """The module in its order; codes in words of 16 bits are gemv_fast's, whatever the config says."""
-    if version in ("gemv_fast", "llm-awq") or fields.is_of("qweight", I16):
-        return fast_module(size, fields)
+    """The module in its order. Codes in words of 16 bits are gemv_fast's, whatever the config says."""
+    if fields.is_of("qweight", I16):
+        raise _kernel_order(fields.name("qweight"), "gemv_fast")
     return _gemm_module(size, fields) if version == "gemm" else _gemv_module(size, fields)
 
 
