@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from quire.serve.app import ENDPOINTS
+from quire.serve.field_docs import TABLES, page
 from quire.serve.fields.accept import near
-from quire.serve.fields.page import TABLES, page
 from quire.serve.fields.shapes import Fields
 from tests.serve.running import Server, start
 
@@ -55,7 +55,7 @@ def test_every_endpoint_with_a_body_has_a_table() -> None:
 
 def test_the_page_is_what_the_tables_say() -> None:
     assert Path("docs/fields.md").read_text() == page(), (
-        "run: python -m quire.serve.fields.page > docs/fields.md"
+        "run: python -m quire.serve.field_docs > docs/fields.md"
     )
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from quire.client.front import Front
 from quire.client.program_checks import DEFAULT_MAX_TOKENS, MAX_LANES, check_lane, check_size
 from quire.errors import RequestError
+from quire.fields import says
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
 from quire.program.frames import Frames
 from quire.steps import (
@@ -41,12 +41,17 @@ class ProgramCall(msgspec.Struct, kw_only=True):
     defaults of all gens, by the fields of `Gen`. With `keep` the engine keeps the state; the last event names it.
     """
 
-    steps: list[AnyStep] = []
-    lanes: Annotated[dict[str, list[AnyStep]], Meta(max_length=MAX_LANES)] = {}
-    sampling: dict[str, Any] = {}
-    session: Annotated[str, Meta(pattern="^[0-9a-zA-Z_-]{1,128}$")] | None = None
-    keep: bool = False
-    stream: bool | None = False
+    steps: Annotated[list[AnyStep], says("the steps of the first lane")] = []
+    lanes: Annotated[
+        dict[str, list[AnyStep]],
+        says("steps of other lanes of a session, by their names", max_length=MAX_LANES),
+    ] = {}
+    sampling: Annotated[dict[str, Any], says("defaults of all gens")] = {}
+    session: (
+        Annotated[str, says("go on from a state that was kept", pattern="^[0-9a-zA-Z_-]{1,128}$")] | None
+    ) = None
+    keep: Annotated[bool, says("keep the state after the call; the answer names its session")] = False
+    stream: Annotated[bool | None, says("send events as they happen")] = False
 
 
 def program_request(

@@ -23,10 +23,10 @@ from quire.serve.elsewhere import ELSEWHERE
 from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
-from quire.serve.fields.programs import ProgramRequest
 from quire.serve.gate import Gate, HeadLimits, Keys, route_path
 from quire.serve.native import classify, pooling, programs, rerank, score, tokenize
 from quire.serve.native.operations import add_operations
+from quire.serve.native.programs import ProgramRequest
 from quire.serve.native.protocol import (
     ClassifyRequest,
     DetokenizeRequest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from quire.errors import (
     RequestError,
     SessionExpiredError,
 )
+from quire.fields import fields_of
 
 log = logging.getLogger("quire.serve")
 
@@ -101,6 +103,18 @@ def from_decoding(error: msgspec.MsgspecError) -> HttpError:
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return invalid(f"Missing field: {name}", name, "missing_required_parameter")
     return invalid(f"{path or 'the body'}: {text}", path or None, "invalid_type")
+
+
+def from_field(error: msgspec.ValidationError, body: type[msgspec.Struct], given: Any) -> HttpError:
+    """Make the error for a body with a wrong value: in the words of its field if that is a number, flag or choice."""
+    if isinstance(error.__cause__, RequestError):  # by the struct's own check
+        return invalid(str(error.__cause__), error.__cause__.param, "invalid_value")
+    place = _PLACE.search(str(error))
+    field = fields_of(body).get(place["path"].lstrip(".")) if place else None
+    if field is None or field.test is None:
+        return from_decoding(error)
+    refusal = field.refusal(given[field.name])
+    return invalid(str(refusal), field.name, "invalid_type" if ", got " in str(error) else "invalid_value")
 
 
 def as_http(error: Exception) -> HttpError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.serve.fields.page import section
+from quire.serve.field_docs import section
 from quire_compat.sglang.fields import GENERATE, SAMPLING
 from quire_compat.sglang.flags import FOREIGN, NAMES, meaning
 

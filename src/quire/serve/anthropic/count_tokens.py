@@ -7,8 +7,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.serve.anthropic.conversation import conversation
 from quire.serve.anthropic.input import Tools, tools_of
-from quire.serve.anthropic.protocol import CountRequest
-from quire.serve.fields.anthropic import COUNT_TOKENS
+from quire.serve.anthropic.protocol import COUNT_TOKENS, CountRequest
 from quire.serve.openai.conversation import render
 from quire.serve.service import Service
 

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from quire.serve.anthropic.conversation import conversation
 from quire.serve.anthropic.input import Tools, tools_of
 from quire.serve.anthropic.protocol import (
+    MESSAGES,
     Block,
     MessageObject,
     MessagesRequest,
@@ -21,7 +22,6 @@ from quire.serve.anthropic.protocol import (
 )
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError
-from quire.serve.fields.anthropic import MESSAGES
 from quire.serve.items import Change, Item, Items
 from quire.serve.openai.conversation import prepare
 from quire.serve.openai.sampling import sampling_params

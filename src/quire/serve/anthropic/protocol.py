@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
+from quire import fields
+from quire.fields import says
 from quire.serve.errors import HttpError, encode
-from quire.serve.openai.protocol import CacheSalt, CountOrAll, Int64, Messages, Name, Positive
+from quire.serve.fields import common
+from quire.serve.fields.common import Messages, Positive
+from quire.serve.fields.foreign import OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.shapes import Fields, Refused, Shape, names
+
+Options = dict[str, Any]
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -25,28 +31,120 @@ _ERROR_TYPES = {
 class CountRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
-    model: Name
-    messages: Messages
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
-    output_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: common.Model
+    messages: Annotated[
+        Messages, says("text, thinking, tool_use and tool_result blocks; roles user, assistant and system")
+    ]
+    system: Annotated[str | list[Options], says("a text or text blocks")] | None = None
+    tools: common.Tools | None = None
+    tool_choice: Annotated[Options, says("auto, any, none, or a tool; disable_parallel_tool_use")] | None = (
+        None
+    )
+    thinking: (
+        Annotated[
+            Options, says("switches reasoning on or off, if the model has any; budget_tokens bounds it")
+        ]
+        | None
+    ) = None
+    output_config: (
+        Annotated[Options, says("format (a JSON Schema) and effort (a variable of the chat template)")] | None
+    ) = None
+    output_format: Annotated[Options, says("the same format, under its older name")] | None = None
+    chat_template_kwargs: common.TemplateWords | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Positive
-    stream: bool | None = False
-    stop_sequences: list[str] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: CountOrAll | None = None
-    seed: Int64 | None = None
-    cache_salt: CacheSalt | None = None
+    max_tokens: Annotated[Positive, says("most tokens of output")]
+    stream: common.Stream = False
+    stop_sequences: Annotated[list[str], says("texts that end the output")] | None = None
+    temperature: Annotated[float, says("0 takes the likeliest token", ge=0, le=1)] | None = None
+    top_p: fields.TopP | None = None
+    top_k: fields.TopK | None = None
+    seed: common.Seed64 | None = None
+    cache_salt: common.CacheSalt | None = None
+
+
+_CACHED = {"cache_control": "prefixes are always cached"}
+_BLOCK = Shape(
+    names("type text thinking signature data id name input tool_use_id content is_error tool_name"),
+    ignored={**_CACHED, "citations": "they are no text", "caller": "the client runs every tool"},
+    refused={"source": Refused("content is text"), "title": Refused("content is text")},
+)
+_BLOCKS = Shape(_BLOCK.taken, _BLOCK.ignored, _BLOCK.refused, inner={"content": _BLOCK})
+_CONSTRAINTS = names(
+    "response_format guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern "
+    "json_schema regex ebnf"
+)
+_FORMAT = Shape(
+    names("type schema"), ignored=dict.fromkeys(names("name description strict"), "the answer always matches")
+)
+
+_IGNORED = {
+    **OTHERS_IGNORED,
+    **_CACHED,
+    "betas": "features are known by their fields",
+    "context_management": "the conversation is taken as it is sent",
+    "thread": "every call sends its whole conversation",
+    "user_profile_id": "has no effect on the answer",
+    "inference_geo": "answers are computed here",
+    "speed": "there is one speed",
+    "diagnostics": "has no effect on the answer",
+    "fallbacks": "one model is served",
+}
+_REFUSED = {
+    **OTHERS_REFUSED,
+    "container": Refused("this server has none"),
+    "mcp_servers": Refused("this server calls none"),
+}
+_INNER = {
+    "messages": Shape(names("role content"), ignored=_CACHED, inner={"content": _BLOCKS}),
+    "system": _BLOCK,
+    "tools": Shape(
+        names(
+            "type name description input_schema strict max_uses allowed_domains blocked_domains user_location"
+        ),
+        ignored={
+            **_CACHED,
+            "eager_input_streaming": "input is always streamed",
+            "defer_loading": "tools are always shown",
+            "input_examples": "templates do not read it",
+            "allowed_callers": "the client runs every tool",
+        },
+    ),
+    "tool_choice": Shape(names("type name disable_parallel_tool_use")),
+    "thinking": Shape(names("type budget_tokens"), ignored={"display": "reasoning is returned whole"}),
+    "output_config": Shape(
+        names("effort format"),
+        ignored={"task_budget": "max_tokens bounds the answer"},
+        inner={"format": _FORMAT},
+    ),
+    "output_format": _FORMAT,
+}
+
+COUNT_TOKENS = Fields(
+    path="/v1/messages/count_tokens",
+    body=CountRequest,
+    ignored={
+        **_IGNORED,
+        **dict.fromkeys(("max_tokens", "metadata", "stream", "temperature"), "nothing is generated"),
+    },
+    refused=_REFUSED,
+    inner=_INNER,
+)
+
+MESSAGES = Fields(
+    path="/v1/messages",
+    body=MessagesRequest,
+    ignored={**_IGNORED, "metadata": "has no effect on the answer", "service_tier": "there is one tier"},
+    refused={
+        **_REFUSED,
+        **dict.fromkeys(_CONSTRAINTS, Refused("use output_config.format")),
+        "stop": Refused("use stop_sequences"),
+    },
+    inner=_INNER,
+)
 
 
 class TextBlock(msgspec.Struct, tag="text"):

@@ -1,4 +1,4 @@
-"""Turns a JSON body into an endpoint's struct, by the endpoint's table of fields."""
+"""Turn a JSON body into an endpoint's struct, by the endpoint's table of fields."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.serve.errors import HttpError, invalid, unsupported
+from quire.serve.errors import HttpError, from_field, invalid, unsupported
 from quire.serve.fields.shapes import Body, Fields, Shape
 
 MAX_NAME = 64
@@ -17,14 +17,17 @@ MAX_UNKNOWN = 64
 def accept(
     fields: Fields[Body], given: Any, template_words: Collection[str], strict: bool = False
 ) -> tuple[Body, list[str]]:
-    """The body as a struct, and the paths of fields that nobody knows, which are ignored.
+    """Return the body as a struct, and the paths of fields that nobody knows, which are ignored.
 
-    Raises HttpError for a field that is refused, for one whose name nearly is that of a known field, and with
-    `strict` for every unknown one; msgspec.ValidationError for a value of the wrong type.
+    Raises HttpError for a field that is refused or has a wrong value, for one whose name nearly is that of a known
+    field, and with `strict` for every unknown one.
     """
     reader = _Reader(template_words, strict)
     kept = reader.object(given, fields, "") if isinstance(given, dict) else given
-    return msgspec.convert(kept, fields.body), reader.ignored
+    try:
+        return msgspec.convert(kept, fields.body), reader.ignored
+    except msgspec.ValidationError as error:
+        raise from_field(error, fields.body, kept) from error
 
 
 class _Reader:
@@ -34,7 +37,7 @@ class _Reader:
         self.ignored: list[str] = []
 
     def object(self, given: dict[str, Any], shape: Shape, path: str) -> dict[str, Any]:
-        """The taken fields of an object at `path`."""
+        """Keep the taken fields of an object at `path`."""
         kept: dict[str, Any] = {}
         for name, value in given.items():
             if value is None and not shape.nulls:
@@ -74,7 +77,7 @@ class _Reader:
 
 
 def unknown(place: str, meant: str | None = None) -> HttpError:
-    """400 for a field that nobody knows, with the one that was `meant`."""
+    """Make a 400 for a field that nobody knows, with the one that was `meant`."""
     hint = "Leave it out." if meant is None else f"Did you mean {meant}?"
     return invalid(f"Unknown field: {place}. {hint}", place, "unknown_parameter")
 
@@ -84,7 +87,7 @@ def _join(path: str, name: str) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a slip of: other case or separators, or one letter wrong (two in long names)."""
+    """Find the known name that `name` misspells: other case or separators, or one letter wrong (two in long names)."""
     if len(name) > MAX_NAME:
         return None
     plain = _plain(name)

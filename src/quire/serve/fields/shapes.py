@@ -1,4 +1,4 @@
-"""How the fields of a body are described: taken, ignored and why, refused and why."""
+"""Describe the fields of a body: taken, ignored and why, refused and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Refused:
     empty: bool = True
 
     def asks(self, value: Any) -> bool:
-        """Whether the value asks for something."""
+        """Tell whether the value asks for something."""
         if value is None or value is False or value == "":
             return False
         if self.empty and value in ([], {}):
@@ -34,7 +34,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The fields of one object, each with its meaning, or with the reason why it is ignored or refused.
+    """The fields of one object: taken with its meaning, or ignored or refused with the reason.
 
     `inner` describes taken fields that are objects or lists of objects. With `template`, names that the chat template
     reads are taken too. With `nulls`, null is a value; elsewhere a null field is absent.
@@ -49,17 +49,23 @@ class Shape:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """All known names."""
         return (*self.taken, *self.ignored, *self.refused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Shape, Generic[Body]):
-    """The fields of the body that `path` takes, which becomes a `body`."""
+    """The fields of the body that `path` takes, which becomes a `body`; by default those of that struct."""
 
+    taken: Mapping[str, str] = field(default_factory=dict)
     path: str
     body: type[Body]
 
+    def __post_init__(self) -> None:
+        if not self.taken:
+            object.__setattr__(self, "taken", dict.fromkeys(self.body.__struct_fields__, ""))
+
 
 def names(text: str) -> dict[str, str]:
-    """Taken fields of an inner object, whose names say what they mean."""
+    """Take fields of an inner object, whose names say what they mean."""
     return dict.fromkeys(text.split(), "")

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.vectors import probabilities
 from quire.serve.errors import invalid
-from quire.serve.fields.native import CLASSIFY
+from quire.serve.native.protocol import CLASSIFY
 from quire.serve.openai.texts import TextUsage, one_each, pooled_requests, run_vectors, usage_of
 from quire.serve.service import Service
 

@@ -9,8 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.serve.errors import invalid
-from quire.serve.fields.native import POOLING
-from quire.serve.native.protocol import PoolingRequest
+from quire.serve.native.protocol import POOLING, PoolingRequest
 from quire.serve.openai.texts import (
     TextUsage,
     as_bytes,

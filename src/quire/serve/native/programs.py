@@ -10,15 +10,37 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.program_checks import MAX_CHOICES, MAX_DEPTH, MAX_LANES, MAX_STEPS, MAX_TOKENS
 from quire.client.program_events import ProgramReader
-from quire.client.programs import program_request
+from quire.client.programs import ProgramCall, program_request
 from quire.serve.call import EngineCall
 from quire.serve.errors import HttpError
-from quire.serve.fields.programs import PROGRAMS
+from quire.serve.fields import common
+from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.shapes import Fields, Refused
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.types import Delta, Request
 
 _encode = msgspec.json.Encoder().encode
+
+
+class ProgramRequest(ProgramCall, kw_only=True):
+    """POST /v1/programs."""
+
+    model: common.Model | None = None
+    priority: common.Priority = 0
+    cache_salt: common.CacheSalt | None = None
+    request_id: common.RequestId | None = None
+
+
+PROGRAMS = Fields(
+    path="/v1/programs",
+    body=ProgramRequest,
+    ignored={**LABELS, **OTHERS_IGNORED},
+    refused={
+        **OTHERS_REFUSED,
+        **{name: Refused("begin with a text or role step") for name in ("prompt", "messages")},
+    },
+)
 
 
 class ProgramObject(msgspec.Struct):

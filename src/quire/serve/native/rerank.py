@@ -6,8 +6,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.serve.errors import invalid
-from quire.serve.fields.native import RERANK
-from quire.serve.native.protocol import RerankDocument
+from quire.serve.native.protocol import RERANK, RerankDocument
 from quire.serve.native.score import plan_pairs
 from quire.serve.openai.texts import TextUsage, run_vectors, usage_of
 from quire.serve.service import Service

@@ -10,8 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.scoring import Scoring, ScoringRules, plan_scores
 from quire.serve.errors import invalid
-from quire.serve.fields.native import SCORE
-from quire.serve.native.protocol import PairsRequest, ScoreRequest
+from quire.serve.native.protocol import SCORE, PairsRequest, ScoreRequest
 from quire.serve.openai.prompts import MAX_PROMPTS
 from quire.serve.openai.texts import TextUsage, run_vectors, usage_of
 from quire.serve.service import Service

@@ -6,8 +6,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.serve.errors import invalid
-from quire.serve.fields.native import DETOKENIZE, TOKENIZE
-from quire.serve.native.protocol import TokenizeRequest
+from quire.serve.native.protocol import DETOKENIZE, TOKENIZE, TokenizeRequest
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import render
 from quire.serve.service import Service

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.errors import EngineError, ModelError
+from quire.fields import says
 from quire.serve.errors import ErrorInfo, HttpError, invalid, not_found
-from quire.serve.fields.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
+from quire.serve.fields.shapes import Fields
 from quire.serve.native.control import add_post
 from quire.serve.service import Service
+
+Lora = Annotated[str, says("the adapter's name, which requests give as model")]
+
+
+class LoadAdapterRequest(msgspec.Struct):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: Lora
+    lora_path: Annotated[str, says("a directory under --lora-root, or a Hugging Face id")]
+    load_inplace: Annotated[bool, says("replace the adapter of that name")] = False
+    pinned: Annotated[bool, says("keep it in memory")] = False
+
+
+class UnloadAdapterRequest(msgspec.Struct):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: Lora
+
+
+LOAD_ADAPTER = Fields(
+    path="/v1/load_lora_adapter",
+    body=LoadAdapterRequest,
+    ignored={"is_3d_lora_weight": "the layout of experts is found from the shapes"},
+)
+UNLOAD_ADAPTER = Fields(
+    path="/v1/unload_lora_adapter",
+    body=UnloadAdapterRequest,
+    ignored={"lora_int_id": "an adapter is known by its name"},
+)
 
 
 def add_adapters(app: FastAPI, service: Service) -> None:

@@ -11,8 +11,9 @@ from starlette.requests import Request as HttpRequest
 from quire.client.outputs import Chunk, CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.fields.openai import CHAT, CHAT_TOKENS
 from quire.serve.openai.chat_protocol import (
+    CHAT,
+    CHAT_TOKENS,
     AnswerMessage,
     CalledFunction,
     ChatChoice,

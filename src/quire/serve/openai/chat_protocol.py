@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.fields import says
+from quire.serve.fields import common
+from quire.serve.fields.common import Count, CountOrAll, Messages, Positive
+from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.parts import INNER, MESSAGES, TOOLS
+from quire.serve.fields.shapes import Fields, Refused
 from quire.serve.openai.logprobs import ChatLogprobs, PromptLogprobs
-from quire.serve.openai.protocol import (
-    AnswerMetrics,
-    CountOrAll,
-    Messages,
-    Positive,
-    SamplingFields,
-    UsageInfo,
-)
+from quire.serve.openai.protocol import AnswerMetrics, SamplingFields, UsageInfo
 
 
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Messages
-    max_completion_tokens: Positive | None = None
-    logprobs: bool | None = False
-    top_logprobs: CountOrAll | None = None
-    echo: bool = False
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    enable_thinking: bool | None = None
-    return_prompt_text: bool | None = None
-    include_reasoning: bool = True
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    messages: Annotated[Messages, says("the conversation, as text or text parts")]
+    tools: common.Tools | None = None
+    tool_choice: (
+        Annotated[str | dict[str, Any], says("auto, none, required, a function, or allowed_tools")] | None
+    ) = None
+    parallel_tool_calls: Annotated[bool, says("false allows one call")] | None = None
+    add_generation_prompt: common.BeginAnswer = None
+    continue_final_message: common.GoOn = False
+    chat_template: common.Template | None = None
+    chat_template_kwargs: common.TemplateWords | None = None
+    documents: Annotated[list[dict[str, Any]], says("documents for templates that read them")] | None = None
+    reasoning_effort: (
+        Annotated[str, says("a variable of the chat template; none turns enable_thinking off")] | None
+    ) = None
+    verbosity: Annotated[str, says("a variable of the chat template")] | None = None
+    enable_thinking: Annotated[bool, says("a variable of the chat template")] | None = None
+    max_completion_tokens: Annotated[Positive, says("most tokens of output")] | None = None
+    max_tokens: Annotated[Count, says("the same, under its older name")] | None = None
+    logprobs: Annotated[bool | None, says("return the log-probability of each token")] = False
+    top_logprobs: Annotated[CountOrAll, says("and of this many of the likeliest")] | None = None
+    echo: Annotated[bool, says("repeat the last message if the answer has its role")] = False
+    include_reasoning: Annotated[bool, says("false leaves the reasoning out of the answer")] = True
+    return_prompt_text: Annotated[bool, says("the rendered conversation as prompt_text")] | None = None
+
+
+_OLD = Refused("it is deprecated: use tools and tool_choice")
+CHAT = Fields(
+    path="/v1/chat/completions",
+    body=ChatRequest,
+    ignored={**LABELS, **OTHERS_IGNORED},
+    refused={
+        **OTHERS_REFUSED,
+        "functions": _OLD,
+        "function_call": _OLD,
+        "modalities": Refused("answers are text", (["text"],)),
+        "audio": Refused("answers are text"),
+        "web_search_options": Refused("this server does not search", empty=False),
+        "separate_reasoning": Refused("reasoning is always apart; see include_reasoning", (True,)),
+        "stream_reasoning": Refused("use include_reasoning", (True,)),
+        "mock_response": Refused("answers come from the model"),
+    },
+    inner={**INNER, "messages": MESSAGES, "tools": TOOLS},
+)
+
+CHAT_TOKENS = replace(CHAT, path="/v1/chat/completions/input_tokens")
 
 
 class CalledFunction(msgspec.Struct):

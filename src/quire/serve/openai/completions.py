@@ -13,8 +13,12 @@ from quire.client.outputs import CompletionOutput, OutputStream
 from quire.params import SamplingParams
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.fields.openai import COMPLETIONS
-from quire.serve.openai.completions_protocol import Completion, CompletionChoice, CompletionRequest
+from quire.serve.openai.completions_protocol import (
+    COMPLETIONS,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+)
 from quire.serve.openai.infill import infill
 from quire.serve.openai.logprobs import (
     CompletionLogprobs,

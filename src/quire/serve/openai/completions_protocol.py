@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.fields import says
+from quire.serve.fields.common import Count, CountOrAll, Prompt
+from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.parts import INNER
+from quire.serve.fields.shapes import Fields
 from quire.serve.openai.logprobs import CompletionLogprobs, PromptLogprobs
-from quire.serve.openai.protocol import AnswerMetrics, Count, CountOrAll, Prompt, SamplingFields, UsageInfo
+from quire.serve.openai.protocol import AnswerMetrics, SamplingFields, UsageInfo
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Prompt
-    echo: bool | None = False
-    logprobs: CountOrAll | None = None
-    best_of: Count | None = None
-    suffix: str | None = None
+    prompt: Annotated[Prompt, says("a text, texts, token ids, or lists of them")]
+    suffix: (
+        Annotated[str, says("what follows the output, for models with fill-in-the-middle tokens")] | None
+    ) = None
+    max_tokens: (
+        Annotated[Count, says("most tokens of output, 16 by default; 0 with echo scores the prompt")] | None
+    ) = None
+    echo: Annotated[bool | None, says("repeat the prompt before the output")] = False
+    logprobs: Annotated[CountOrAll, says("log-probabilities of this many tokens per position")] | None = None
+    best_of: (
+        Annotated[Count, says("samples to draw; the n with the highest mean log-probability are returned")]
+        | None
+    ) = None
+
+
+COMPLETIONS = Fields(
+    path="/v1/completions",
+    body=CompletionRequest,
+    ignored={**LABELS, **OTHERS_IGNORED},
+    refused=OTHERS_REFUSED,
+    inner=INNER,
+)
 
 
 class CompletionChoice(msgspec.Struct):

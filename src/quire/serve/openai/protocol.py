@@ -8,29 +8,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Int32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-Positive = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
-CountOrAll = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
-TokenId = Count
-Name = Annotated[str, Meta(max_length=1024)]
-RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
-CacheSalt = Annotated[str, Meta(min_length=1, max_length=4096)]
-Message = dict[str, Any]
-Messages = Annotated[list[Message], Meta(min_length=1)]
-Stop = str | list[str]
-Prompt = str | list[str | TokenId | list[TokenId]]
+from quire import fields
+from quire.fields import says
+from quire.params import RepetitionDetectionParams
+from quire.serve.fields import common
+from quire.serve.fields.common import Count
 
-
-class Repetition(msgspec.Struct):
-    """Ends the output where a pattern of tokens of some size is repeated `min_count` times."""
-
-    max_pattern_size: Count = 0
-    min_pattern_size: Count = 0
-    min_count: Count = 0
+Extras = dict[str, Any]
 
 
 class StreamOptions(msgspec.Struct):
@@ -59,70 +45,84 @@ class Prediction(msgspec.Struct):
 
 
 class DrawFields(msgspec.Struct, kw_only=True):
-    """How tokens are drawn, in every OpenAI body. None takes the model's default; SamplingParams checks ranges."""
+    """How tokens are drawn, in every OpenAI body. None takes the model's default."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: CountOrAll | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: Stop | None = None
-    stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool = False
-    min_tokens: Count | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    structured_outputs: dict[str, Any] | None = None
-    logprob_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
-    stream_interval: Positive | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    thinking_token_budget: CountOrAll | None = None
-    repetition_detection: Repetition | None = None
-    truncate_prompt_tokens: CountOrAll | None = None
-    truncation_side: Literal["left", "right"] = "left"
-    priority: Int32 = 0
-    cache_salt: CacheSalt | None = None
-    request_id: RequestId | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.TopP | None = None
+    top_k: fields.TopK | None = None
+    min_p: fields.MinP | None = None
+    repetition_penalty: fields.RepetitionPenalty | None = None
+    presence_penalty: fields.PresencePenalty | None = None
+    frequency_penalty: fields.FrequencyPenalty | None = None
+    logit_bias: Annotated[dict[str, float], says("values added to logits, by token id")] | None = None
+    seed: common.Seed64 | None = None
+    stop: fields.Stop | None = None
+    stop_token_ids: fields.StopTokenIds | None = None
+    ignore_eos: fields.IgnoreEos = False
+    min_tokens: fields.MinTokens | None = None
+    allowed_token_ids: fields.AllowedTokenIds | None = None
+    bad_words: fields.BadWords | None = None
+    repetition_detection: (
+        Annotated[
+            RepetitionDetectionParams,
+            says("ends the output at a repeated pattern: max_pattern_size, min_pattern_size, min_count"),
+        ]
+        | None
+    ) = None
+    include_stop_str_in_output: fields.IncludeStop = False
+    skip_special_tokens: fields.SkipSpecialTokens = True
+    structured_outputs: Annotated[Extras, says("a constraint on the answer (vLLM)")] | None = None
+    logprob_token_ids: fields.LogprobTokenIds | None = None
+    thinking_token_budget: fields.ThinkingBudget | None = None
+    stream_interval: fields.StreamInterval | None = None
+    vllm_xargs: Annotated[Extras, says("arguments for the engine's logits processors")] | None = None
+    truncate_prompt_tokens: common.Truncate | None = None
+    truncation_side: common.TruncationSide = "left"
+    priority: common.Priority = 0
+    cache_salt: common.CacheSalt | None = None
+    request_id: common.RequestId | None = None
 
 
 class SamplingFields(DrawFields, kw_only=True):
     """The fields that completions and chats share."""
 
-    model: Name | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    n: Count | None = None
-    max_tokens: Count | None = None
-    spaces_between_special_tokens: bool = True
-    prompt_logprobs: CountOrAll | None = None
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    return_metrics: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    response_format: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    json_schema: str | dict[str, Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    prediction: Prediction | None = None
-    speculative_decoding: bool = True
-    use_beam_search: bool | None = None
-    beam_width: Count | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    num_beam_groups: Count | None = None
-    diversity_penalty: float | None = None
-    no_repeat_ngram_size: Count | None = None
+    model: common.Model | None = None
+    stream: common.Stream = False
+    stream_options: Annotated[StreamOptions, says("include_usage, continuous_usage_stats")] | None = None
+    n: fields.Samples | None = None
+    max_tokens: Annotated[Count, says("most tokens of output")] | None = None
+    response_format: (
+        Annotated[Extras, says("text, json_object (with a schema or without), json_schema or structural_tag")]
+        | None
+    ) = None
+    guided_json: Annotated[str | Extras, says("JSON Schema (older vLLM)")] | None = None
+    guided_regex: Annotated[str, says("regular expression (older vLLM)")] | None = None
+    guided_choice: Annotated[list[str], says("list of texts (older vLLM)")] | None = None
+    guided_grammar: Annotated[str, says("grammar (older vLLM)")] | None = None
+    guided_whitespace_pattern: Annotated[str, says("white space in JSON (older vLLM)")] | None = None
+    json_schema: Annotated[str | Extras, says("JSON Schema (SGLang)")] | None = None
+    regex: Annotated[str, says("regular expression (SGLang)")] | None = None
+    ebnf: Annotated[str, says("grammar (SGLang)")] | None = None
+    prompt_logprobs: fields.PromptLogprobs | None = None
+    spaces_between_special_tokens: fields.SpacesBetween = True
+    add_special_tokens: common.AddSpecial = None
+    return_token_ids: Annotated[bool, says("token ids of prompt and output")] | None = None
+    return_metrics: (
+        Annotated[bool, says("the times of the request in the answer, as `metrics` (docs/latency.md)")] | None
+    ) = None
+    return_tokens_as_token_ids: Annotated[bool, says("write tokens in logprobs as token_id:N")] | None = None
+    prediction: Annotated[Prediction, says("a text that the output may follow, to draft from")] | None = None
+    speculative_decoding: fields.Speculative = True
+    use_beam_search: (
+        Annotated[bool, says("true returns the n best sequences of a beam search (docs/beam-search.md)")]
+        | None
+    ) = None
+    beam_width: Annotated[Count, says("sequences that the search keeps, n by default")] | None = None
+    length_penalty: fields.LengthPenalty | None = None
+    early_stopping: fields.EarlyStopping | None = None
+    num_beam_groups: fields.BeamGroups | None = None
+    diversity_penalty: fields.DiversityPenalty | None = None
+    no_repeat_ngram_size: fields.NoRepeatNgram | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from quire.client.outputs import CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.fields.openai import RESPONSE_TOKENS, RESPONSES
 from quire.serve.items import Change, Item, Items
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import prepare, render
@@ -18,6 +17,8 @@ from quire.serve.openai.logprobs import TokenLogprob, TokenNames, chat_logprobs
 from quire.serve.openai.protocol import DrawFields
 from quire.serve.openai.responses_input import Tools, choice_of, custom_input, messages_of, tools_of
 from quire.serve.openai.responses_protocol import (
+    RESPONSE_TOKENS,
+    RESPONSES,
     InputDetails,
     InputTokens,
     OutputCall,

@@ -2,34 +2,120 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import msgspec
 
+from quire.fields import says
+from quire.serve.fields import common
+from quire.serve.fields.common import Count, Messages, Positive
+from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.parts import CONTENT, FUNCTION, INNER, RESPONSE_FORMAT, STRUCTURED
+from quire.serve.fields.shapes import Fields, Refused, Shape, names
 from quire.serve.openai.logprobs import TokenLogprob
-from quire.serve.openai.protocol import Count, DrawFields, Messages, Name, Positive
+from quire.serve.openai.protocol import DrawFields
+
+Options = dict[str, Any]
 
 
 class ResponsesRequest(DrawFields, kw_only=True):
     """POST /v1/responses."""
 
-    input: str | Messages
-    model: Name | None = None
-    instructions: str | None = None
-    max_output_tokens: Positive | None = None
-    top_logprobs: Count | None = None
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
-    user: str | None = None
-    truncation: str | None = None
-    text: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    include: list[str] | None = None
-    reasoning: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: common.Model | None = None
+    input: Annotated[str | Messages, says("a text, or items: messages, reasoning, calls and their results")]
+    instructions: Annotated[str, says("a system message before the input")] | None = None
+    max_output_tokens: Annotated[Positive, says("most tokens of output")] | None = None
+    stream: common.Stream = False
+    stream_options: Annotated[Options, says("include_obfuscation, without effect")] | None = None
+    text: (
+        Annotated[Options, says("format (a constraint) and verbosity (a variable of the chat template)")]
+        | None
+    ) = None
+    reasoning: Annotated[Options, says("effort, a variable of the chat template")] | None = None
+    tools: (
+        Annotated[
+            list[Options], says("functions and custom tools; web_search is dropped, and the header says so")
+        ]
+        | None
+    ) = None
+    tool_choice: Annotated[str | Options, says("auto, none, required, a tool, or allowed_tools")] | None = (
+        None
+    )
+    parallel_tool_calls: Annotated[bool, says("false allows one call")] | None = None
+    include: Annotated[list[str], says("message.output_text.logprobs; the others have no effect")] | None = (
+        None
+    )
+    top_logprobs: Annotated[Count, says("log-probabilities of this many tokens")] | None = None
+    truncation: (
+        Annotated[str, says("auto cuts the front of an input that is too long; disabled refuses it")] | None
+    ) = None
+    metadata: Annotated[Options, says("returned with the answer")] | None = None
+    user: Annotated[str, says("returned with the answer")] | None = None
+    chat_template_kwargs: common.TemplateWords | None = None
+
+
+_ITEMS = Shape(
+    names(
+        "type role content phase summary encrypted_content call_id name arguments input output tool_calls reasoning "
+        "reasoning_content"
+    ),
+    ignored=dict.fromkeys(("id", "status", "created_by"), "the answer does not depend on it"),
+    inner={"content": CONTENT, "output": CONTENT, "summary": CONTENT},
+    template=True,
+)
+_FORMAT = Shape(
+    RESPONSE_FORMAT.taken,
+    ignored=dict.fromkeys(("name", "description", "strict"), "the answer always matches the schema"),
+)
+RESPONSES = Fields(
+    path="/v1/responses",
+    body=ResponsesRequest,
+    ignored={
+        **{name: why for name, why in LABELS.items() if name not in ("metadata", "user")},
+        **OTHERS_IGNORED,
+        "max_tool_calls": "it limits tools that servers run, and there are none",
+        "enable_response_messages": "messages are in output",
+    },
+    refused={
+        "use_beam_search": Refused("use /v1/completions or /v1/chat/completions", (False,)),
+        **OTHERS_REFUSED,
+        **dict.fromkeys(
+            (
+                "background",
+                "previous_response_id",
+                "conversation",
+                "previous_response",
+                "previous_input_messages",
+            ),
+            Refused("responses are not stored: send the whole conversation as input"),
+        ),
+        "prompt": Refused("there are no stored prompts"),
+        "context_management": Refused("the conversation is taken as it is sent"),
+    },
+    inner={
+        "structured_outputs": STRUCTURED,
+        "repetition_detection": INNER["repetition_detection"],
+        "stream_options": Shape({}, ignored={"include_obfuscation": "nothing is padded"}),
+        "text": Shape(names("format verbosity"), inner={"format": _FORMAT}),
+        "reasoning": Shape(
+            names("effort"),
+            ignored=dict.fromkeys(
+                ("summary", "generate_summary", "context", "mode"),
+                "reasoning is returned whole, without a summary",
+            ),
+        ),
+        "input": _ITEMS,
+        "tools": Shape(
+            {
+                **FUNCTION.taken,
+                **names("type format filters external_web_access search_context_size user_location"),
+            },
+            ignored={**FUNCTION.ignored, **dict.fromkeys(("search_content_types", "indexed_web_access"), "")},
+        ),
+    },
+)
+RESPONSE_TOKENS = replace(RESPONSES, path="/v1/responses/input_tokens")
 
 
 class OutputText(msgspec.Struct, tag="output_text"):

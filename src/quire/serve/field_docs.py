@@ -1,15 +1,19 @@
-"""All tables of fields, and docs/fields.md, which `python -m quire.serve.fields.page` prints from them."""
+"""All tables of fields, and docs/fields.md, which `python -m quire.serve.field_docs` prints from them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from quire.serve.fields.anthropic import COUNT_TOKENS, MESSAGES
-from quire.serve.fields.common import OTHERS_IGNORED, OTHERS_REFUSED
-from quire.serve.fields.native import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
-from quire.serve.fields.openai import CHAT, CHAT_TOKENS, COMPLETIONS, RESPONSE_TOKENS, RESPONSES
-from quire.serve.fields.programs import PROGRAMS
+from quire.fields import fields_of
+from quire.serve.anthropic.protocol import COUNT_TOKENS, MESSAGES
+from quire.serve.fields.foreign import OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.shapes import Fields, Refused, Shape
+from quire.serve.native.programs import PROGRAMS
+from quire.serve.native.protocol import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
+from quire.serve.openai.chat_protocol import CHAT, CHAT_TOKENS
+from quire.serve.openai.completions_protocol import COMPLETIONS
+from quire.serve.openai.responses_protocol import RESPONSE_TOKENS, RESPONSES
 
 TABLES: tuple[Fields[Any], ...] = (
     COMPLETIONS,
@@ -33,7 +37,7 @@ _SAME = ((CHAT_TOKENS, CHAT.path), (RESPONSE_TOKENS, RESPONSES.path))
 
 _HEAD = """# Fields of requests
 
-<!-- Printed by `python -m quire.serve.fields.page`. -->
+<!-- Printed by `python -m quire.serve.field_docs`. -->
 
 - `null` is the same as leaving the field out.
 - A field that is in none of these tables is ignored. The answer names it in the header `X-Ignored-Fields`, and the
@@ -52,7 +56,7 @@ Every endpoint knows these.
 
 
 def page() -> str:
-    """The text of docs/fields.md."""
+    """Write docs/fields.md."""
     parts = [_HEAD, _table("Ignored", OTHERS_IGNORED), "\n", _refused(OTHERS_REFUSED)]
     for fields in TABLES:
         parts.append(f"\n## {fields.path}\n\n")
@@ -62,8 +66,8 @@ def page() -> str:
 
 
 def section(shape: Shape) -> str:
-    """The tables of an endpoint or of an inner object."""
-    parts = [_table("Taken", shape.taken)]
+    """Write the tables of an endpoint or of an inner object."""
+    parts = [_table("Taken", _meanings(shape))]
     ignored = {k: v for k, v in shape.ignored.items() if OTHERS_IGNORED.get(k) != v}
     refused = {k: v for k, v in shape.refused.items() if OTHERS_REFUSED.get(k) != v}
     if ignored:
@@ -73,13 +77,20 @@ def section(shape: Shape) -> str:
     return "".join(parts)
 
 
-def _table(title: str, rows: dict[str, str] | object) -> str:
-    assert isinstance(rows, dict)
+def _meanings(shape: Shape) -> Mapping[str, str]:
+    if not isinstance(shape, Fields):
+        return shape.taken
+    struct: Any = shape.body
+    said = fields_of(struct)
+    return {name: sentence or said[name].sentence for name, sentence in shape.taken.items()}
+
+
+def _table(title: str, rows: Mapping[str, str]) -> str:
     lines = [f"| {title} | |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in rows.items())]
     return "\n".join(lines) + "\n"
 
 
-def _refused(rows: dict[str, Refused]) -> str:
+def _refused(rows: Mapping[str, Refused]) -> str:
     texts = {}
     for name, rule in rows.items():
         allowed = ", ".join(dict.fromkeys(f"`{value}`" for value in rule.neutral))
