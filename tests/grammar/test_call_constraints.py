@@ -35,7 +35,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "dice": {},
 }
 OFFERED = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in FUNCTIONS.items()]
-NAMES = [form.name for form in TOOL_FORMATS]
+NAMES = TOOL_FORMATS
 
 
 def tag(form: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_the_escaped_text_is_admitted_where_the_text_is(
     assert found[0]
 
 
-@pytest.mark.parametrize("name", [form.name for form in TOOL_FORMATS])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_calls_of_every_format_carry_such_texts(compiler: GrammarCompiler, name: str) -> None:
     schema = {
         "type": "object",

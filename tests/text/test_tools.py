@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -95,8 +97,8 @@ def test_damaged_anywhere(vector: Vector) -> None:
 
 
 MARKERS = sorted(
-    {m for f in TOOL_FORMATS for m in (*f.markers, *f.bare)}
-    | {m for f in REASONING_FORMATS for m in f.markers}
+    {m for f in map(tool_format, TOOL_FORMATS) for m in (*f.markers, *f.bare)}
+    | {m for f in map(reasoning_format, REASONING_FORMATS) for m in f.markers}
     | {"to=functions.", ">>>", "all\n"}
 )
 FRAGMENTS = [
@@ -105,8 +107,8 @@ FRAGMENTS = [
     "}}", '{"name": "f", "arguments": {}}', "weather", "clock(", "f", "a=", ")", ", ", ":", "\n", " ", "\\", "\\u00e",
     "9", "'", "null", "1", "-", "é🙂", "commentary ", "analysis",
 ]  # fmt: skip
-FORMATS = st.sampled_from([f.name for f in TOOL_FORMATS])
-THINKS = st.sampled_from([None, *(f.name for f in REASONING_FORMATS if f.name != "none")])
+FORMATS = st.sampled_from(TOOL_FORMATS)
+THINKS = st.sampled_from([None, *REASONING_FORMATS])
 
 
 @settings(max_examples=600, deadline=None)
@@ -210,9 +212,19 @@ def test_output_continues_where_the_prompt_left_off() -> None:
     assert parse(" 4.", "openai", "openai_gptoss", place="answer") == Parsed(" 4.")
 
 
+def test_recognising_a_format_loads_it_alone() -> None:
+    start = "quire.text.formats."
+    code = f"""import sys
+from quire.text.formats.registry import reasoning_format, tool_format
+tool_format("auto", "<tool_call>"), reasoning_format("auto", "<tool_call>")
+print(*sorted(name for name in sys.modules if name.startswith({start!r})))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [start + name for name in ("registry", "shapes", "tools", "tools.hermes")]
+
+
 def test_hostile_text_costs_linear_time() -> None:
     """Would take minutes if anything were read again and again."""
-    for tools in TOOL_FORMATS:
+    for tools in map(tool_format, TOOL_FORMATS):
         for piece in ('{"name": ', "[" * 4, "{[(", "<tool_call>{", '{"parameters":{', "<function=f>", " \n"):
             text = piece * (12_000 // len(piece))
             parsed = parse(text, tools)
@@ -378,12 +390,14 @@ def test_names() -> None:
         "phi4_mini_json",
         "openai",
     ):
-        assert tool_format(name).name in {f.name for f in TOOL_FORMATS}
+        assert tool_format(name).name in TOOL_FORMATS
+    assert [tool_format(name).name for name in TOOL_FORMATS] == list(TOOL_FORMATS)
+    assert [reasoning_format(name).name for name in REASONING_FORMATS] == list(REASONING_FORMATS)
     assert reasoning_format("none") is None
     assert reasoning_format("identity") is None
     for names, known in ((TOOL_NAMES, TOOL_FORMATS), (REASONING_NAMES, REASONING_FORMATS)):
-        assert not set(names) & {form.name for form in known}
-        assert set(names.values()) <= {form.name for form in known}
+        assert not set(names) & set(known)
+        assert set(names.values()) <= set(known)
     assert reasoning_format("auto", "no tags") is None
     with pytest.raises(ConfigError, match=r"'nothing' is unknown; choose one of .*hermes"):
         tool_format("nothing")

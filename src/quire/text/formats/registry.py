@@ -1,86 +1,87 @@
-"""All formats by name, and the one that a chat template uses. A new format is a file of data and a line here."""
+"""Formats by name, and the one that a chat template uses. A new format is a file of data and a line here.
+
+Only the format that is asked for is loaded: the texts that recognise one in a template stand here.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from quire.errors import ConfigError
 from quire.text.formats.shapes import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
-# Modules in order of recognition: a template uses the first format whose hints it contains.
-_TOOLS = (
-    "openai",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v3",
-    "deepseek_v31",
-    "kimi_k2",
-    "kimi_k3",
-    "step3",
-    "seed_oss",
-    "qwen3_coder",
-    "functionary_v31",
-    "functionary_v32",
-    "minicpm5",
-    "minimax_m3",
-    "minimax_m2",
-    "hy_v3",
-    "glm45",
-    "mistral_v11",
-    "mistral",
-    "phi4_mini",
-    "gemma4",
-    "functiongemma",
-    "granite",
-    "granite_20b_fc",
-    "jamba",
-    "nemotron",
-    "internlm",
-    "lfm2",
-    "cohere_command3",
-    "cohere_command_r",
-    "apertus",
-    "gigachat3",
-    "olmo3",
-    "longcat",
-    "ernie45",
-    "hermes",
-    "xlam",
-    "pythonic",
-    "llama3_json",
-)
+# A template that contains all texts of one of the tuples uses the format.
+Hints = tuple[tuple[str, ...], ...]
 
-_REASONING = (
-    "openai_gptoss",
-    "functionary_v32",
-    "mistral",
-    "granite",
-    "granite33",
-    "seed_oss",
-    "gemma4",
-    "cohere_command3",
-    "minimax_m2_append_think",
-    "minimax_m3",
-    "kimi",
-    "kimi_k3",
-    "apriel",
-    "longcat",
-    "apertus",
-    "ernie45",
-    "hunyuan_a13b",
-    "qwen3",
-    "deepseek_r1",
-)
-TOOL_FORMATS: tuple[ToolFormat, ...] = tuple(
-    importlib.import_module(f"quire.text.formats.tools.{name}").FORMAT for name in _TOOLS
-)
-REASONING_FORMATS: tuple[ReasoningFormat, ...] = tuple(
-    importlib.import_module(f"quire.text.formats.reasoning.{name}").FORMAT for name in _REASONING
-)
+# Modules in order of recognition: a template uses the first format that it fits.
+_TOOLS: dict[str, Hints] = {
+    "openai": (("<|channel|>", "<|message|>"),),
+    "deepseek_v32": (("｜DSML｜", "function_calls>"),),
+    "deepseek_v4": (("｜DSML｜", "tool_calls>"),),
+    "deepseek_v3": (("<｜tool▁calls▁begin｜>", "```"),),
+    "deepseek_v31": (("<｜tool▁calls▁begin｜>",),),
+    "kimi_k2": (("<|tool_calls_section_begin|>",),),
+    "kimi_k3": (("<|open|>", "<|close|>", "<|sep|>"),),
+    "step3": (("steptml:",),),
+    "seed_oss": (("<seed:tool_call>",), ("seed:tool_call", "<function=")),
+    "qwen3_coder": (("<function=", "<parameter="),),
+    "functionary_v31": (("<function=", "</function>"),),
+    "functionary_v32": ((">>>all",),),
+    "minicpm5": (("<function name=", "<param name="),),
+    "minimax_m3": (("]<]minimax[>[",),),
+    "minimax_m2": (("minimax:tool_call",),),
+    "hy_v3": (("<tool_sep>", "<arg_key>"),),
+    "glm45": (("<arg_key>", "<tool_call>"),),
+    "mistral_v11": (("[TOOL_CALLS]", "[ARGS]"),),
+    "mistral": (("[TOOL_CALLS]",),),
+    "phi4_mini": (("functools",), ("<|tool|>", "<|/tool|>")),
+    "gemma4": (("<|tool_call>call:",), ("<|tool_call>", "<tool_call|>")),
+    "functiongemma": (("<start_function_call>",),),
+    "granite": (("<|tool_call|>",),),
+    "granite_20b_fc": (("<function_call>",),),
+    "jamba": (("<tool_calls>[",), ("<tool_calls>\n[",), ("<tool_calls>", "<answer>")),
+    "nemotron": (("<TOOLCALL>",),),
+    "internlm": (("<|action_start|>", "<|plugin|>"),),
+    "lfm2": (("<|tool_call_start|>",), ("<|tool_list_start|>",), ('"List of tools: ["',)),
+    "cohere_command3": (("<|START_ACTION|>",),),
+    "cohere_command_r": (("Write 'Action:' followed by",), ("Write \\'Action:\\' followed by",)),
+    "apertus": (("<|tools_prefix|>",),),
+    "gigachat3": (("function call", "<|role_sep|>"), ("<|function_call|>",)),
+    "olmo3": (("<function_calls>",),),
+    "longcat": (("<longcat_tool_call>",),),
+    "ernie45": (("<tool_call>", "<response>"),),
+    "hermes": (("<tool_call>",),),
+    "xlam": (("xLAM",), ('[{"name": "tool_call_name"',)),
+    "pythonic": (("<|python_start|>",), ("[func_name1(",)),
+    "llama3_json": (("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),
+}
+
+_REASONING: dict[str, Hints] = {
+    "openai_gptoss": (("<|channel|>", "<|message|>"),),
+    "functionary_v32": ((">>>all",),),
+    "mistral": (("[THINK]", "[/THINK]"),),
+    "granite": (("Here is my thought process:",), ("Here's my thought process:",)),
+    "granite33": (("<think></think>", "<response></response>"),),
+    "seed_oss": (("<seed:think>",), ("seed:think",)),
+    "gemma4": (("<|channel>thought",), ("<|channel>", "<channel|>")),
+    "cohere_command3": (("<|START_THINKING|>",),),
+    "minimax_m2_append_think": (),
+    "minimax_m3": (("<mm:think>",), ("mm:think",)),
+    "kimi": (("◁think▷",),),
+    "kimi_k3": (("<|open|>", "<|close|>", "<|sep|>"),),
+    "apriel": (("[BEGIN FINAL RESPONSE]",),),
+    "longcat": (("<longcat_think>",), ("longcat_think",)),
+    "apertus": (("<|inner_prefix|>",),),
+    "ernie45": (("</think>", "<response>"),),
+    "hunyuan_a13b": (("<think>", "<answer>"), ("<think>", "<|extra_0|>")),
+    "qwen3": (("<think>",), ("</think>",)),
+    "deepseek_r1": (),
+}
+TOOL_FORMATS, REASONING_FORMATS = tuple(_TOOLS), tuple(_REASONING)
 
 # Names in vLLM and SGLang of formats that have another name here.
 TOOL_NAMES = {
@@ -147,48 +148,63 @@ _TOOLS_VARIABLE = re.compile(r"\{[{%][^{}]*\btools\b")
 
 
 def tool_format(name: str, template: str = "", more: tuple[ToolFormat, ...] = ()) -> ToolFormat | None:
-    """The format of that name; "auto" recognises it in the text of a chat template.
+    """Find a format by name, also among `more`; "auto" recognises it in the text of a chat template.
 
     None if "auto" recognises nothing and the template shows tools. A template that shows none has hermes: its model
     calls functions only where a constraint makes it. Raises ConfigError for an unknown name.
     """
     if name == "auto":
-        found = _recognised((*more, *TOOL_FORMATS), template)
+        found = _recognised("tools", _TOOLS, template, more)
         if found is not None or _TOOLS_VARIABLE.search(template):
             return found
         name = "hermes"
-    return _named((*TOOL_FORMATS, *more), TOOL_NAMES, name, "--tool-call-parser", ["auto"])
+    own = TOOL_NAMES.get(name, name)
+    known = ("auto", *_TOOLS, *TOOL_NAMES, *(form.name for form in more))
+    return _given(own, more) or _loaded("tools", own, _TOOLS) or _unknown("--tool-call-parser", name, known)
 
 
 def reasoning_format(
     name: str, template: str = "", more: tuple[ReasoningFormat, ...] = ()
 ) -> ReasoningFormat | None:
-    """The format of that name; "auto" recognises it in the text of a chat template, "none" (or "identity") is None.
+    """Find a format by name, also among `more`; "auto" recognises it in the text of a chat template.
 
-    Raises ConfigError for an unknown name.
+    None if "auto" recognises nothing, and for "none" or "identity". Raises ConfigError for an unknown name.
     """
     if name in _NO_REASONING:
         return None
     if name == "auto":
-        return _recognised((*more, *REASONING_FORMATS), template)
-    return _named(
-        (*REASONING_FORMATS, *more), REASONING_NAMES, name, "--reasoning-parser", ["auto", *_NO_REASONING]
+        return _recognised("reasoning", _REASONING, template, more)
+    own = REASONING_NAMES.get(name, name)
+    known = ("auto", *_NO_REASONING, *_REASONING, *REASONING_NAMES, *(form.name for form in more))
+    return (
+        _given(own, more)
+        or _loaded("reasoning", own, _REASONING)
+        or _unknown("--reasoning-parser", name, known)
     )
 
 
-def _named(
-    formats: tuple[Format, ...], others: dict[str, str], name: str, option: str, more: list[str]
-) -> Format:
-    known: dict[str, Format] = {form.name: form for form in formats}
-    found = known.get(others.get(name, name))
-    if found is None:
-        names = ", ".join(sorted([*more, *known, *others]))
-        raise ConfigError(f"{option} {name!r} is unknown; choose one of {names}")
-    return found
+def _recognised(
+    folder: str, known: dict[str, Hints], template: str, more: tuple[Format, ...]
+) -> Format | None:
+    """Find the first format whose hints the template contains: one of `more`, else one of Quire's."""
+
+    def fits(hints: Hints) -> bool:
+        return any(all(text in template for text in texts) for texts in hints)
+
+    given = next((form for form in more if fits(form.hints)), None)
+    name = next((name for name, hints in known.items() if fits(hints)), "")
+    return given or _loaded(folder, name, known)
 
 
-def _recognised(formats: tuple[Format, ...], template: str) -> Format | None:
-    for form in formats:
-        if any(all(text in template for text in texts) for texts in form.hints):
-            return form
-    return None
+def _given(name: str, more: tuple[Format, ...]) -> Format | None:
+    return next((form for form in reversed(more) if form.name == name), None)
+
+
+def _loaded(folder: str, name: str, known: dict[str, Hints]) -> Any:
+    if name not in known:
+        return None
+    return importlib.import_module(f"quire.text.formats.{folder}.{name}").FORMAT
+
+
+def _unknown(option: str, name: str, known: tuple[str, ...]) -> NoReturn:
+    raise ConfigError(f"{option} {name!r} is unknown; choose one of {', '.join(sorted(known))}")

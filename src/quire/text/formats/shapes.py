@@ -144,7 +144,8 @@ class ToolFormat:
     it so unless `marked`. Calls may be enclosed in `section` (begin, end). `separators` are characters allowed
     between calls. Constraints write the first of `bodies`, with `pad` beside the markers, `section_pad` beside those
     of the section and `joint` between calls. `call_id` is a template over {hex}, {hex9}, {name} and {index}.
-    `hints`: a chat template that contains all texts of one of them uses this format.
+    `hints` recognise a format of an operator's file: a chat template that contains all texts of one of them uses it.
+    Those of Quire's own formats are in the registry.
     """
 
     name: str

@@ -2,6 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat(
-    "apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",), hints=(("<|inner_prefix|>",),)
-)
+FORMAT = ReasoningFormat("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",))

@@ -7,5 +7,4 @@ FORMAT = ReasoningFormat(
     ("Here are my reasoning steps:",),
     ("[BEGIN FINAL RESPONSE]",),
     answer_end=("[END FINAL RESPONSE]",),
-    hints=(("[BEGIN FINAL RESPONSE]",),),
 )

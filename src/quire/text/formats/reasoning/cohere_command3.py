@@ -8,5 +8,4 @@ FORMAT = ReasoningFormat(
     ("<|END_THINKING|>",),
     answer_begin=("<|START_RESPONSE|>", "<|START_TEXT|>"),
     answer_end=("<|END_RESPONSE|>", "<|END_TEXT|>"),
-    hints=(("<|START_THINKING|>",),),
 )

@@ -9,5 +9,4 @@ FORMAT = ReasoningFormat(
     opened=True,
     answer_begin=("<response>",),
     answer_end=("</response>",),
-    hints=(("</think>", "<response>"),),
 )

@@ -2,4 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat, Recipients
 
-FORMAT = ReasoningFormat("functionary_v32", recipients=Recipients(">>>", "all"), hints=((">>>all",),))
+FORMAT = ReasoningFormat("functionary_v32", recipients=Recipients(">>>", "all"))

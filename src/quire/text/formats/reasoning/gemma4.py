@@ -6,5 +6,4 @@ FORMAT = ReasoningFormat(
     "gemma4",
     ("<|channel>thought",),
     ("<channel|>",),
-    hints=(("<|channel>thought",), ("<|channel>", "<channel|>")),
 )

@@ -6,5 +6,4 @@ FORMAT = ReasoningFormat(
     "granite",
     ("Here is my thought process:", "Here's my thought process:"),
     ("Here is my response:", "Here's my response:"),
-    hints=(("Here is my thought process:",), ("Here's my thought process:",)),
 )

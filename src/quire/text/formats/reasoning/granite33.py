@@ -8,5 +8,4 @@ FORMAT = ReasoningFormat(
     ("</think>",),
     answer_begin=("<response>",),
     answer_end=("</response>",),
-    hints=(("<think></think>", "<response></response>"),),
 )

@@ -8,5 +8,4 @@ FORMAT = ReasoningFormat(
     ("</think>",),
     answer_begin=("<answer>",),
     answer_end=("</answer>",),
-    hints=(("<think>", "<answer>"), ("<think>", "<|extra_0|>")),
 )

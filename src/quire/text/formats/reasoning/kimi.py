@@ -2,4 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",), hints=(("◁think▷",),))
+FORMAT = ReasoningFormat("kimi", ("◁think▷",), ("◁/think▷",))

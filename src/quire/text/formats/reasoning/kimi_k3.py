@@ -8,5 +8,4 @@ FORMAT = ReasoningFormat(
     ("<|close|>think<|sep|>",),
     answer_begin=("<|open|>response<|sep|>",),
     answer_end=("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    hints=(("<|open|>", "<|close|>", "<|sep|>"),),
 )

@@ -2,6 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat(
-    "longcat", ("<longcat_think>",), ("</longcat_think>",), hints=(("<longcat_think>",), ("longcat_think",))
-)
+FORMAT = ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",))

@@ -2,6 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat(
-    "minimax_m3", ("<mm:think>",), ("</mm:think>",), hints=(("<mm:think>",), ("mm:think",))
-)
+FORMAT = ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",))

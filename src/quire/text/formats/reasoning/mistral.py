@@ -2,6 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat(
-    "mistral", ("[THINK]",), ("[/THINK]",), anywhere=True, hints=(("[THINK]", "[/THINK]"),)
-)
+FORMAT = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), anywhere=True)

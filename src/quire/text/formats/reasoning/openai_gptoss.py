@@ -2,4 +2,4 @@
 
 from quire.text.formats.shapes import Channels, ReasoningFormat
 
-FORMAT = ReasoningFormat("openai_gptoss", channels=Channels(), hints=(("<|channel|>", "<|message|>"),))
+FORMAT = ReasoningFormat("openai_gptoss", channels=Channels())

@@ -2,4 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat("qwen3", ("<think>",), ("</think>",), hints=(("<think>",), ("</think>",)))
+FORMAT = ReasoningFormat("qwen3", ("<think>",), ("</think>",))

@@ -2,6 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat(
-    "seed_oss", ("<seed:think>",), ("</seed:think>",), hints=(("<seed:think>",), ("seed:think",))
-)
+FORMAT = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",))

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (KeyedCall(),),
     begin=("<|tools_prefix|>",),
     end="<|tools_suffix|>",
-    hints=(("<|tools_prefix|>",),),
 )

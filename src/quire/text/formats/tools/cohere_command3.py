@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(key="parameters", name_key="tool_name", id_key="tool_call_id", listed=True),),
     begin=("<|START_ACTION|>",),
     end="<|END_ACTION|>",
-    hints=(("<|START_ACTION|>",),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(key="parameters", name_key="tool_name", listed=True),),
     begin=("Action: ```json\n", "Action:```json\n", "Action:\n```json\n"),
     end="```",
-    hints=(("Write 'Action:' followed by",), ("Write \\'Action:\\' followed by",)),
 )

@@ -9,5 +9,4 @@ FORMAT = ToolFormat(
     end="<｜tool▁call▁end｜>",
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     joint="\n",
-    hints=(("<｜tool▁calls▁begin｜>", "```"),),
 )

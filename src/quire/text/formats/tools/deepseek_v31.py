@@ -8,5 +8,4 @@ FORMAT = ToolFormat(
     begin=("<｜tool▁call▁begin｜>",),
     end="<｜tool▁call▁end｜>",
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    hints=(("<｜tool▁calls▁begin｜>",),),
 )

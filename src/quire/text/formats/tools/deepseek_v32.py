@@ -22,5 +22,4 @@ FORMAT = ToolFormat(
     section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
     section_pad="\n",
     joint="\n",
-    hints=(("｜DSML｜", "function_calls>"),),
 )

@@ -22,5 +22,4 @@ FORMAT = ToolFormat(
     section=("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
     section_pad="\n",
     joint="\n",
-    hints=(("｜DSML｜", "tool_calls>"),),
 )

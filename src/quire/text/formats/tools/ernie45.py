@@ -9,5 +9,4 @@ FORMAT = ToolFormat(
     end="</tool_call>",
     pad="\n",
     joint="\n",
-    hints=(("<tool_call>", "<response>"),),
 )

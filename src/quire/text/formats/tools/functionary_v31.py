@@ -8,5 +8,4 @@ FORMAT = ToolFormat(
     begin=("<function=",),
     end="</function>",
     joint="\n",
-    hints=(("<function=", "</function>"),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (NamedCall(between=("\n",)),),
     joint=">>>",
     recipients=Recipients(">>>", "all"),
-    hints=((">>>all",),),
 )

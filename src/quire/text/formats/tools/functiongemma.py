@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (LiteralCall("<escape>"),),
     begin=("<start_function_call>",),
     end="<end_function_call>",
-    hints=(("<start_function_call>",),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (LiteralCall('<|"|>'),),
     begin=("<|tool_call>",),
     end="<tool_call|>",
-    hints=(("<|tool_call>call:",), ("<|tool_call>", "<tool_call|>")),
 )

@@ -11,5 +11,4 @@ FORMAT = ToolFormat(
         "<|function_call|>",
     ),
     end="<|message_sep|>",
-    hints=(("function call", "<|role_sep|>"), ("<|function_call|>",)),
 )

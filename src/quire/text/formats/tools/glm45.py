@@ -8,5 +8,4 @@ FORMAT = ToolFormat(
     begin=("<tool_call>",),
     end="</tool_call>",
     joint="\n",
-    hints=(("<arg_key>", "<tool_call>"),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(listed=True),),
     begin=("<|tool_call|>", "<tool_call>"),
     bare=("[",),
-    hints=(("<|tool_call|>",),),
 )

@@ -8,5 +8,4 @@ FORMAT = ToolFormat(
     begin=("<function_call>",),
     joint=" ",
     pad=" ",
-    hints=(("<function_call>",),),
 )

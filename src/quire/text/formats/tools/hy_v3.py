@@ -17,5 +17,4 @@ FORMAT = ToolFormat(
     section=("<tool_calls>", "</tool_calls>"),
     section_pad="\n",
     joint="\n",
-    hints=(("<tool_sep>", "<arg_key>"),),
 )

@@ -8,5 +8,4 @@ FORMAT = ToolFormat(
     begin=("<|action_start|><|plugin|>",),
     end="<|action_end|>",
     pad="\n",
-    hints=(("<|action_start|>", "<|plugin|>"),),
 )

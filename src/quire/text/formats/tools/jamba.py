@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(listed=True),),
     begin=("<tool_calls>",),
     end="</tool_calls>",
-    hints=(("<tool_calls>[",), ("<tool_calls>\n[",), ("<tool_calls>", "<answer>")),
 )

@@ -9,5 +9,4 @@ FORMAT = ToolFormat(
     end="<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     call_id="functions.{name}:{index}",
-    hints=(("<|tool_calls_section_begin|>",),),
 )

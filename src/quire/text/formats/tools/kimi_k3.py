@@ -26,5 +26,4 @@ FORMAT = ToolFormat(
     ),
     begin=('<|open|>call tool="',),
     section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-    hints=(("<|open|>", "<|close|>", "<|sep|>"),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (PythonCall(), JsonCall(listed=True)),
     begin=("<|tool_call_start|>",),
     end="<|tool_call_end|>",
-    hints=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ('"List of tools: ["',)),
 )

@@ -10,5 +10,4 @@ FORMAT = ToolFormat(
     marked=False,
     separators=";,",
     joint="; ",
-    hints=(("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),
 )

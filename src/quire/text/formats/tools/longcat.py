@@ -16,5 +16,4 @@ FORMAT = ToolFormat(
     end="</longcat_tool_call>",
     pad="\n",
     joint="\n",
-    hints=(("<longcat_tool_call>",),),
 )

@@ -17,5 +17,4 @@ FORMAT = ToolFormat(
     ),
     begin=('<function name="',),
     joint="\n",
-    hints=(("<function name=", "<param name="),),
 )

@@ -17,5 +17,4 @@ FORMAT = ToolFormat(
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     section_pad="\n",
     joint="\n",
-    hints=(("minimax:tool_call",),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(listed=True), NamedCall(between=("[ARGS]", ""), aside="[CALL_ID]")),
     begin=("[TOOL_CALLS]",),
     call_id="{hex9}",
-    hints=(("[TOOL_CALLS]",),),
 )

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (NamedCall(between=("[ARGS]", ""), aside="[CALL_ID]"), JsonCall()),
     begin=("[TOOL_CALLS]",),
     call_id="{hex9}",
-    hints=(("[TOOL_CALLS]", "[ARGS]"),),
 )

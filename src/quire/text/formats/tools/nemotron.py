@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(listed=True),),
     begin=("<TOOLCALL>",),
     end="</TOOLCALL>",
-    hints=(("<TOOLCALL>",),),
 )

@@ -9,5 +9,4 @@ FORMAT = ToolFormat(
     end="</function_calls>",
     pad="\n",
     joint="\n",
-    hints=(("<function_calls>",),),
 )

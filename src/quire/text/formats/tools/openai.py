@@ -2,4 +2,4 @@
 
 from quire.text.formats.shapes import Channels, ToolFormat
 
-FORMAT = ToolFormat("openai", (), channels=Channels(), hints=(("<|channel|>", "<|message|>"),))
+FORMAT = ToolFormat("openai", (), channels=Channels())

@@ -7,5 +7,4 @@ FORMAT = ToolFormat(
     (JsonCall(listed=True),),
     begin=("functools", "<|tool_call|>"),
     end="<|/tool_call|>",
-    hints=(("functools",), ("<|tool|>", "<|/tool|>")),
 )

@@ -9,5 +9,4 @@ FORMAT = ToolFormat(
     end="<|python_end|>",
     bare=("[",),
     marked=False,
-    hints=(("<|python_start|>",), ("[func_name1(",)),
 )

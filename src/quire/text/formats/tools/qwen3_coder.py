@@ -20,5 +20,4 @@ FORMAT = ToolFormat(
     bare=("<function=",),
     pad="\n",
     joint="\n",
-    hints=(("<function=", "<parameter="),),
 )

@@ -18,5 +18,4 @@ FORMAT = ToolFormat(
     end="</seed:tool_call>",
     pad="\n",
     joint="\n",
-    hints=(("<seed:tool_call>",), ("seed:tool_call", "<function=")),
 )

@@ -20,5 +20,4 @@ FORMAT = ToolFormat(
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     section_pad="\n",
     joint="\n",
-    hints=(("steptml:",),),
 )

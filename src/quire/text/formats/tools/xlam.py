@@ -9,5 +9,4 @@ FORMAT = ToolFormat(
     end="</tool_call>",
     bare=("[",),
     marked=False,
-    hints=(("xLAM",), ('[{"name": "tool_call_name"',)),
 )
