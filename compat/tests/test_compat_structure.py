@@ -12,22 +12,24 @@ import quire
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "src").rglob("*.py"))
 OWN = {path.name for path in (ROOT / "src").iterdir()}
-# What compat may import of Quire: names that users import too.
+# What compat may import of Quire: names that users import too, and the types of their values.
 PUBLIC = {
     "quire.build",
     "quire.cli",
     "quire.client",
     "quire.config",
     "quire.convert",
+    "quire.engine.local",
     "quire.errors",
     "quire.flags",
     "quire.llm",
     "quire.logits_processor",
     "quire.params",
     "quire.program",
+    "quire.types",
 }
 # What an endpoint is made of: `quire.serve.endpoints.Dialect` registers it.
-SERVING = {"quire.engine.source", "quire.engine.local", "quire.serve", "quire.text.tokenizer", "quire.types"}
+SERVING = {"quire.engine.source", "quire.serve", "quire.text.tokenizer"}
 # What reads a network written in Python makes what a family makes of a checkpoint.
 OPENS_NETWORKS = {"quire.devices.protocol", "quire.engine.source", "quire.model", "quire.weights"}
 NETWORKS = {"tensorrt_llm/layers.py", "tensorrt_llm/lowering.py"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import re
@@ -81,7 +82,8 @@ def test_an_llm_takes_vllms_share_of_memory_and_writes_what_quires_does(expected
     with vllm.LLM(gpu_memory_utilization=0.3) as llm:
         assert llm.config.cache.gpu_memory_utilization == 0.3
     assert vllm.EngineArgs().create_engine_config().cache.gpu_memory_utilization == 0.9
-    assert quire.EngineArgs().create_engine_config().cache.gpu_memory_utilization == 0.5
+    with pytest.raises(AttributeError, match="from vllm import EngineArgs"):
+        _ = quire.EngineArgs
 
 
 def test_an_engine_is_stepped(expected: str) -> None:
@@ -117,6 +119,16 @@ def test_a_script_can_read_vllms_flags() -> None:
     assert arguments["max_model_len"] == 1000
     assert arguments["gpu_memory_utilization"] == 0.9
     assert json.loads(arguments["hf_overrides"]) == {"rope_theta": 10000.0}
+
+
+def test_engine_args_go_both_ways() -> None:
+    vllm = importlib.import_module("vllm")
+    parser = vllm.EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = vllm.EngineArgs.from_cli_args(parser.parse_args(["--model", "", "--max-model-len", "1k"]))
+    assert args.max_model_len == 1000
+    with vllm.LLM.from_engine_args(vllm.EngineArgs(max_model_len=64, enforce_eager=True)) as llm:
+        assert llm.max_model_len == 64
+    assert vllm.EngineArgs(max_num_seqs=3).create_engine_config().scheduler.max_num_seqs == 3
 
 
 def test_the_command_serves_and_asks(installed: Installed, expected: str, tmp_path: Path) -> None:

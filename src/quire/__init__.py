@@ -13,10 +13,7 @@ __version__ = "0.1.0"
 # Names whose modules bring numpy, the kernels or more: loaded when first asked for.
 _LATER = {
     "LLM": "quire.llm.llm",
-    "LLMEngine": "quire.llm.llm_engine",
     "AsyncLLM": "quire.llm.async_llm",
-    "EngineArgs": "quire.llm.engine_args",
-    "AsyncEngineArgs": "quire.llm.engine_args",
     "BeamSearchParams": "quire.client.beams",
     "RequestOutput": "quire.client.outputs",
     "CompletionOutput": "quire.client.outputs",
@@ -24,15 +21,13 @@ _LATER = {
     "AdapterLogitsProcessor": "quire.logits_processor",
     "LoRARequest": "quire.client.adapters",
 }
+_VLLMS = ("AsyncEngineArgs", "EngineArgs", "LLMEngine")
 __all__ = [
     "LLM",
     "AdapterLogitsProcessor",
-    "AsyncEngineArgs",
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
-    "EngineArgs",
-    "LLMEngine",
     "LoRARequest",
     "LogitsProcessor",
     "PoolingParams",
@@ -49,4 +44,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    hint = f": `from vllm import {name}`, of the package quire-compat" if name in _VLLMS else ""
+    raise AttributeError(f"module 'quire' has no attribute {name!r}{hint}")

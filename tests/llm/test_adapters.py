@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, SamplingParams
+from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.errors import ConfigError, ModelError, RequestError
@@ -134,8 +134,7 @@ def test_added_tokens_belong_to_their_adapter(data: Path, tmp_path: Path) -> Non
 
 def test_async_engines_take_them_too(llm: LLM, path: str, adapters: list[LoRARequest]) -> None:
     wanted = {one and one.lora_name: tokens(llm, one) for one in (None, *adapters)}
-    args = AsyncEngineArgs(model=path, **OPTIONS)
-    engine = AsyncLLM.from_engine_args(args)
+    engine = AsyncLLM.from_options(path, **OPTIONS)
     try:
 
         async def run(one: LoRARequest | None, number: int) -> tuple[int, ...]:

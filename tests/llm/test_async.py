@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from quire import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, RequestOutputKind, SamplingParams
+from quire import LLM, AsyncLLM, PoolingParams, RequestOutputKind, SamplingParams
 from quire.errors import EngineError, ModelError, OverloadedError, RequestError
 from quire.params import StructuredOutputsParams
 
@@ -32,7 +32,7 @@ def path(tiny_model: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def engine(path: str) -> Iterator[AsyncLLM]:
-    args = AsyncEngineArgs(
+    engine = AsyncLLM.from_options(
         model=path,
         max_model_len=512,
         max_num_seqs=16,
@@ -40,7 +40,6 @@ def engine(path: str) -> Iterator[AsyncLLM]:
         threads=1,
         logits_processors=["tests.llm.slow:Slow"],
     )
-    engine = AsyncLLM.from_engine_args(args)
     yield engine
     engine.shutdown()
     assert engine.is_stopped
@@ -193,8 +192,8 @@ def test_a_service_whose_clients_leave(engine: AsyncLLM) -> None:
 
 def test_start_and_end(path: str, tmp_path: Any) -> None:
     with pytest.raises(ModelError, match=r"no config.json"):
-        AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(tmp_path)))
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path, max_model_len=64, threads=1))
+        AsyncLLM.from_options(str(tmp_path))
+    engine = AsyncLLM.from_options(path, max_model_len=64, threads=1)
     pid = engine._engine.pid
     assert pid is not None
     os.kill(pid, 0)

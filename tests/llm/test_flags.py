@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from quire.engine.numa import parse_cores
 from quire.errors import ConfigError
 from quire.flags.arguments import integer, rewritten
 from quire.flags.table import FOREIGN, SHARED, ForeignFlag
-from quire.llm.engine_args import EngineArgs
 from quire.serve.options import ServerConfig, read_config, split_options
 from tests.shared import REFERENCE
 
@@ -164,15 +161,6 @@ def test_wrong_options_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(tiny_model(), **options)
-
-
-def test_engine_args_go_both_ways(tiny_model: Callable[..., str]) -> None:
-    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-    args = EngineArgs.from_cli_args(parser.parse_args(["--model", tiny_model(), "--max-model-len", "1k"]))
-    assert args.max_model_len == 1000
-    with LLM.from_engine_args(EngineArgs(tiny_model(), max_model_len=64, enforce_eager=True)) as llm:
-        assert llm.max_model_len == 64
-    assert json.dumps(EngineArgs(max_num_seqs=3).create_engine_config().scheduler.max_num_seqs) == "3"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.vectors import PoolingOutput, VectorRequestOutput
 from quire.config import EngineConfig
 from quire.errors import EngineError, QuireError, RequestError
-from quire.llm.engine_args import EngineArgs
+from quire.llm.options import EngineOptions, engine_config
 from quire.llm.pooling import pooled_request, pooling_output
 from quire.llm.prompts import Prompt, salt_of, tokens_of
 from quire.params import OutputKind, PoolingParams, SamplingParams
@@ -66,13 +66,18 @@ class AsyncLLM:
     @classmethod
     def from_engine_args(
         cls,
-        engine_args: EngineArgs,
+        engine_args: EngineOptions,
         start_engine_loop: bool = True,
         usage_context: Any = None,
         stat_loggers: Any = None,
     ) -> AsyncLLM:
-        """An engine from the options that `AsyncEngineArgs` holds."""
+        """Start an engine with the options of vLLM's `AsyncEngineArgs`."""
         return cls(engine_args.create_engine_config())
+
+    @classmethod
+    def from_options(cls, model: str = "", **options: Any) -> AsyncLLM:
+        """Start an engine with the options that `LLM` takes."""
+        return cls(engine_config({"model": str(model), **options}))
 
     @classmethod
     def from_vllm_config(cls, vllm_config: EngineConfig, **ignored: Any) -> AsyncLLM:

@@ -15,7 +15,7 @@ from quire.engine.local import LocalCall
 from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.llm.arrays import TokenArrays, token_arrays
-from quire.llm.engine_args import EngineArgs, engine_config
+from quire.llm.options import EngineOptions, engine_config
 from quire.llm.pending import PendingOutput, PendingOutputs
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
@@ -75,8 +75,8 @@ class LLM(PoolingMethods, ProgramRunner):
         return llm
 
     @classmethod
-    def from_engine_args(cls: type[L], engine_args: EngineArgs, **ignored: Any) -> L:
-        """An engine from the options that `EngineArgs` holds. `ignored` are vLLM's other arguments."""
+    def from_engine_args(cls: type[L], engine_args: EngineOptions, **ignored: Any) -> L:
+        """Start an engine with the options of vLLM's `EngineArgs`. `ignored` are vLLM's other arguments."""
         return cls.from_config(engine_args.create_engine_config())
 
     def __enter__(self) -> LLM:
@@ -125,31 +125,10 @@ class LLM(PoolingMethods, ProgramRunner):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Sampling | None = None,
         use_tqdm: Tqdm = True,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        tokenization_kwargs: Kwargs | None = None,
-        mm_processor_kwargs: Kwargs | None = None,
+        **options: Any,
     ) -> list[str]:
-        """Begin to answer conversations, as `enqueue` does prompts."""
-        no_media(mm_processor_kwargs)
-        prompts = self._chat_prompts(
-            messages,
-            chat_template,
-            chat_template_content_format,
-            chat_template_kwargs,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return self._enqueue(
-            self._whole(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
-        )
+        """Begin to answer conversations, as `enqueue` does prompts. `options` are those of `chat`."""
+        return self._enqueue(self._conversations(messages, sampling_params, **options))
 
     def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:
         """The results of everything that was enqueued, in order. If one fails, the rest is aborted."""
@@ -185,19 +164,36 @@ class LLM(PoolingMethods, ProgramRunner):
         `chat_template_content_format` is how the template wants content: "string", "openai" (a list of parts), or
         "auto": read from the template.
         """
-        no_media(mm_processor_kwargs)
-        prompts = self._chat_prompts(
+        streams = self._conversations(
             messages,
-            chat_template,
-            chat_template_content_format,
-            chat_template_kwargs,
+            sampling_params,
+            lora_request,
+            priority,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            chat_template_kwargs=chat_template_kwargs,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._run(
-            self._whole(prompts, sampling_params, priority, tokenization_kwargs, lora_request), use_tqdm
-        )
+        return self._run(streams, use_tqdm)
+
+    def _conversations(
+        self,
+        messages: Sequence[Any],
+        params: Sampling | None,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Kwargs | None = None,
+        mm_processor_kwargs: Kwargs | None = None,
+        **template: Any,
+    ) -> list[OutputStream]:
+        """The streams of conversations. `template` are options of `_chat_prompts`."""
+        no_media(mm_processor_kwargs)
+        prompts = self._chat_prompts(messages, **template)
+        return self._whole(prompts, params, priority, tokenization_kwargs, lora_request)
 
     def beam_search(
         self,
@@ -237,13 +233,21 @@ class LLM(PoolingMethods, ProgramRunner):
     def _chat_prompts(
         self,
         messages: Sequence[Any],
+        *,
         chat_template: str | None = None,
-        content_format: str = "auto",
-        kwargs: dict[str, Any] | None = None,
-        **options: Any,
+        chat_template_content_format: str = "auto",
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[dict[str, Any]]:
-        """The prompts of one conversation or many. `kwargs`, variables of the template, prevail over `options`."""
-        options |= kwargs or {}
+        """The prompts of one conversation or many. `chat_template_kwargs` prevail over the other variables."""
+        options: dict[str, Any] = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         template = None
         if chat_template is not None:
@@ -253,7 +257,7 @@ class LLM(PoolingMethods, ProgramRunner):
         prompts = []
         for conversation in conversations:
             text = self._front.render(
-                list(conversation), template=template, content_format=content_format, **options
+                list(conversation), template=template, content_format=chat_template_content_format, **options
             )
             tokens = self._front.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": tokens})

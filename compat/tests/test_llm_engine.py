@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire import EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams
+from quire import SamplingParams, StructuredOutputsParams
 from quire.errors import EngineError, RequestError
 from quire.params import GuidedDecodingParams, OutputKind
+from vllm import EngineArgs, LLMEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
