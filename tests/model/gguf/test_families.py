@@ -297,6 +297,8 @@ def test_spec_and_weights_of_a_config_come_back(called: str, tmp_path: Path) -> 
 
 
 WIDE: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_inner": 128},
+    "phi3": {"hidden_size": 64, "intermediate_size": 96},
     "gpt-oss-published": {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32},
     "deepseek-v3": {
         "hidden_size": 64,
@@ -310,10 +312,13 @@ WIDE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", WIDE)
-def test_quantized_experts_and_latent_attention(
+def test_quantized_matrices_keep_their_blocks(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts with biases, and keys apart from values: the blocks times floats are the products of their values."""
+    """The blocks times floats are the products of their values.
+
+    Fused projections, experts with biases, keys apart from values.
+    """
     monkeypatch.setitem(VARIANTS, variant, VARIANTS.get(variant) or OWN[variant])
     model = make_model(variant, **WIDE[variant])
     model.config.architectures = [type(model).__name__]

@@ -22,6 +22,7 @@ from quire.model.gguf import read_gguf
 from quire.model.gguf.adapted import by_family_names
 from quire.model.info import EngineLimits, Reading
 from quire.model.load import inspect_model
+from quire.model.spec import ArchSpec, RopeSpec
 from quire.weights.gguf.kinds import KINDS
 from quire.weights.source import open_tokenizer
 from tests.adapter_files import write_adapter
@@ -294,3 +295,31 @@ def test_other_overrides_are_refused_by_name(made: Made) -> None:
         inspect_model(made("llama")[1], reading=Reading(config={"hidden_act": "relu"}))
     with pytest.raises(ModelError, match="architecture rwkv6 is not supported"):
         inspect_model(made("llama")[1], reading=Reading(architecture="rwkv6"))
+
+
+@pytest.mark.parametrize(
+    ("family", "extra", "rope"),
+    [
+        ("qwen2", {"qwen2.rope.dimension_count": 8}, RopeSpec("default", 10000.0, 8)),
+        ("qwen2", {"qwen2.rope.scale_linear": 2.0}, RopeSpec("linear", 10000.0, 16, factor=2.0)),
+        (
+            "llama",
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},
+            RopeSpec("yarn", 10000.0, 16, factor=4.0, original_max_position=512),
+        ),
+    ],
+)
+def test_ropes_are_read_of_keys(
+    family: str, extra: dict[str, Any], rope: RopeSpec, made: Made, tmp_path: Path
+) -> None:
+    file = write_gguf(Path(made(family)[0]), tmp_path / "m.gguf", family, extra=extra)
+    spec = inspect_model(file).spec
+    assert isinstance(spec, ArchSpec)
+    assert spec.rope == rope
+
+
+def test_a_file_that_turns_whole_heads_cannot_rotate_a_part(made: Made, tmp_path: Path) -> None:
+    """Its pairs are neighbours in the whole head."""
+    file = write_gguf(Path(made()[0]), tmp_path / "m.gguf", extra={"llama.rope.dimension_count": 8})
+    with pytest.raises(ModelError, match=r"rope\.dimension_count must be a head's size, 16, got 8"):
+        inspect_model(file)

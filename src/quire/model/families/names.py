@@ -121,12 +121,10 @@ class TensorNames(msgspec.Struct, frozen=True):
     def fitted(self, present: Iterable[str]) -> TensorNames:
         """These names with the prefix that the tensors have in place of `base`, or with none.
 
-        Experts that the family stacks, and projections that it fuses, may be tensors of their own.
+        Experts that the family stacks may be tensors of their own.
         """
         present = list(present)
         names = self
-        if self.qkv is not None and any(name.endswith(f".{self.q}.weight") for name in present):
-            names = replace(names, qkv=None)
         if self.expert_stack and any(f"{self.experts}0." in name for name in present):
             own, fused = TensorNames(), f"{self.shared}{self.shared_gate_up}.weight"
             whole = any(name.endswith(fused) for name in present)

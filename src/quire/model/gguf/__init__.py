@@ -1,4 +1,4 @@
-"""GGUF models: from the keys and tensors of a file to a spec, names and a checkpoint."""
+"""Reads a GGUF file: its keys and tensors become a spec, tensor names and a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GGUFFiles(CheckpointFiles):
 
 
 class GGUFModel(NamedTuple):
-    """A file before its tensors are read. `generation` is what generation_config.json would say."""
+    """A file before its tensors are read. `generation` holds its defaults under the names of generation_config.json."""
 
     spec: ArchSpec
     names: TensorNames

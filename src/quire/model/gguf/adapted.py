@@ -1,4 +1,4 @@
-"""A GGUF model as adapters know it: by the names that its family's tensors have in Hugging Face's files."""
+"""Names a GGUF model's matrices as adapters do: by its family's names in Hugging Face's files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def family_names(spec: ArchSpec) -> TensorNames:
 
 
 def by_family_names(spec: ArchSpec, own: TensorNames, checkpoint: Checkpoint) -> ApartCheckpoint:
-    """The checkpoint with the family's names for the matrices that both keep alike."""
+    """Give matrices that both formats store alike the family's names."""
     names = family_names(spec)
     pieces: dict[str, Piece] = {}
     for theirs, ours in zip(_Asked(spec, names).matrices, _Asked(spec, own).matrices, strict=True):
@@ -41,7 +41,7 @@ def _whole(array: Array) -> Array:
 
 
 class _Asked:
-    """A `WeightSource` that notes the parts of each matrix of one tensor, in the order of the assembly."""
+    """A `WeightSource` that notes the parts of each matrix, in the order of the assembly."""
 
     def __init__(self, spec: ArchSpec, names: TensorNames) -> None:
         self.matrices: list[list[Part]] = []

@@ -1,4 +1,4 @@
-"""The architectures that GGUF files name, dense and with experts: what each of them is beside its keys and tensors.
+"""Reads the architectures that GGUF files name; each entry adds the facts that keys and tensors leave out.
 
 Facts are llama.cpp's (src/models/*.cpp and convert_hf_to_gguf.py).
 """
@@ -32,11 +32,10 @@ from quire.weights.tensor import Array
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one value of general.architecture is read.
+    """A reader of one value of general.architecture.
 
-    `names` are the fields of TensorNames in which it differs. `turned`: rotary pairs of queries and keys are
-    neighbours in its files, by which they differ from what the model computes. `tensors` gives those that its files
-    keep as keys.
+    `names` replaces fields of the table of tensor names. `turned`: its files store rotary pairs of queries and keys as
+    neighbours. `tensors` makes tensors of keys.
     """
 
     read: Callable[[Keys], ArchSpec]
@@ -46,12 +45,12 @@ class Architecture:
 
 
 def reader(architecture: str, **fields: Any) -> Callable[[Keys], ArchSpec]:
-    """A reader of what differs from the default in these fields alone."""
+    """Make a reader that sets only these fields."""
     return lambda keys: decoder(keys, architecture, **fields)
 
 
 def llama(keys: Keys) -> ArchSpec:
-    """Llama, and what is converted as one: Mistral, Mixtral, Yi, SmolLM2."""
+    """Read Llama, and models converted as Llama: Mistral, Mixtral, Yi, SmolLM2."""
     window = one_window(keys)
     if keys.get("expert_count"):
         return decoder(keys, "MixtralForCausalLM", windows=window, **small_experts(keys, renormalize=True))
@@ -60,31 +59,31 @@ def llama(keys: Keys) -> ArchSpec:
 
 
 def smollm3(keys: Keys) -> ArchSpec:
-    """Every fourth layer is without positions; no key says so."""
+    """Leave every fourth layer without positions, which no key says."""
     return decoder(keys, "SmolLM3ForCausalLM", turning=[(i + 1) % 4 != 0 for i in range(keys.layers)])
 
 
 def qwen3vl(keys: Keys) -> ArchSpec:
-    """The language model of Qwen3-VL: for texts its rope is the plain one."""
+    """Read the language model of Qwen3-VL, whose rope is plain for texts."""
     skip_pictures(keys)
     return decoder(keys, "Qwen3ForCausalLM", qk_norm="head")
 
 
 def skip_pictures(keys: Keys) -> None:
-    """Read the keys that say how pictures are placed and mixed in."""
+    """Pass over the keys of pictures."""
     for name in ("rope.dimension_sections", "n_deepstack_layers"):
         keys.get(name)
 
 
 def gemma(keys: Keys, name: str = "GemmaForCausalLM", **fields: Any) -> ArchSpec:
-    """Embeddings are scaled; heads are tied."""
+    """Scale embeddings, and tie the head to them."""
     scale = keys.integer("embedding_length") ** 0.5
     given = {"activation": "gelu_tanh", "embedding_scale": scale, "tie_embeddings": True, **fields}
     return decoder(keys, name, **given)
 
 
 def gemma2(keys: Keys) -> ArchSpec:
-    """The scale of queries is not in the file: it is the head's size, but for the model of 46 layers (27B)."""
+    """Scale queries by the head's size, except in the model of 46 layers (27B); no key says so."""
     return gemma(
         keys,
         "Gemma2ForCausalLM",
@@ -97,7 +96,7 @@ def gemma2(keys: Keys) -> ArchSpec:
 
 
 def gemma3(keys: Keys) -> ArchSpec:
-    """As Gemma 2's: the model of 62 layers (27B) scales by another size than the head's."""
+    """Scale queries by the head's size, except in the model of 62 layers (27B); no key says so."""
     slides, size = keys.slides(6), keys.integer("attention.key_length", _shared_size(keys))
     rope = read_rope(keys, size, 1e6)
     return gemma(
@@ -123,7 +122,7 @@ def _query_size(keys: Keys, large: int) -> int:
 
 
 def olmo2(keys: Keys) -> ArchSpec:
-    """OLMo 2, or OLMo 3 if a window is given: only the layers that see all positions have a scaled rope."""
+    """Read OLMo 2, or OLMo 3 if there is a window; only layers that see all positions then scale their rope."""
     fields: dict[str, Any] = {"placement": "post", "qk_norm": "all_heads"}
     if not keys.get("attention.sliding_window"):
         return decoder(keys, "Olmo2ForCausalLM", **fields)
@@ -165,13 +164,13 @@ def command_r(keys: Keys) -> ArchSpec:
 
 
 def cohere2(keys: Keys) -> ArchSpec:
-    """Layers that see all positions have none of their own."""
+    """Rotate only the layers that slide."""
     slides = keys.slides(4)
     return cohere(keys, "Cohere2ForCausalLM", windows=windows(keys, slides), turning=slides)
 
 
 def sliding(keys: Keys, name: str, **fields: Any) -> ArchSpec:
-    """Exaone: if some layers slide, the others have no positions."""
+    """Rotate only the layers that slide, if any do."""
     if not keys.get("attention.sliding_window"):
         return decoder(keys, name, **fields)
     slides = keys.slides(4)
@@ -179,7 +178,7 @@ def sliding(keys: Keys, name: str, **fields: Any) -> ArchSpec:
 
 
 def exaone(keys: Keys) -> ArchSpec:
-    """Its epsilon goes by either name."""
+    """Read Exaone 3, whose epsilon has either name."""
     eps = keys.get("attention.layer_norm_rms_epsilon")
     return decoder(keys, "ExaoneForCausalLM", norm_eps=keys.number("attention.layer_norm_epsilon", eps))
 
@@ -193,7 +192,7 @@ def exaone_moe(keys: Keys) -> ArchSpec:
 
 
 def mistral3(keys: Keys) -> ArchSpec:
-    """Ministral 3; without a scale of distant queries it is Mistral's decoder."""
+    """Read Ministral 3, which scales distant queries."""
     spec, beta = decoder(keys, "Ministral3ForCausalLM"), keys.get("attention.temperature_scale")
     multiplier = keys.get("rope.scaling.yarn_log_multiplier")
     if beta is None or spec.rope is None or spec.rope.kind != "yarn":
@@ -207,7 +206,7 @@ def mistral3(keys: Keys) -> ArchSpec:
 
 
 def with_residual(keys: Keys, name: str, parallel: str, **fields: Any) -> ArchSpec:
-    """Attention and MLP are beside each other, or one after the other."""
+    """Place attention and MLP beside each other, or one after the other, as a key says."""
     placement = parallel if keys.get("use_parallel_residual") else "pre"
     return decoder(keys, name, norm="layer", placement=placement, **fields)
 
@@ -222,32 +221,32 @@ def gpt_neox(keys: Keys) -> ArchSpec:
 
 
 def gpt2(keys: Keys, name: str = "GPT2LMHeadModel", **fields: Any) -> ArchSpec:
-    """A table of positions."""
+    """Read GPT-2, which has a table of positions."""
     given: dict[str, Any] = {**LAYERED, "activation": "gelu_tanh", "rope": None, "position_offset": 0}
     return decoder(keys, name, **given, **fields)
 
 
 def starcoder(keys: Keys) -> ArchSpec:
-    """StarCoder 1: one head of keys."""
+    """Read StarCoder 1, which has one head of keys."""
     keys.expect("attention.head_count_kv", 1)
     return gpt2(keys, "GPTBigCodeForCausalLM", num_kv_heads=1)
 
 
 def alibi(keys: Keys, name: str, **fields: Any) -> ArchSpec:
-    """Biases of scores in place of a rope. The MLP is four times as wide as the rest."""
+    """Bias scores by distance in place of a rope. The MLP is four times as wide as the stream."""
     keys.expect("feed_forward_length", 4 * keys.integer("embedding_length"))
     return decoder(keys, name, norm="layer", gated=False, rope=None, alibi="scores", **fields)
 
 
 def mpt(keys: Keys) -> ArchSpec:
-    """The largest bias is 8 in the models of this architecture."""
+    """Read MPT, whose largest bias is 8."""
     keys.expect("attention.max_alibi_bias", 8)
     clip = keys.optional_number("attention.clamp_kqv")
     return alibi(keys, "MptForCausalLM", activation="gelu", clip_qkv=clip)
 
 
 def falcon(keys: Keys) -> ArchSpec:
-    """Falcon 7B has one norm for attention and MLP, 40B and 180B have two."""
+    """Read Falcon: 7B has one norm for attention and MLP, 40B and 180B have two."""
     placement = "parallel_two" if keys.has("blk.0.attn_norm_2.weight") else "parallel"
     return decoder(
         keys, "FalconForCausalLM", norm="layer", gated=False, activation="gelu", placement=placement
@@ -260,7 +259,7 @@ def nemotron(keys: Keys) -> ArchSpec:
 
 
 def olmo(keys: Keys) -> ArchSpec:
-    """LayerNorms have no weights; their epsilon is the class's own."""
+    """Read OLMo 1, whose LayerNorms have no weights and a fixed epsilon."""
     keys.expect("attention.layer_norm_epsilon", 1e-5)
     clip = keys.optional_number("attention.clamp_kqv")
     return decoder(keys, "OlmoForCausalLM", norm="layer", norm_weight=False, norm_eps=1e-5, clip_qkv=clip)
@@ -272,19 +271,19 @@ def olmoe(keys: Keys) -> ArchSpec:
 
 
 def qwen2_moe(keys: Keys) -> ArchSpec:
-    """A shared expert with a gate."""
+    """Read Qwen2's mixture, whose shared expert has a gate."""
     moe = mixture(keys, shared=keys.integer("expert_shared_feed_forward_length"), shared_gate=True)
     return decoder(keys, "Qwen2MoeForCausalLM", moe=moe)
 
 
 def qwen3_moe(keys: Keys) -> ArchSpec:
-    """The language models of Qwen3 and Qwen3-VL."""
+    """Read the mixtures of Qwen3 and Qwen3-VL."""
     skip_pictures(keys)
     return decoder(keys, "Qwen3MoeForCausalLM", qk_norm="head", moe=mixture(keys, renormalize=True))
 
 
 def gpt_oss(keys: Keys) -> ArchSpec:
-    """Every second layer slides; the rope's bounds are not rounded."""
+    """Slide every second layer, and do not round the rope's bounds."""
     experts = small_experts(keys, bias=True, softmax_after=True)
     rope = read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
     if rope.kind == "yarn":
@@ -295,9 +294,9 @@ def gpt_oss(keys: Keys) -> ArchSpec:
 
 
 def llama4(keys: Keys) -> ArchSpec:
-    """Chunks, the scale of distant queries, and the layers without positions are the same in all models.
+    """Read Llama 4. All models share chunks, the scale of distant queries and the layers without positions.
 
-    Norms of queries and keys are not: the model of 128 experts (Maverick) has none.
+    The model of 128 experts (Maverick) does not norm queries and keys.
     """
     inner, step = keys.integer("expert_feed_forward_length"), keys.integer("interleave_moe_layer_step")
     keys.expect("expert_shared_feed_forward_length", inner)
@@ -329,13 +328,13 @@ def dots1(keys: Keys) -> ArchSpec:
 
 
 def bailing(keys: Keys) -> ArchSpec:
-    """Ling and Ring 1: scored by softmax, no groups."""
+    """Read Ling and Ring 1, which score by softmax and have no groups."""
     keys.expect("expert_group_count", 1)
     return decoder(keys, "BailingMoeForCausalLM", moe=routed(keys, "softmax"))
 
 
 def bailing2(keys: Keys) -> ArchSpec:
-    """Ling and Ring 2, and Sarvam's mixture, whose experts' biases the converter has centred."""
+    """Read Ling and Ring 2, and Sarvam's mixture, whose corrections the converter has centred."""
     return decoder(keys, "BailingMoeV2ForCausalLM", qk_norm="head", moe=routed(keys))
 
 
@@ -349,7 +348,7 @@ def ernie_moe(keys: Keys) -> ArchSpec:
 
 
 def hunyuan_moe(keys: Keys) -> ArchSpec:
-    """One shared expert of the others' size."""
+    """Read Hunyuan's mixture, with one shared expert of the others' size."""
     inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
     keys.expect("expert_shared_count", 1)
     keys.expect("expert_shared_feed_forward_length", inner)
@@ -363,7 +362,7 @@ def minimax_m2(keys: Keys) -> ArchSpec:
 
 
 def afmoe(keys: Keys) -> ArchSpec:
-    """Trinity: embeddings are scaled; a layer that does not slide has no positions."""
+    """Read Trinity: scale embeddings, and rotate only the layers that slide."""
     slides, inner = keys.slides(4), keys.integer("expert_feed_forward_length")
     moe = mixture(
         keys,
@@ -388,7 +387,7 @@ def afmoe(keys: Keys) -> ArchSpec:
 
 
 def phimoe(keys: Keys) -> ArchSpec:
-    """LayerNorms under the key of RMS norms, and SparseMixer instead of a softmax of two experts."""
+    """Read Phi-3.5-MoE: LayerNorms under the key of RMS norms, and SparseMixer, which chooses two experts."""
     keys.expect("expert_used_count", 2)
     eps = keys.number("attention.layer_norm_rms_epsilon")
     experts = small_experts(keys, sparse_mixer=0.01)
@@ -400,7 +399,7 @@ def phi3(keys: Keys) -> ArchSpec:
 
 
 def xielu_parameters(keys: Keys) -> dict[str, Array]:
-    """The parameters of Apertus' activations."""
+    """Make tensors of the parameters of Apertus' activations."""
     shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
     return {
         f"blk.{i}.xielu.{name}": np.array(value, np.float32).reshape(shape)
@@ -410,7 +409,7 @@ def xielu_parameters(keys: Keys) -> dict[str, Array]:
 
 
 LAYERED: dict[str, Any] = {"norm": "layer", "gated": False}
-# The norm before the MLP goes by another name.
+# POST: the norm before the MLP has another name.
 POST = {"mlp_norm": "post_attention_norm"}
 GATE_UP = {"gate_up": "ffn_up"}
 PAIRS = {"interleaved": True}

@@ -1,4 +1,4 @@
-"""An ArchSpec from the keys and tensors that all GGUF architectures share; what is an architecture's own is given."""
+"""Makes an ArchSpec of the keys and tensors that all GGUF architectures share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quire.model.spec import ArchSpec, MoESpec, RopeSpec
 def decoder(
     keys: Keys, architecture: str, *, turning: Sequence[bool] | None = None, **fields: Any
 ) -> ArchSpec:
-    """The spec of a model; `fields` are the ones that keys and tensors do not say.
+    """Make the spec of a model; `fields` adds facts that keys and tensors leave out.
 
-    By default norms are RMS norms, the head is the embedding where the file has none, and there are biases where the
-    file has them. `turning` tells the layers that have positions.
+    Norms are RMS norms by default, a head that the file lacks is the embedding, and modules have biases where the file
+    does. `turning` tells the layers that have positions.
     """
     hidden = keys.integer("embedding_length")
     heads = fields.pop("num_heads", None) or keys.integer("attention.head_count")
@@ -63,20 +63,20 @@ def decoder(
 
 
 def head_dim(keys: Keys, hidden: int, heads: int) -> int:
-    """Elements of a head's keys, and of its values."""
+    """Read the size of a head; its values are as long as its keys."""
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     keys.expect("attention.value_length", size)
     return size
 
 
 def windows(keys: Keys, slides: Sequence[bool], default: int | None = None) -> tuple[int | None, ...]:
-    """The window of each layer, by whether it slides."""
+    """Give the layers that slide their window."""
     window = keys.integer("attention.sliding_window", default)
     return tuple(window if slide else None for slide in slides)
 
 
 def one_window(keys: Keys) -> tuple[int | None, ...]:
-    """The same window in all layers; 0 or absent is full attention."""
+    """Give all layers the same window; 0 or absent is full attention."""
     return (keys.count("attention.sliding_window") or None,) * keys.layers
 
 
@@ -91,7 +91,7 @@ def mixture(
     beside: bool = False,
     **routing: Any,
 ) -> MoESpec:
-    """The mixture of experts in the layers where `layers` is true (None: in all); `routing` sets Routing's fields."""
+    """Read the mixture of experts of the layers where `layers` is true (None: of all); `routing` sets its fields."""
     count = keys.integer("expert_count")
     chosen = Routing(count, keys.integer("expert_used_count"), shared=bool(shared), **routing)
     if chosen.softmax_after:
@@ -115,13 +115,13 @@ def mixture(
 
 
 def small_experts(keys: Keys, **routing: Any) -> dict[str, Any]:
-    """A mixture in all layers, whose experts may go by the key of an MLP."""
+    """Read a mixture in all layers; its files may give the experts' size as that of an MLP."""
     inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
     return {"moe": mixture(keys, inner=inner, **routing), "intermediate_size": inner}
 
 
 def routed(keys: Keys, scoring: str = "sigmoid", **routing: Any) -> MoESpec:
-    """Experts as DeepSeek's models count them; V3's choice, by a sigmoid and a correction, if `scoring` is that."""
+    """Read experts by DeepSeek's keys. A sigmoid chooses as DeepSeek-V3 does: with a correction, by pairs in groups."""
     shared, inner = keys.count("expert_shared_count"), keys.integer("expert_feed_forward_length")
     keys.expect("expert_shared_feed_forward_length", 0, shared * inner)
     like_v3 = {"correction": True, "group_sum": True} if scoring == "sigmoid" else {}
@@ -138,13 +138,13 @@ def routed(keys: Keys, scoring: str = "sigmoid", **routing: Any) -> MoESpec:
 
 
 def dense_first(keys: Keys) -> list[bool]:
-    """The first layers have no experts."""
+    """Tell the layers with experts, which follow some dense ones."""
     dense = keys.count("leading_dense_block_count")
     return [i >= dense for i in range(keys.layers)]
 
 
 def read_rope(keys: Keys, size: int, theta: float = 10000.0) -> RopeSpec:
-    """The rope of heads of `size` elements, of which rope.dimension_count turn."""
+    """Read the rope of heads of `size` elements, of which rope.dimension_count turn."""
     rotated, theta = keys.integer("rope.dimension_count", size), keys.number("rope.freq_base", theta)
     if rotated > size or rotated % 2:
         raise keys.wrong("rope.dimension_count", f"even, and at most {size}", rotated)
@@ -196,9 +196,9 @@ def _scaled(keys: Keys, plain: RopeSpec) -> RopeSpec:
 
 
 def _by_frequency(keys: Keys, plain: RopeSpec) -> RopeSpec:
-    """Llama 3.1's bands, found again from the factors that the converter made of them (rope_freqs.weight).
+    """Find Llama 3.1's bands again in the factors that the converter made of them (rope_freqs.weight).
 
-    Factors of another form are taken as they are.
+    Take factors of another form as they are.
     """
     size = plain.rotary_dim
     factors = keys.factors("rope_freqs.weight", size // 2)
@@ -217,7 +217,7 @@ def _by_frequency(keys: Keys, plain: RopeSpec) -> RopeSpec:
 
 
 def temperature(rope: RopeSpec) -> float:
-    """Yarn's factor of scores with mscale_all_dim (DeepSeek-V2)."""
+    """Compute yarn's factor of scores with mscale_all_dim (DeepSeek-V2, arXiv:2405.04434)."""
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

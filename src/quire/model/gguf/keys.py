@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file key by key. Refuses every key of the architecture that nobody read. Knows no model."""
+"""Reads the metadata of a GGUF file key by key, and refuses every key of the architecture that nobody read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.parts import GGUFParts
 
 HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.causal", "pooling_type")
-# Keys that nobody need read at these values.
+# NEUTRAL: values at which a key changes nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -26,8 +26,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (0,),
 }
 GATING = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}  # gguf.ExpertGatingFuncType
-LEAST, MOST = 1e-30, 1e30  # numbers beyond these are no settings of a model
-# What --hf-overrides may say in config.json's words.
+LEAST, MOST = 1e-30, 1e30  # bounds of numbers
+# OVERRIDES and ROPE_OVERRIDES: keys of config.json that --hf-overrides may name.
 OVERRIDES = {
     "rope_theta": "rope.freq_base",
     "max_position_embeddings": "context_length",
@@ -52,7 +52,7 @@ ROPE_OVERRIDES = {
 
 
 def overrides(changes: Mapping[str, Any], file: GGUFParts, prefix: str) -> dict[str, Any]:
-    """{key of the file: value} of --hf-overrides: in config.json's words, or by the file's own keys. ModelError."""
+    """Map --hf-overrides, which name keys of the file or of config.json, to keys of the file. ModelError for others."""
     found: dict[str, Any] = {}
     for name, value in changes.items():
         if name in ("rope_scaling", "rope_parameters"):
@@ -77,9 +77,9 @@ def overrides(changes: Mapping[str, Any], file: GGUFParts, prefix: str) -> dict[
 
 
 class Keys:
-    """The keys of the file's own architecture, without its name before them; remembers which were read.
+    """Reads keys of the file's architecture by their names without its prefix, and remembers which were read.
 
-    `changes` replaces values by key. `architecture` is read in place of the file's own.
+    `changes` are --hf-overrides. `architecture` takes the place of the file's own.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Keys:
         self.blocks, self.layers = blocks, blocks - extra  # the last blocks predict further tokens
 
     def get(self, name: str) -> Any:
-        """The value, None where absent. A float32 comes with the digits it was written with."""
+        """Return the value, or None. A float32 has the digits with which it was written."""
         key = self._prefix + name
         self._unread.discard(key)
         if key in self._changes:
@@ -111,7 +111,7 @@ class Keys:
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A number that may be given for each layer, if all are the same."""
+        """Read an integer above 0, given once or alike for each layer."""
         value = self.get(name)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
@@ -125,11 +125,11 @@ class Keys:
         return None if self.get(name) is None else self.integer(name)
 
     def count(self, name: str) -> int:
-        """An integer of 0 or more; 0 where absent."""
+        """Read an integer from 0; absent is 0."""
         return self.integer(name) if self.get(name) else 0
 
     def by_layer(self, name: str, default: int | None = None, low: int = 1) -> list[int]:
-        """An integer for each layer, given as such or once for all."""
+        """Read an integer for each layer, given once or by layer."""
         value = self.get(name)
         value = default if value is None else value
         values: list[Any] = value[: self.layers] if isinstance(value, list) else [value] * self.layers
@@ -146,11 +146,11 @@ class Keys:
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
-        """None where absent or 0."""
+        """Read a number; absent or 0 is None."""
         return None if self.get(name) in (None, 0) else self.number(name)
 
     def numbers(self, key: str) -> list[float]:
-        """A finite number for each layer, or one for all, under a key without the architecture's name."""
+        """Read a finite number for each layer, given once or by layer; `key` is the whole key."""
         value = self.file.get(key)
         values = value[: self.layers] if isinstance(value, list) else [value] * self.layers
         if len(values) != self.layers or any(type(x) is not float or not math.isfinite(x) for x in values):
@@ -160,7 +160,7 @@ class Keys:
         return values
 
     def slides(self, period: int) -> tuple[bool, ...]:
-        """Whether each layer slides: one flag a layer, or every `period`-th layer sees all positions."""
+        """Tell which layers slide: by a flag for each, or all but every `period`-th."""
         name = "attention.sliding_window_pattern"
         given = self.get(name)
         if isinstance(given, list):
@@ -171,12 +171,12 @@ class Keys:
         return tuple((i + 1) % period != 0 for i in range(self.layers))
 
     def expect(self, name: str, *values: object) -> None:
-        """Refuse any value but these. An absent key is accepted."""
+        """Refuse any value but these; the key may be absent."""
         if (value := self.get(name)) is not None and value not in values:
             raise self.wrong(name, " or ".join(map(str, values)), value)
 
     def expect_scoring(self, must: str, renormalize: bool | None = None) -> None:
-        """Refuse experts that are scored in another way than the architecture's."""
+        """Refuse experts that are scored in another way."""
         value = self.get("expert_gating_func")
         if value not in (None, 0) and GATING.get(value) != must:
             raise self.wrong("expert_gating_func", f"{must} ({GATING})", value)
@@ -190,18 +190,18 @@ class Keys:
         return tensor in self.file.tensors
 
     def has_bias(self, module: str) -> bool:
-        """Whether any layer has a bias for this module."""
+        """Tell whether any layer has a bias for this module."""
         return any(self.has(f"blk.{i}.{module}.bias") for i in range(self.layers))
 
     def rows(self, tensor: str) -> int:
-        """The rows of a matrix. ModelError where the file has none."""
+        """Return the number of rows of a matrix. ModelError if the file has no such matrix."""
         entry = self.file.tensors.get(tensor)
         if entry is None or len(entry.shape) < 2:
             raise ModelError(f"{self.file.path}: no matrix {tensor}: the file holds no whole model")
         return entry.shape[0]
 
     def factors(self, tensor: str, length: int, most: float = 1e6) -> tuple[float, ...] | None:
-        """A vector of `length` factors of frequencies; None where the file has none. ModelError for others."""
+        """Read a vector of `length` factors of frequencies; absent is None. ModelError for another vector."""
         entry = self.file.tensors.get(tensor)
         if entry is None:
             return None

@@ -1,4 +1,4 @@
-"""The names of a GGUF file's tensors, one table for all architectures. weights/gguf/pieces.py names joined ones."""
+"""Names the tensors of GGUF files: one table for all architectures. weights/gguf/pieces.py names joined ones."""
 
 from __future__ import annotations
 
@@ -73,10 +73,9 @@ NAMES = TensorNames(
 
 
 def tensor_names(keys: Keys, spec: ArchSpec, changes: Mapping[str, Any]) -> TensorNames:
-    """The names in one file; `changes` are those of its architecture.
+    """Return the names of one file; `changes` are its architecture's.
 
-    A layer that reads another's keys may have its own, and blocks after the last layer predict further tokens: neither
-    is used.
+    They ignore blocks after the last layer, which predict further tokens, and keys of layers that read another's.
     """
     unused = [rf"blk\.{i}\..*" for i in range(keys.layers, keys.blocks)]
     unused += [rf"blk\.{i}\.attn_[kv](_norm)?\..*" for i in range(spec.num_layers) if spec.kv_source(i) != i]

@@ -1,4 +1,4 @@
-"""GGUF architectures with latent attention, and those whose layers have unlike shapes.
+"""Reads GGUF architectures with latent attention, or with layers of unlike shapes.
 
 DeepSeek and its kin; Gemma 3n and 4, MiMo-V2, Nemotron-NAS.
 """
@@ -22,13 +22,13 @@ from quire.model.spec_parts import AltUpSpec
 def two_ropes(
     keys: Keys, slides: Sequence[bool], rope: RopeSpec, theta: float = 10000.0
 ) -> tuple[RopeSpec, ...]:
-    """The rope of each layer: a plain one of its own base where it slides."""
+    """Give layers that slide a plain rope with a base of its own."""
     near = RopeSpec("default", keys.number("rope.freq_base_swa", theta), rope.rotary_dim)
     return tuple(near if slide else rope for slide in slides)
 
 
 def deepseek2(keys: Keys) -> ArchSpec:
-    """DeepSeek-V3 and its kin if experts are chosen with a correction; V2 without; Youtu without experts."""
+    """Read DeepSeek-V3 and its kin, V2 if experts are chosen without a correction, Youtu if there are none."""
     for name in ("attention.key_length", "attention.value_length"):
         keys.get(name)  # of the compressed form, if the others are given
     if keys.count("leading_dense_block_count") >= keys.layers:
@@ -43,7 +43,7 @@ def deepseek2(keys: Keys) -> ArchSpec:
 
 
 def minicpm3(keys: Keys) -> ArchSpec:
-    """The multipliers are those of the 4B model, the only one."""
+    """Read MiniCPM 3 with the multipliers of its only model (4B)."""
     return _latent(
         keys,
         "MiniCPM3ForCausalLM",
@@ -54,7 +54,7 @@ def minicpm3(keys: Keys) -> ArchSpec:
 
 
 def _latent(keys: Keys, name: str, **fields: Any) -> ArchSpec:
-    """Latent attention. Files that split keys from values give a head's sizes under keys of their own (mla)."""
+    """Read latent attention. Files that split keys from values have keys of their own for a head's sizes (mla)."""
     heads, rotated = keys.integer("attention.head_count"), keys.integer("rope.dimension_count")
     keys.get("attention.head_count_kv")  # of the compressed form: 1
     size = keys.optional_integer("attention.key_length_mla") or keys.integer("attention.key_length")
@@ -85,7 +85,7 @@ def _latent(keys: Keys, name: str, **fields: Any) -> ArchSpec:
 
 
 def _shares_keys(keys: Keys, slides: Sequence[bool]) -> tuple[int, ...] | None:
-    """The layer whose keys each layer reads: for the last ones, the last of their kind that keeps its own."""
+    """Let the last layers read the keys of the last layer of their kind that keeps its own."""
     reused = keys.count("attention.shared_kv_layers")
     if not reused:
         return None
@@ -99,7 +99,7 @@ def _shares_keys(keys: Keys, slides: Sequence[bool]) -> tuple[int, ...] | None:
 
 
 def _gemma(keys: Keys, slides: Sequence[bool], shapes: Sequence[LayerShape]) -> dict[str, Any]:
-    """What Gemma 3n and 4 share."""
+    """Return the fields that Gemma 3n and 4 share."""
     most = zip(*map(msgspec.structs.astuple, shapes), strict=True)
     heads, kv, size, inner = (max(values) for values in most)
     return {
@@ -121,7 +121,7 @@ def _gemma(keys: Keys, slides: Sequence[bool], shapes: Sequence[LayerShape]) -> 
 
 
 def gemma3n(keys: Keys) -> ArchSpec:
-    """AltUp, LAuReL, inputs by layer, sparse MLPs."""
+    """Read Gemma 3n: AltUp, LAuReL, inputs by layer, sparse MLPs."""
     slides, heads, hidden = (
         keys.slides(5),
         keys.integer("attention.head_count"),
@@ -151,7 +151,7 @@ def gemma3n(keys: Keys) -> ArchSpec:
 
 
 def _cutoffs(keys: Keys) -> tuple[float | None, ...] | None:
-    """How many standard deviations above the mean a gate must be, by the share of gates that this leaves out."""
+    """Read each layer's cutoff of gates in standard deviations, rounded by the share that it leaves out."""
     name, layers, normal = "activation_sparsity_scale", keys.layers, NormalDist()
     given = keys.get(name)
     if given is None:
@@ -167,7 +167,7 @@ def _cutoffs(keys: Keys) -> tuple[float | None, ...] | None:
 
 
 def gemma4(keys: Keys) -> ArchSpec:
-    """Full layers have longer and fewer keys, and rotate a share of each head."""
+    """Read Gemma 4, whose full layers have longer and fewer keys and rotate a share of each head."""
     slides = (*keys.slides(6)[:-1], False)
     heads = max(keys.by_layer("attention.head_count"))
     sizes = _gemma4_sizes(keys)
@@ -201,7 +201,7 @@ def gemma4(keys: Keys) -> ArchSpec:
 
 
 def _gemma4_sizes(keys: Keys) -> tuple[int, int]:
-    """The size of a head that sees all positions, and of one that slides."""
+    """Read the size of a head in layers that see all positions, and in layers that slide."""
     sizes = []
     for kind in ("", "_swa"):
         size = keys.integer(f"attention.key_length{kind}")
@@ -212,7 +212,7 @@ def _gemma4_sizes(keys: Keys) -> tuple[int, int]:
 
 
 def _turned_pairs(keys: Keys, size: int) -> int:
-    """The pairs that full layers rotate: the frequencies of the others are divided by a huge factor."""
+    """Count the pairs that full layers rotate; huge factors stop the others."""
     factors = keys.factors("rope_freqs.weight", size // 2, math.inf)
     if factors is None:
         return size // 2
@@ -223,7 +223,7 @@ def _turned_pairs(keys: Keys, size: int) -> int:
 
 
 def mimo2(keys: Keys) -> ArchSpec:
-    """Sliding layers have more keys than the others, and sinks; layers without a router are dense."""
+    """Read MiMo-V2: sliding layers have more keys, and sinks; layers without a router are dense."""
     slides, size = keys.slides(6), keys.integer("attention.key_length")
     heads, kv = max(keys.by_layer("attention.head_count")), keys.by_layer("attention.head_count_kv")
     inner, rope = keys.integer("feed_forward_length"), read_rope(keys, size)
@@ -251,7 +251,7 @@ def mimo2(keys: Keys) -> ArchSpec:
 
 
 def deci(keys: Keys) -> ArchSpec:
-    """Layers without heads have no attention, those of width 0 no MLP."""
+    """Read Nemotron-NAS: layers without heads have no attention, layers of width 0 no MLP."""
     heads, kv, inner = (
         keys.by_layer(name, low=0)
         for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length")

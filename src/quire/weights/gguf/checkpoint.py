@@ -1,4 +1,4 @@
-"""The tensors of a GGUF model by the file's own names, decoded when they are asked for."""
+"""Presents the tensors of a GGUF model by the file's own names, and decodes them when asked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class GGUFCheckpoint:
-    """A `Checkpoint`. Quantized tensors are float32 once read; MXFP4 is bfloat16, which holds it."""
+    """A `Checkpoint` of a GGUF model. Values are float32, but for plain types and for MXFP4, which bfloat16 holds."""
 
     parts: GGUFParts
     tensors: Mapping[str, Place]
@@ -52,7 +52,7 @@ class GGUFCheckpoint:
 
     @property
     def activations(self) -> KeptActivations:
-        """Rounded, as llama.cpp does it."""
+        """Round activations, as llama.cpp does."""
         return "int8"
 
     def layout(self, name: str) -> AnyLayout | None:
@@ -79,14 +79,14 @@ class GGUFCheckpoint:
         return Blocks(kind.name.lower()).tensor(_picked(in_file, file_rows[rows]))
 
     def _file_rows(self, place: Place) -> Rows | None:
-        """The rows in the file that make the matrix of a place; None if its rows are not rows there."""
+        """Find the rows in the file that make a matrix; None if its rows are not rows there."""
         shape = self.parts.tensors[place.tensor].shape[-2:]
         if len(shape) != 2:
             return None
         return Part((("", shape),), place.take).rows()
 
     def _raw(self, place: Place) -> tuple[Array, tuple[int, ...]]:
-        """Bytes and shape in the file."""
+        """Return the bytes of a place and their shape in the file."""
         raw, shape = self.parts.raw(place.tensor), self.parts.tensors[place.tensor].shape
         if place.index is not None:
             size, shape = len(raw) // shape[0], shape[1:]
@@ -112,7 +112,7 @@ class GGUFCheckpoint:
 
 
 def _picked(array: Array, rows: Rows) -> Array:
-    """These rows, as a view where they follow each other."""
+    """Take rows, as a view if they follow each other."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return array[rows[0] : rows[0] + len(rows)]
     return array[rows]

@@ -1,4 +1,4 @@
-"""A GGUF model of one file or of several that it was split into, as one. Knows no family."""
+"""Joins the files that a GGUF model was split into. Knows no family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPLIT = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
 
 class GGUFParts:
-    """Metadata of the first file, tensors of all. Raises ModelError if a part is missing or is another's."""
+    """The metadata of the first file and the tensors of all. ModelError if a part is missing or another's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class GGUFParts:
         return self.first.get(key)
 
     def raw(self, name: str) -> Array:
-        """The bytes of a tensor as they lie in its file: uint8."""
+        """Return the bytes of a tensor as its file has them: uint8."""
         return self._owner[name].raw(name)
 
     def path_of(self, name: str) -> Path:

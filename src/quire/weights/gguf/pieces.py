@@ -1,4 +1,4 @@
-"""What each tensor of a GGUF file holds: itself, or tensors that its converter joined. Reads no values.
+"""Takes tensors apart that a GGUF converter joined, and undoes its order of rows. Reads no values.
 
 Joined tensors come apart under names of their own: `blk.0.ffn_up_exps.weight` holds `blk.0.exps.3.ffn_up.weight` and
 its siblings, `blk.0.attn_qkv.weight` holds attn_q, attn_k and attn_v. attn_k_b and attn_v_b make one attn_kv_b.
@@ -20,10 +20,10 @@ from quire.weights.tensor import Array
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_0-9]+)\.?(weight|bias|scale)?")
 EXPERTS = re.compile(r"(ffn_(?:gate|up|down))_exps")
 SHARED = re.compile(r"(ffn_(?:gate|up|down))_shexp")
-# Modules of one tensor; files differ in its suffix, and it goes by the module's name.
+# WHOLE: modules of one tensor, named without its suffix, in which files differ.
 WHOLE = frozenset({"exp_probs_b", "attn_sinks", "layer_output_scale", "altup_correct_scale"})
 STACKS = ("altup_proj", "altup_unembd_proj")
-# Modules within AltUp and LAuReL, by the names that their papers' code has.
+# RENAMED: modules within AltUp and LAuReL, to which the decoder gives other names.
 RENAMED = {
     "altup_router": "altup_modality_router",
     "altup_predict_coef": "altup_prediction_coefs",
@@ -37,9 +37,9 @@ RENAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of each layer, and of its keys. In a `turned` file rotary pairs of queries and keys are neighbours.
+    """The numbers of heads and of key heads in each layer.
 
-    (convert_hf_to_gguf.py, LlamaModel.permute.)
+    In a `turned` file rotary pairs of queries and keys are neighbours (convert_hf_to_gguf.py, LlamaModel.permute).
     """
 
     counts: Sequence[tuple[int, int]]
@@ -48,10 +48,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: all of `tensor`, or its entry `index`, of which `take` takes the values.
+    """The place of a tensor: all of `tensor`, or its entry `index`, of which `take` picks the values.
 
-    `shape` is that of the result. `second` is a tensor that `take` gets beside the first. A tensor that is not in the
-    file has `values`.
+    `shape` is the result's. `take` gets `second` as another tensor. A tensor that is not in the file has `values`.
     """
 
     tensor: str
@@ -63,7 +62,7 @@ class Place:
 
 
 def places(tensors: Mapping[str, TensorEntry], heads: Heads, where: str) -> dict[str, Place]:
-    """{name: place} of all tensors. ModelError if two have one name."""
+    """Map names to places. ModelError if two tensors hold one name."""
     found: dict[str, Place] = {}
     for tensor in tensors:
         for name, place in _places_of(tensor, tensors, heads):
@@ -117,7 +116,7 @@ def _places_of(tensor: str, tensors: Mapping[str, TensorEntry], heads: Heads) ->
 def _unfused(
     tensor: str, layer: str, kind: str, shape: tuple[int, ...], counts: tuple[int, int], turned: bool
 ) -> Iterator[tuple[str, Place]]:
-    """Queries, keys and values that the file holds in one tensor."""
+    """Split a tensor into queries, keys and values."""
     heads, kv_heads = counts
     size = shape[0] // (heads + 2 * kv_heads)
     first = 0
@@ -134,7 +133,7 @@ def _half(tensor: str, shape: tuple[int, ...], e: int, half: int) -> Place:
 
 
 def _unturned(heads: int) -> Take:
-    """Rows of pairs that are neighbours back to halves."""
+    """Return a take that puts rotary pairs from neighbours back to halves."""
 
     def take(array: Array) -> Array:
         if not heads or len(array) % (2 * heads):
@@ -146,7 +145,7 @@ def _unturned(heads: int) -> Take:
 
 
 def _joined(tensor: str, tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, Place]]:
-    """Keys [N, R, K] and values [N, V, R] of latent attention as one matrix [N (K + V), R]."""
+    """Join keys [N, R, K] and values [N, V, R] of latent attention to a matrix [N (K + V), R]."""
     keys, values = tensor.replace("attn_v_b", "attn_k_b"), tensor.replace("attn_k_b", "attn_v_b")
     shapes = [tensors[name].shape for name in (keys, values) if name in tensors]
     if list(map(len, shapes)) != [3, 3] or shapes[0][:2] != shapes[1][::2]:
