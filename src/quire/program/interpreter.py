@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from quire.errors import QuireError
 from quire.program.choices import Decision
+from quire.program.lane import Lane
 from quire.program.tasks import Signal, Tasks
 from quire.steps import (
     AnyStep,
@@ -68,29 +69,45 @@ class Caller(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """Text and variables of one lane. `base` is the length of the text when the lane was forked."""
+class LiveLane(Lane):
+    """A lane that the engine runs. `longest` bounds its text, in characters."""
 
     path: str = ""
-    text: str = ""
-    variables: dict[str, Any] = field(default_factory=dict)
-    base: int = 0
-    inherited: frozenset[str] = frozenset()  # variables that it had when it was forked
+    longest: int = 0
     known: int = 0  # length of the text that was computed
     num_begun: int = 0  # gens and selects of this call
     running: bool = False
     joined: bool = False
     reasoning: ReasoningFormat | None = None  # splits what gens give
-    waited: dict[str, Signal[None]] = field(default_factory=dict)  # variables that others wait for
-    forks: dict[str, list[Lane]] = field(default_factory=dict)
+    waited: dict[str | None, Signal[None]] = field(default_factory=dict)  # variables that others wait for
+    forks: dict[str, list[LiveLane]] = field(default_factory=dict)
+
+    def append(self, text: str) -> None:
+        """Append text. Raises StepError if it becomes too long."""
+        if len(self.text) + len(text) > self.longest:
+            raise StepError(
+                f"the text of lane {self.path!r} would have more than {self.longest} characters, the most for this "
+                "model's length: make it shorter"
+            )
+        self.text += text
+
+    def assign(self, name: str | None, value: Any) -> None:
+        """Assign a variable, and wake who waits for it."""
+        self.variables[name] = value
+        if name in self.waited:
+            self.waited.pop(name).set(None)
+
+    @property
+    def has_much_new(self) -> bool:
+        """Tell whether computing the new text several times in one step takes longer than once in a step of its own."""
+        return len(self.text) - self.known > FEW_CHARACTERS
 
 
 class Interpreter:
     """Runs calls on the lanes of one program. `longest` bounds the text of a lane, in characters."""
 
-    def __init__(self, longest: int, lanes: dict[str, Lane] | None = None) -> None:
-        self.lanes = {"": Lane()} if lanes is None else lanes
-        self._longest = longest
+    def __init__(self, longest: int, lanes: dict[str, LiveLane] | None = None) -> None:
+        self.lanes = {"": LiveLane(longest=longest)} if lanes is None else lanes
         self._ends: dict[str, Signal[None]] = {}  # of lanes that run
 
     async def run(
@@ -110,15 +127,15 @@ class Interpreter:
         first = self.lanes[""]
         self._report(Event("done", text=first.text, value=dict(first.variables)))
 
-    def live_lanes(self) -> dict[str, Lane]:
+    def live_lanes(self) -> dict[str, LiveLane]:
         """The lanes that later calls may go on with."""
         return {path: lane for path, lane in self.lanes.items() if not lane.joined}
 
-    def _start(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
+    def _start(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:
         lane.running = True
         self._ends[lane.path] = self._tasks.start(self._whole(lane, steps))
 
-    async def _whole(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
+    async def _whole(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:
         await self._steps(lane, steps)
         lane.running = False
         for signal in lane.waited.values():
@@ -126,19 +143,19 @@ class Interpreter:
         lane.waited = {}
         del self._ends[lane.path]
 
-    async def _steps(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
+    async def _steps(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:
         for step in steps:
             await self._step(lane, step)
 
-    async def _step(self, lane: Lane, step: AnyStep) -> None:
+    async def _step(self, lane: LiveLane, step: AnyStep) -> None:
         if isinstance(step, Text):
-            self._append(lane, step.text)
+            lane.append(step.text)
         elif isinstance(step, Gen):
             await self._generate(lane, step)
         elif isinstance(step, Select):
             await self._select(lane, step)
         elif isinstance(step, Insert):
-            self._append(lane, await self._value(lane, step))
+            lane.append(await self._value(lane, step))
         elif isinstance(step, Compute):
             await self._compute(lane)
         elif isinstance(step, Fork):
@@ -161,21 +178,13 @@ class Interpreter:
 
     # --- what makes text
 
-    def _append(self, lane: Lane, text: str) -> None:
-        if len(lane.text) + len(text) > self._longest:
-            raise StepError(
-                f"the text of lane {lane.path!r} would have more than {self._longest} characters, the most for this "
-                "model's length: make it shorter"
-            )
-        lane.text += text
-
-    def _begin(self, lane: Lane, step: Gen | Select) -> int:
+    def _begin(self, lane: LiveLane, step: Gen | Select) -> int:
         number, lane.num_begun = lane.num_begun, lane.num_begun + 1
         if self._stream:
             self._report(Event("start", lane.path, number, step.name))
         return number
 
-    async def _generate(self, lane: Lane, gen: Gen) -> None:
+    async def _generate(self, lane: LiveLane, gen: Gen) -> None:
         number = self._begin(lane, gen)
 
         def show(index: int, text: str) -> None:
@@ -191,38 +200,29 @@ class Interpreter:
             parts = [parse(value, None, lane.reasoning) for value in values]
             values = [part.content.strip() for part in parts]
             end.reasoning = parts[0].reasoning.strip()
-            self._assign(lane, f"{gen.name}_reasoning_content", end.reasoning)
         end.value = values if (gen.n or 1) > 1 else values[0]
-        self._append(lane, values[0])
         self._end(lane, end)
 
-    async def _select(self, lane: Lane, select: Select) -> None:
+    async def _select(self, lane: LiveLane, select: Select) -> None:
         number = self._begin(lane, select)
-        decision, counts = await self._caller.choose(lane.text, select, _has_much_new(lane))
+        decision, counts = await self._caller.choose(lane.text, select, lane.has_much_new)
         end = Event("end", lane.path, number, select.name, value=select.choices[decision.index])
         end.finish_reason, end.usage, end.meta_info = "stop", counts, decision.meta_info
         lane.known = len(lane.text)
-        self._append(lane, end.value)
         self._end(lane, end)
 
-    def _end(self, lane: Lane, end: Event) -> None:
-        if end.name is not None:
-            self._assign(lane, end.name, end.value)
+    def _end(self, lane: LiveLane, end: Event) -> None:
+        lane.take(end.name, end.value, end.reasoning)
         self._report(end)
 
-    async def _reason(self, lane: Lane, step: Reasoning) -> None:
+    async def _reason(self, lane: LiveLane, step: Reasoning) -> None:
         lane.reasoning = reasoning_format(step.model_type.replace("-", "_"))
         await self._steps(lane, step.steps)
         lane.reasoning = None
 
     # --- variables
 
-    def _assign(self, lane: Lane, name: str, value: Any) -> None:
-        lane.variables[name] = value
-        if name in lane.waited:
-            lane.waited.pop(name).set(None)
-
-    async def _value(self, lane: Lane, step: Insert) -> str:
+    async def _value(self, lane: LiveLane, step: Insert) -> str:
         source = lane if step.lane is None else self.lanes.get(step.lane)
         if source is None:
             raise StepError(f"there is no lane {step.lane!r}")
@@ -237,45 +237,39 @@ class Interpreter:
             raise StepError(f"variable {step.name!r} is a list: give the index of the item")
         return value
 
-    def _variable(self, lane: Lane, name: str) -> Any:
+    def _variable(self, lane: LiveLane, name: str) -> Any:
         if name not in lane.variables:
             raise StepError(f"variable {name!r} has no value in lane {lane.path!r}")
         return lane.variables[name]
 
-    def _text_of(self, lane: Lane, name: str) -> str:
+    def _text_of(self, lane: LiveLane, name: str) -> str:
         value = self._variable(lane, name)
         return str(value if isinstance(value, str) else value[0])
 
     # --- lanes
 
-    async def _compute(self, lane: Lane) -> None:
+    async def _compute(self, lane: LiveLane) -> None:
         if lane.text and lane.known < len(lane.text):
             await self._caller.compute(lane.text)
             lane.known = len(lane.text)
 
-    async def _fork(self, lane: Lane, step: Fork) -> None:
+    async def _fork(self, lane: LiveLane, step: Fork) -> None:
         """Start the branches. If much of the text is new, it is computed before, once, so that they share it."""
         if any(not one.joined for one in lane.forks.get(step.name, ())):
             raise StepError(f"fork {step.name!r} was not joined: join it first, or name this one otherwise")
-        if len(step.branches) > 1 and _has_much_new(lane):
+        if len(step.branches) > 1 and lane.has_much_new:
             await self._compute(lane)
         prefix = f"{lane.path}/{step.name}" if lane.path else step.name
-        lane.forks[step.name] = children = [
-            Lane(
-                f"{prefix}.{number}",
-                lane.text,
-                dict(lane.variables),
-                len(lane.text),
-                frozenset(lane.variables),
-                lane.known,
-            )
-            for number in range(len(step.branches))
-        ]
+        lane.forks[step.name] = children = []
+        for number in range(len(step.branches)):
+            child = LiveLane(path=f"{prefix}.{number}", longest=lane.longest, known=lane.known)
+            child.fork_from(lane)
+            children.append(child)
         for child, steps in zip(children, step.branches, strict=True):
             self.lanes[child.path] = child
             self._start(child, steps)
 
-    async def _join(self, lane: Lane, step: Join) -> None:
+    async def _join(self, lane: LiveLane, step: Join) -> None:
         children = lane.forks.get(step.fork)
         if not children or children[0].joined:
             raise StepError(f"there is no fork {step.fork!r} to join")
@@ -284,20 +278,16 @@ class Interpreter:
                 await self._ends[child.path]
             child.joined = True
         if step.mode == "concate_and_append":
-            for child in children:
-                self._append(lane, child.text[child.base :])
+            lane.join_texts(children)
         elif step.mode == "branch":
             chosen = children[self._number(lane, step, len(children))]
             lane.text, lane.known = chosen.text, chosen.known
             for name, value in chosen.variables.items():
-                self._assign(lane, name, value)
+                lane.assign(name, value)
         else:
-            for name in dict.fromkeys(name for child in children for name in child.variables):
-                found = [child.variables[name] for child in children if _is_new(child, name)]
-                if found and name not in lane.variables:
-                    self._assign(lane, name, found)
+            lane.join_variables(children)
 
-    def _number(self, lane: Lane, step: Join, count: int) -> int:
+    def _number(self, lane: LiveLane, step: Join, count: int) -> int:
         given: Any = step.branch
         if isinstance(given, str):
             text = self._text_of(lane, given).strip()
@@ -305,12 +295,3 @@ class Interpreter:
         if given is None or not 0 <= given < count:
             raise StepError(f"join: branch must be from 0 to {count - 1}, got {step.branch!r}")
         return int(given)
-
-
-def _has_much_new(lane: Lane) -> bool:
-    """Whether it takes longer to compute the new text several times in one step than once in a step of its own."""
-    return len(lane.text) - lane.known > FEW_CHARACTERS
-
-
-def _is_new(child: Lane, name: str) -> bool:
-    return name in child.variables and name not in child.inherited

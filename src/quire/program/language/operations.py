@@ -1,4 +1,4 @@
-"""What a state does in order: each operation has a step for the engine, and an effect on the state's own copy."""
+"""What a state does in order: each operation has a step for the engine, and repeats its effect on the state's lane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.errors import ProgramError
 from quire.program.language.symbols import Symbol
 
 if TYPE_CHECKING:
-    from quire.program.language.lane import Lane
+    from quire.program.language.pending import PendingLane
 
 
 class Operation:
@@ -18,8 +18,8 @@ class Operation:
         """The steps for the engine."""
         return []
 
-    def apply(self, lane: Lane) -> None:
-        """The effect on the lane, once the engine has run the steps. Raises what went wrong."""
+    def apply(self, lane: PendingLane) -> None:
+        """Repeat the effect on the lane, once the engine has run the steps. Raises what went wrong."""
 
 
 class AddText(Operation):
@@ -29,8 +29,8 @@ class AddText(Operation):
     def steps(self) -> list[dict[str, Any]]:
         return [{"type": "text", "text": self.text}] if self.text else []
 
-    def apply(self, lane: Lane) -> None:
-        lane.text += self.text
+    def apply(self, lane: PendingLane) -> None:
+        lane.append(self.text)
 
 
 class Value(Operation):
@@ -45,15 +45,13 @@ class Value(Operation):
     def steps(self) -> list[dict[str, Any]]:
         return [self.step]
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         if self.result is None or self.result["value"] is None:
             raise lane.root.error or ProgramError("the program ended before this step")
-        value = self.result["value"]
-        lane.text += value[0] if isinstance(value, list) else value
-        lane.variables[self.name] = value
+        lane.take(self.name, self.result["value"], self.result.get("reasoning"))
+        if self.name is None:  # as in SGLang, None names the last value without a name
+            lane.variables[None] = self.result["value"]
         lane.meta_info[self.name] = self.result["meta_info"]
-        if "reasoning" in self.result:
-            lane.variables[f"{self.name}_reasoning_content"] = self.result["reasoning"]
 
 
 class Separate(Operation):
@@ -66,7 +64,7 @@ class Separate(Operation):
         inside = [step for one in self.inner for step in one.steps()]
         return [{"type": "separate_reasoning", "model_type": self.model_type, "steps": inside}]
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         for one in self.inner:
             one.apply(lane)
 
@@ -74,7 +72,7 @@ class Separate(Operation):
 class AddSymbol(Operation):
     """A value that only the engine knows when the program is sent."""
 
-    def __init__(self, symbol: Symbol, lane: Lane) -> None:
+    def __init__(self, symbol: Symbol, lane: PendingLane) -> None:
         self.symbol, self.source = symbol, lane
 
     def steps(self) -> list[dict[str, Any]]:
@@ -82,9 +80,9 @@ class AddSymbol(Operation):
         step: dict[str, Any] = {"type": "insert", "name": symbol.name, "lane": symbol.lane}
         return [step if symbol.index is None else {**step, "index": symbol.index}]
 
-    def apply(self, lane: Lane) -> None:
-        value = self.source.known_value(self.symbol.name)
-        lane.text += value if self.symbol.index is None else value[self.symbol.index]
+    def apply(self, lane: PendingLane) -> None:
+        value = self.source.variables[self.symbol.name]
+        lane.append(value if self.symbol.index is None else value[self.symbol.index])
 
 
 class SetVariable(Operation):
@@ -93,15 +91,15 @@ class SetVariable(Operation):
     def __init__(self, name: str, value: Any) -> None:
         self.name, self.value = name, value
 
-    def apply(self, lane: Lane) -> None:
-        lane.variables[self.name] = self.value
+    def apply(self, lane: PendingLane) -> None:
+        lane.assign(self.name, self.value)
 
 
 class BeginMessage(Operation):
     def __init__(self, role: str, default: str | None) -> None:
         self.role, self.default = role, default
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         if self.default is not None:
             lane.messages.append({"role": "system", "content": self.default})
         lane.role_start = len(lane.text)
@@ -111,12 +109,12 @@ class EndMessage(Operation):
     def __init__(self, role: str) -> None:
         self.role = role
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         lane.messages.append({"role": self.role, "content": lane.text[lane.role_start :].lstrip()})
 
 
 class BeginScope(Operation):
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         lane.scopes.append(len(lane.text))
 
 
@@ -126,21 +124,21 @@ class EndScope(Operation):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def apply(self, lane: Lane) -> None:
-        lane.variables[self.name] = lane.text[lane.scopes.pop() :]
+    def apply(self, lane: PendingLane) -> None:
+        lane.assign(self.name, lane.text[lane.scopes.pop() :])
 
 
 class ForkLanes(Operation):
-    def __init__(self, name: str, lanes: list[Lane]) -> None:
+    def __init__(self, name: str, lanes: list[PendingLane]) -> None:
         self.name, self.lanes = name, lanes
 
     def steps(self) -> list[dict[str, Any]]:
         branches = [lane.take_steps() for lane in self.lanes]
         return [{"type": "fork", "name": self.name, "branches": branches}]
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         for child in self.lanes:
-            child.copy_from(lane)
+            child.fork_from(lane)
             child.apply()
 
 
@@ -151,7 +149,7 @@ class JoinLanes(Operation):
     def steps(self) -> list[dict[str, Any]]:
         return [{"type": "join", "fork": self.fork.name, "mode": self.mode}]
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         children = self.fork.lanes
         for child in children:
             child.apply()
@@ -159,12 +157,9 @@ class JoinLanes(Operation):
         if failed and lane.root.error is not None:
             raise failed[0]
         if self.mode == "concate_and_append":
-            lane.text += "".join(child.text[child.base :] for child in children)
-            return
-        for name in dict.fromkeys(name for child in children for name in child.variables):
-            found = [child.variables[name] for child in children if child.has_new(name)]
-            if found and name not in lane.variables:
-                lane.variables[name] = found
+            lane.join_texts(children)
+        else:
+            lane.join_variables(children)
 
 
 class Fail(Operation):
@@ -173,5 +168,5 @@ class Fail(Operation):
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def apply(self, lane: Lane) -> None:
+    def apply(self, lane: PendingLane) -> None:
         raise self.error

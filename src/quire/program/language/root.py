@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from quire.errors import QuireError, SessionExpiredError
 from quire.program.frames import Frames
-from quire.program.language.lane import Lane
 from quire.program.language.operations import Value
+from quire.program.language.pending import PendingLane
 from quire.program.language.symbols import Trace
 
 
@@ -41,20 +41,20 @@ class Root:
         self.changed = threading.Condition(threading.RLock())
         self.error: Exception | None = None
         self.finished = False
-        self.lanes: list[Lane] = []
+        self.lanes: list[PendingLane] = []
         self.first = self.new_lane(None, "")
         self._names = itertools.count()
         self._session: str | None = None
         self._sending = threading.RLock()
         self._complete = False
 
-    def new_lane(self, parent: Lane | None, place: str) -> Lane:
+    def new_lane(self, parent: PendingLane | None, place: str) -> PendingLane:
         """The first lane, or a branch of `parent`; `place` is the name of the fork and the branch's number."""
-        lane = Lane(self, parent, place)
+        lane = PendingLane(self, parent, place)
         self.lanes.append(lane)
         return lane
 
-    def lane_at(self, path: str) -> Lane:
+    def lane_at(self, path: str) -> PendingLane:
         return next(lane for lane in self.lanes if lane.path == path)
 
     def traced(self) -> None:

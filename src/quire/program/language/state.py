@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.program.language.expressions import Call, Expression, RoleMark, Separated, parts_of
-from quire.program.language.lane import LIST, OWN, Lane
 from quire.program.language.operations import (
     AddSymbol,
     AddText,
@@ -24,6 +23,7 @@ from quire.program.language.operations import (
     SetVariable,
     Value,
 )
+from quire.program.language.pending import LIST, OWN, PendingLane
 from quire.program.language.root import Root
 from quire.program.language.symbols import Symbol
 
@@ -36,7 +36,7 @@ class State:
     Then everything that all states of the program have appended runs in one request, forks beside each other.
     """
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: PendingLane) -> None:
         self._lane = lane
         self.ret_value: Any = None
 

@@ -8,7 +8,7 @@ from quire.errors import QuireError
 from quire.program.language.expressions import Expression
 
 if TYPE_CHECKING:
-    from quire.program.language.lane import Lane
+    from quire.program.language.pending import PendingLane
 
 
 class UntraceableError(QuireError):
@@ -23,7 +23,7 @@ class Symbol(Expression):
         self.used = False
         trace.symbols.append(self)
 
-    def use(self, elsewhere: Lane | None = None) -> None:
+    def use(self, elsewhere: PendingLane | None = None) -> None:
         """The value goes into a text; `elsewhere` is its lane if another lane takes it."""
         self.used = True
         if elsewhere is not None:
@@ -65,7 +65,7 @@ class Trace:
     def __init__(self) -> None:
         self.failed = False
         self.symbols: list[Symbol] = []
-        self.crossing: list[tuple[Lane, str]] = []  # variables that other lanes read
+        self.crossing: list[tuple[PendingLane, str]] = []  # variables that other lanes read
 
     def give_up(self) -> NoReturn:
         """End the trace, even if the program catches the error."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.program.lane import Lane
 from quire.program.language.operations import (
     Fail,
     ForkLanes,
@@ -24,21 +25,19 @@ LIST, TEXT, OWN = (
 )  # what a variable will hold: several texts, one, or a value of the program
 
 
-class Lane:
+class PendingLane(Lane):
     """`pending` operations were not sent yet. Text, variables and messages are those after the sent ones."""
 
-    def __init__(self, root: Root, parent: Lane | None = None, place: str = "") -> None:
+    def __init__(self, root: Root, parent: PendingLane | None = None, place: str = "") -> None:
+        super().__init__()
         self.root, self._parent, self._place = root, parent, place
         self.moved_to: str | None = None
         self.pending: list[Operation] = []
         self.history: list[Operation] = []  # all of them, for readers of a stream
-        self.text = ""
-        self.variables: dict[str | None, Any] = {}
         self.meta_info: dict[str | None, Any] = {}
         self.messages: list[dict[str, Any]] = []
         self.role_start = 0
         self.scopes: list[int] = []
-        self.base = 0
         self.error: Exception | None = None
         self.closed = False  # joined
         self.is_sent = parent is None  # whether the engine knows the lane, or will by the request under way
@@ -49,7 +48,6 @@ class Lane:
         self.assigned: dict[str | None, int] = {}  # how often, by operations that were not applied
         self.role: str | None = None if parent is None else parent.role
         self.has_message: bool = parent is not None and parent.has_message
-        self._inherited: frozenset[str | None] = frozenset()
         self._sent: list[Operation] = []
 
     @property
@@ -92,15 +90,11 @@ class Lane:
         """Whether a variable has one value in this lane."""
         return self.assigned.get(name, 0) + (name in self._first_kinds) == 1
 
-    def copy_from(self, parent: Lane) -> None:
-        """Take over what the parent has at this point."""
-        self.text, self.variables = parent.text, dict(parent.variables)
+    def fork_from(self, parent: Lane) -> None:
+        """Begin with what `parent` has at this point, its messages included."""
+        super().fork_from(parent)
+        assert isinstance(parent, PendingLane)
         self.messages, self.role_start = list(parent.messages), parent.role_start
-        self.base, self._inherited = len(parent.text), frozenset(parent.variables)
-
-    def has_new(self, name: str | None) -> bool:
-        """Whether the lane assigned a variable that its parent did not have."""
-        return name in self.variables and name not in self._inherited
 
     def take_steps(self) -> list[dict[str, Any]]:
         """The steps of the operations that wait, up to one that cannot be done; they count as sent."""
@@ -138,7 +132,3 @@ class Lane:
                 operation.apply(self)
             except Exception as error:
                 self.error = error
-
-    def known_value(self, name: str | None) -> Any:
-        """The value of a variable that is there. KeyError if there is none."""
-        return self.variables[name]
