@@ -13,7 +13,7 @@
 #include "attention/attention_jobs.h"
 #include "attention/attention_kv.h"
 #include "attention/attention_tile.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "simd/simd.h"
 
 namespace quire::QUIRE_ISA {

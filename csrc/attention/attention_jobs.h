@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/attention_tile.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 
 namespace quire::QUIRE_ISA {
 

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "attention/attention_tile.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "simd/simd_narrow.h"
 
 namespace quire::QUIRE_ISA {

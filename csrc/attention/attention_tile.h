@@ -5,7 +5,7 @@
 // tile's four weights as (0 + 16) + (32 + 48).
 #pragma once
 
-#include "linear/activation.h"
+#include "rowwise/activation.h"
 #include "attention/attention_int8.h"
 #include "attention/attention_steps.h"
 #include "simd/simd.h"
@@ -199,5 +199,9 @@ void attend_tile(const TileShape& shape, const HeadRows& rows, const TileKV<T>& 
     fetch_next(head, kWithWeights, kRuns);
   }
 }
+
+// Caches in other types are copied to float: compiled once, in kernels/float/attention.cpp.
+extern template void attend_tile(const TileShape&, const HeadRows&, const TileKV<float>&, const RowTile*, int, const int*,
+                                 const int*, float*);
 
 }  // namespace quire::QUIRE_ISA

@@ -11,7 +11,8 @@
 
 #include "bind/bindings.h"
 #include "simd/isa.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
+#include "plan/kv_cache.h"
 #include "plan/shared_prefix.h"
 
 namespace nb = nanobind;
@@ -122,6 +123,8 @@ void run_attention(const std::string& isa, ThreadPool& pool, AttentionCache& cac
                      .sinks = sinks ? sinks->data() : nullptr,
                      .bias = nullptr,
                      .reach = 0,
+                     .added = nullptr,
+                     .added_positions = 0,
                      .workspace = nullptr};
   check_step(args, size_t(tokens), table.shape(0), table.shape(1));
   const KVView& kv = cache.view();

@@ -6,7 +6,7 @@
 
 #include "bind/bindings.h"
 #include "simd/isa.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "simd/probe.h"
 #include "plan/thread_pool.h"
 

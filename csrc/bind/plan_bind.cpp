@@ -16,7 +16,7 @@
 
 #include "bind/bindings.h"
 #include "simd/isa.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "plan/kv_cache.h"
 #include "linear/matrix.h"
 #include "plan/plan.h"

@@ -11,7 +11,7 @@
 
 #include "bind/bindings.h"
 #include "simd/isa.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "sample/sampler.h"
 
 namespace nb = nanobind;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "linear/block_kinds.h"
+#include "linear/blocks/kinds.h"
 #include "plan/memory.h"
 
 namespace quire {
@@ -92,7 +92,7 @@ struct MatrixView {
   QUIRE_INLINE int panels() const { return gated ? 2 * ((rows / 2 + 15) / 16) : (rows + 15) / 16; }
   QUIRE_INLINE const char* panel(int index) const { return data + panel_bytes() * size_t(index); }
   QUIRE_INLINE const char* tail(int index) const { return panel(index) + geometry.columns_bytes; }
-  // The screen: a copy rounded to int8 that follows the panels (screen.h).
+  // The screen: a copy rounded to int8 that follows the panels (screened_argmax.h).
   QUIRE_INLINE bool has_screen() const { return format.screened && format.layout != Layout::int8; }
   MatrixView screen() const;
   // With `inputs`, behind the panels: the input that each column multiplies, and the factor that it is multiplied with.

@@ -8,7 +8,7 @@
 // and, if it holds codes,
 //   quantize(view, values, codes)      rounds a row of floats
 //   put_lane(view, panel, lane, codes) places a row of codes in its panel
-// products.h has its products.
+// The files of csrc/kernels multiply it.
 #pragma once
 
 #include "linear/format.h"

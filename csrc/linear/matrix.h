@@ -10,7 +10,7 @@
 #include "linear/sparse.h"
 #include "plan/memory.h"
 #include "plan/thread_pool.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 
 namespace quire {
 

@@ -1,25 +1,15 @@
-// Paged KV storage of all layers in one allocation. Knows the layout; knows no sequence and no block table.
-//
-// [block][layer], so that memory is touched as blocks are used; in each, keys come first, then values:
-//   K [kv_head][head_dim][block_size]   transposed: vector lanes are positions, so scores need no horizontal sums
-//   V [kv_head][block_size][head_dim]
-// Elements are float, float16, bfloat16 (uint16_t), FP8 of two kinds, or int8. A head's tile is contiguous: head_dim * block_size elements.
-// In int8, four elements that a dot product of bytes multiplies together are neighbours. A tile's elements are followed
-// by one float scale per position: that of its key, or of its value, in this head.
-//   K [kv_head][head_dim / 4][block_size][4]   bytes are value + 128; head_dim is rounded up to a multiple of 4
-//   V [kv_head][block_size / 4][head_dim][4]   groups of positions 4 i to 4 i + 3; block_size is a multiple of 4
-// With shared values (latent attention) there is no V: a value is the first value_dim elements of its key.
+// Paged KV storage of all layers in one allocation, as attention/kv_view.h lays it out. Knows no sequence and no block
+// table.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "attention/kv_view.h"
 #include "plan/memory.h"
 
 namespace quire {
-
-enum class KVType : int { f32, bf16, i8, f16, e4m3, e5m2 };
 
 // Heads of one layer; layers may differ. 0 heads: the layer keeps nothing.
 struct KVLayer {
@@ -28,40 +18,6 @@ struct KVLayer {
   bool operator==(const KVLayer& other) const {
     return num_kv_heads == other.num_kv_heads && head_dim == other.head_dim;
   }
-};
-
-// Plain view of one layer of a cache, safe to use in per-ISA code.
-struct KVView {
-  char* base = nullptr;     // of the layer in block 0
-  size_t block_stride = 0;  // bytes from block to block, all layers
-  int num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
-  KVType type = KVType::f32;
-  bool shared_values = false;
-  const float* scales = nullptr;  // [2 heads]: those of the keys, then of the values, or null: 1
-
-  QUIRE_INLINE size_t element_bytes() const {
-    return type == KVType::f32 ? 4 : type == KVType::bf16 || type == KVType::f16 ? 2 : 1;
-  }
-  // Whether elements are widened to float before they are multiplied.
-  QUIRE_INLINE bool widens() const { return type == KVType::f16 || type == KVType::e4m3 || type == KVType::e5m2; }
-  QUIRE_INLINE size_t tile_elements() const {
-    return size_t(type == KVType::i8 ? (head_dim + 3) / 4 * 4 : head_dim) * size_t(block_size);
-  }
-  QUIRE_INLINE size_t tile_bytes() const {
-    return tile_elements() * element_bytes() + (type == KVType::i8 ? size_t(block_size) * 4 : 0);
-  }
-  QUIRE_INLINE size_t side_bytes() const { return size_t(num_kv_heads) * tile_bytes(); }  // keys or values of a layer
-  QUIRE_INLINE size_t layer_bytes() const { return side_bytes() * (shared_values ? 1 : 2); }
-
-  // Stored keys and values of a head are divided by these.
-  QUIRE_INLINE float key_scale(int head) const { return scales ? scales[head] : 1.0f; }
-  QUIRE_INLINE float value_scale(int head) const { return scales ? scales[num_kv_heads + head] : 1.0f; }
-
-  // First byte of the tile of (block, kv head).
-  QUIRE_INLINE char* key_tile(int block, int head) const {
-    return base + size_t(block) * block_stride + size_t(head) * tile_bytes();
-  }
-  QUIRE_INLINE char* value_tile(int block, int head) const { return key_tile(block, head) + side_bytes(); }
 };
 
 // Copies the key and the value of one position to the same offset of another block, in one layer.

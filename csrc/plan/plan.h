@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "plan/adapters.h"
 #include "plan/kv_cache.h"
 #include "linear/matrix.h"

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -110,10 +112,12 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state_(std::make_unique<State>()) {
-  state_->scratch = HugeBuffer(kScratchBytes * size_t(threads_));
-  state_->shares = std::vector<Share>(size_t(threads_));
-  state_->owner = getpid();
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+  auto state = std::make_unique<State>();
+  state->scratch = HugeBuffer(kScratchBytes * size_t(threads_));
+  state->shares = std::vector<Share>(size_t(threads_));
+  state->owner = getpid();
+  state_ = state.release();
   for (int i = 1; i < threads_; ++i) state_->workers.emplace_back([this, i] { state_->loop(i); });
 }
 
@@ -121,12 +125,14 @@ ThreadPool::~ThreadPool() {
   // After a fork the child has no workers; run() still works there (the caller claims every task).
   if (state_->owner != getpid()) {
     for (std::thread& t : state_->workers) t.detach();
+    delete state_;
     return;
   }
   state_->stop.store(true, std::memory_order_release);
   state_->epoch.fetch_add(1, std::memory_order_seq_cst);
   state_->epoch.notify_all();
   for (std::thread& t : state_->workers) t.join();
+  delete state_;
 }
 
 void* ThreadPool::scratch(int thread) const {

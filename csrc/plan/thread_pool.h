@@ -5,10 +5,8 @@
 // (the next step comes soon), then sleep: an idle pool uses no CPU.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 
 namespace quire {
@@ -62,7 +60,7 @@ class ThreadPool {
 
   struct State;
   int threads_;
-  std::unique_ptr<State> state_;
+  State* state_;  // owned: every kernel includes this header, and <memory> would double what they read
 };
 
 }  // namespace quire

@@ -424,7 +424,4 @@ inline int draw(const DrawArgs& d) {
   return race.token;
 }
 
-inline constexpr SamplerKernels sampler_kernels = {row_max,     exp_sum,    weigh,   weigh_roughly,
-                                                   count_above, keep_range, collect, draw};
-
 }  // namespace quire::QUIRE_ISA

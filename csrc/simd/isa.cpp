@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 
 namespace quire {
 

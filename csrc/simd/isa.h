@@ -1,4 +1,4 @@
-// Names of instruction sets, and those that this CPU and operating system can run. Knows no kernel.
+// Names of instruction sets, those that this CPU and operating system can run, and their kernels. Knows no kernel itself.
 #pragma once
 
 #include <string>
@@ -11,5 +11,9 @@ std::vector<std::string> available_isas();
 
 // Resolves "auto"; throws std::invalid_argument if the CPU cannot run `name`.
 std::string resolve_isa(const std::string& name);
+
+// The table of an available instruction set.
+struct Kernels;
+const Kernels& kernels_for(const std::string& isa);
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Times the probe kernels (probe_kernels.h) on a pool of their own. Knows no model.
+// Times the probe kernels (kernels/probe_loops.h) on a pool of their own. Knows no model.
 #include "simd/probe.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "simd/isa.h"
-#include "simd/kernels.h"
+#include "kernels/kernels.h"
 #include "plan/memory.h"
 #include "plan/thread_pool.h"
 

@@ -1,5 +1,5 @@
 // One vector type per instruction set: V is always 16 floats, so kernels and their orders of reduction read the same
-// everywhere. Included only by *_kernels.cpp, which are compiled once per set. Knows no kernel.
+// everywhere. Included only by files in kernels/, which are compiled once per set. Knows no kernel.
 //
 // Everything lives in quire::QUIRE_ISA. Do not call inline functions of the standard library from per-ISA code: the
 // linker could keep the copy compiled with wide instructions for the whole library.

@@ -22,6 +22,16 @@ QUIRE_INLINE void unrolled(F&& f) {
   }(std::make_integer_sequence<int, N>{});
 }
 
+// The same where counters need not be constants: code without vector instructions keeps its loop.
+template <int N, class F>
+QUIRE_INLINE void repeated(F&& f) {
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
+  unrolled<N>([&](auto i) QUIRE_INLINE_LAMBDA { f(i.value); });
+#else
+  for (int i = 0; i < N; ++i) f(i);
+#endif
+}
+
 #if defined(QUIRE_AVX512)
 template <int bits>
 inline I shr(I a) {
@@ -99,12 +109,8 @@ template <int bits>
 inline I shl(I x) {
   return shift_left(x, bits);
 }
-inline I operator|(I x, I y) {
-  return each([&](int i) { return x.v[i] | y.v[i]; });
-}
-inline I operator*(I x, I y) {
-  return each([&](int i) { return int32_t(uint32_t(x.v[i]) * uint32_t(y.v[i])); });
-}
+inline I operator|(I x, I y) { return {x.v | y.v}; }
+inline I operator*(I x, I y) { return {Ints(Bits(x.v) * Bits(y.v))}; }
 // table[b] for each byte b, all below 16; the table is repeated in each 16 bytes.
 inline I lookup(I table, I bytes) {
   uint8_t of[64], at[64];

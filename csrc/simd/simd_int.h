@@ -87,7 +87,7 @@ inline V signed_byte(I x) {
 inline I to_int(V v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
 #else
 struct I {
-  int32_t v[kLanes];
+  Ints v;
 };
 template <class F>
 inline I each(F&& f) {
@@ -95,61 +95,34 @@ inline I each(F&& f) {
   for (int i = 0; i < kLanes; ++i) r.v[i] = f(i);
   return r;
 }
-inline I iset1(int32_t x) {
-  return each([&](int) { return x; });
-}
+inline I iset1(int32_t x) { return {Ints{} + x}; }
 inline I iload(const void* p) {
   I r;
-  std::memcpy(r.v, p, sizeof(r.v));
+  std::memcpy(&r.v, p, sizeof(r.v));
   return r;
 }
-inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof(x.v)); }
+inline void istore(void* p, I x) { std::memcpy(p, &x.v, sizeof(x.v)); }
 // Sums wrap around.
-inline I operator+(I x, I y) {
-  return each([&](int i) { return int32_t(uint32_t(x.v[i]) + uint32_t(y.v[i])); });
-}
-inline I operator-(I x, I y) {
-  return each([&](int i) { return int32_t(uint32_t(x.v[i]) - uint32_t(y.v[i])); });
-}
-inline I operator&(I x, I y) {
-  return each([&](int i) { return x.v[i] & y.v[i]; });
-}
-inline I operator^(I x, I y) {
-  return each([&](int i) { return x.v[i] ^ y.v[i]; });
-}
-inline I shift_right(I x, int bits) {
-  return each([&](int i) { return int32_t(uint32_t(x.v[i]) >> bits); });
-}
-inline I max(I x, I y) {
-  return each([&](int i) { return max_of(x.v[i], y.v[i]); });
-}
-inline I magnitude_bits(V x) {
-  const V y = abs(x);
-  return iload(&y.r);
-}
-inline I shift_left(I x, int bits) {
-  return each([&](int i) { return int32_t(uint32_t(x.v[i]) << bits); });
-}
-inline V float_of(I x) {
-  Bits b;
-  std::memcpy(&b, x.v, sizeof(b));
-  return from_bits(b);
-}
-inline V to_float(I x) {
-  alignas(64) float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = float(x.v[i]);
-  return load(lanes);
-}
+inline I operator+(I x, I y) { return {Ints(Bits(x.v) + Bits(y.v))}; }
+inline I operator-(I x, I y) { return {Ints(Bits(x.v) - Bits(y.v))}; }
+inline I operator&(I x, I y) { return {x.v & y.v}; }
+inline I operator^(I x, I y) { return {x.v ^ y.v}; }
+inline I shift_right(I x, int bits) { return {Ints(Bits(x.v) >> bits)}; }
+inline I shift_left(I x, int bits) { return {Ints(Bits(x.v) << bits)}; }
+inline I max(I x, I y) { return {x.v > y.v ? x.v : y.v}; }
+inline I magnitude_bits(V x) { return {Ints(to_bits(abs(x)))}; }
+inline V float_of(I x) { return from_bits(Bits(x.v)); }
+inline V to_float(I x) { return {__builtin_convertvector(x.v, Floats)}; }
 template <int j>
 inline V signed_byte(I x) {
-  return to_float(each([&](int i) { return int32_t(int8_t(uint32_t(x.v[i]) >> (8 * j))); }));
+  return to_float({shift_left(x, 24 - 8 * j).v >> 24});
 }
 inline I to_int(V v) {
-  alignas(64) float lanes[kLanes];
-  store(lanes, round_even(v));
+  const V rounded = round_even(v);
   // As on x86: NaN and values out of range become the least integer.
   return each([&](int i) {
-    return lanes[i] >= -0x1p31f && lanes[i] < 0x1p31f ? int32_t(lanes[i]) : std::numeric_limits<int32_t>::min();
+    const float x = rounded.r[i];
+    return x >= -0x1p31f && x < 0x1p31f ? int32_t(x) : std::numeric_limits<int32_t>::min();
   });
 }
 #endif

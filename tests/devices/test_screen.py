@@ -182,7 +182,7 @@ def test_weights_without_a_screen() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_screen_is_the_weight_in_int8_with_bounds(isa: str, layout: str) -> None:
-    """Read back from the packed bytes (csrc/simd/kernels.h, MatrixView)."""
+    """Read back from the packed bytes (csrc/linear/format.h, MatrixView)."""
     dtype, compact = LAYOUTS[layout]
     backend, w = native(isa, compact=compact), normal(np.random.default_rng(9), 37, 90)
     w[5] = 0

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "linear/compact_writer.h"
+
 namespace quire {
 
 namespace {

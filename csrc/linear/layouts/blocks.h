@@ -1,4 +1,4 @@
-// blocks: rows of blocks (block_kinds.h). A panel begins with the words of its rows: [words][16] of four bytes. A unit of it
+// blocks: rows of blocks (linear/blocks/kinds.h). A panel begins with the words of its rows: [words][16] of four bytes. A unit of it
 // is one block of each row, or two if they are small: heads [16] of the blocks, then their words [words][16]. Parts of a
 // weight may be of different kinds; a panel has one.
 //

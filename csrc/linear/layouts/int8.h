@@ -1,6 +1,6 @@
 // int8: { [ceil(K / 4)][16][4] bytes, each its value plus 128; scale [16] float32 }. One scale per row.
 // A screen has two more fields behind the scales of each panel, length [16] and rounding [16] float32: bounds of the
-// length of a row, exact and rounded, and of the change by rounding (screen.h).
+// length of a row, exact and rounded, and of the change by rounding (linear/screened_argmax.h).
 #pragma once
 
 #include "linear/format.h"

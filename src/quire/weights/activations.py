@@ -1,6 +1,6 @@
 """How formats round activations before they are multiplied with quantized weights: the oracle of every device.
 
-Knows numbers; knows no format and no device. csrc/linear/rounding.h says the same.
+Knows numbers; knows no format and no device. csrc/rowwise/rounding.h says the same.
 """
 
 from __future__ import annotations

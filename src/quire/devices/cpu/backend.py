@@ -48,7 +48,7 @@ class NativeBackend:
 
     `compact` keeps bfloat16 weights in 12 bits without loss (csrc/linear/compact.h); by default if the instruction set
     can expand them fast. `screened` keeps an int8 copy behind a float32 or bfloat16 head, which greedy steps read to
-    find candidates for the largest logit (csrc/linear/screen.h). Neither changes a bit of any result.
+    find candidates for the largest logit (csrc/linear/screened_argmax.h). Neither changes a bit of any result.
     """
 
     caveat = ""

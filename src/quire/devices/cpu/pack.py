@@ -52,7 +52,7 @@ class NativeMatrix:
 
 
 def multiplies_pairs(layout: AnyLayout) -> bool:
-    """Whether instruction sets with products of bfloat16 use them for a layout (csrc/linear/block_pairs.h)."""
+    """Whether instruction sets with products of bfloat16 use them for a layout (csrc/linear/blocks/pairs.h)."""
     return isinstance(layout, Int4) or (isinstance(layout, Blocks) and layout.kind in PAIRED)
 
 

@@ -32,7 +32,7 @@ class Kind:
     floats: bool = False
 
 
-# The names are also those of csrc/linear/block_kinds.h.
+# The names are also those of csrc/linear/blocks/kinds.h.
 KINDS: Mapping[str, Kind] = {
     "q4_0": Kind(32, 18),
     "q4_1": Kind(32, 20),

@@ -1,7 +1,7 @@
 """Blocks whose codes are indices into grids, and ternary blocks, to float32 in numpy. As decode.py.
 
 The grids are in grids.bin, 16 bits for each entry: the places of its eight values in a list of three, or of its four
-values in a list of eight. csrc/linear/block_grids.cpp is compiled from the same file.
+values in a list of eight. csrc/linear/blocks/grids.cpp is compiled from the same file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kinds of blocks whose rows have words of their own, or whose codes stand for floats: FP8, FP4 and tables.
 
-A row is `row` bytes, then its blocks. Values are number * scale, rounded once to float32. csrc/linear/block_values.h
-and UnpackNvfp4 of block_unpack.h say the same.
+A row is `row` bytes, then its blocks. Values are number * scale, rounded once to float32. csrc/linear/blocks/values.h
+and UnpackNvfp4 of blocks/unpack.h say the same.
 """
 
 from __future__ import annotations
