@@ -67,7 +67,7 @@ class Rejection:
         self._drafted: dict[
             tuple[int, int], np.ndarray
         ] = {}  # by slot and position: the drafter's distribution
-        self._llm, parts = llm, llm._core.core._executor.parts
+        self._llm, parts = llm, llm._core._executor.parts
         self._sampler, self._part = parts[0].sampler, parts[-1]
         picker: Picker | None = getattr(self._part._proposer, "_picker", None)
         if picker is not None:

@@ -53,7 +53,7 @@ class Oracle(TokenProposer):
 
 
 def part_of(llm: LLM) -> Any:
-    return llm._core.core._executor.parts[-1]
+    return llm._core._executor.parts[-1]
 
 
 def seconds(llm: LLM, prompts: list[Any], params: SamplingParams | list[SamplingParams]) -> float:

@@ -107,6 +107,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return (self.seed + index) & SEED_MASK
 
     @property
+    def is_composed(self) -> bool:
+        """Return whether several requests answer it: a program, a beam search, or a choice."""
+        return self.program is not None or self.sampling.beam is not None or bool(self.choices)
+
+    @property
     def constrained(self) -> bool:
         """Whether its tokens are drawn through masks."""
         return self.grammar is not None or self.thinking is not None

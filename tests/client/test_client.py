@@ -18,6 +18,7 @@ import pytest
 from quire.client.client import AsyncEngine, ClientOptions
 from quire.client.metrics import Metrics
 from quire.config import EngineConfig
+from quire.engine.verbs import ResetPrefixCache
 from quire.errors import EngineError, ModelError, OverloadedError, RequestError
 from quire.params import SamplingParams
 from quire.types import FinishReason, Request
@@ -225,7 +226,7 @@ def test_embedding_reset_and_stats() -> None:
             deltas = [d async for d in engine.generate(wanted)]
             assert [d.embedding for d in deltas] == [scripted.embed(wanted.tokens, "mean")]
             assert engine.metrics.prompt_tokens == len(wanted.tokens)
-            await engine.reset_prefix_cache()
+            await engine.do(ResetPrefixCache())
             assert (await engine.stats()).num_blocks == scripted.NUM_BLOCKS
 
     run(test)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine.adapters import AdapterArena
+from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
 from quire.types import Request
@@ -99,15 +100,15 @@ def test_the_least_recently_used_adapter_makes_room() -> None:
 
 def test_a_pinned_adapter_stays() -> None:
     made, _ = arena(2)
-    assert made.load("a", pin=True).result(10) == "a"
+    assert made.load(LoadAdapter("a", pin=True)).result(10) == "a"
     for number, name in enumerate("bcd"):
         made.take(request(number, name))
         settle(made)
         made.release(str(number))
     assert made.residents == ["a", "d"]
-    made.load("b", pin=True).result(10)
+    made.load(LoadAdapter("b", pin=True)).result(10)
     with pytest.raises(EngineError, match="max-cpu-loras"):
-        made.load("c", pin=True).result(10)
+        made.load(LoadAdapter("c", pin=True)).result(10)
 
 
 def test_nobody_overtakes_a_request_that_waits_for_a_slot() -> None:
@@ -140,12 +141,12 @@ def test_a_broken_adapter_ends_its_requests_alone() -> None:
     made.take(request(1, "a"))
     assert dict(settle(made)) == {"0": "b is broken", "1": None}
     with pytest.raises(ModelError, match="broken"):
-        made.load("b").result(10)
+        made.load(LoadAdapter("b")).result(10)
 
 
 def test_files_that_changed_are_an_error_and_not_another_answer() -> None:
     made, files = arena(1)
-    assert made.load("a").result(10) == "a"
+    assert made.load(LoadAdapter("a")).result(10) == "a"
     made.take(request(0, "b"))
     settle(made)
     made.release("0")
@@ -160,7 +161,7 @@ def test_an_unloaded_adapter_leaves_once_nobody_uses_it() -> None:
     made, files = arena(2)
     made.take(request(0, "a"))
     settle(made)
-    made.unload("a")
+    made.unload(UnloadAdapter("a"))
     assert made.residents == ["a"]
     made.release("0")
     assert made.residents == []
@@ -191,7 +192,7 @@ def test_random_traffic_loses_nothing() -> None:
         for name in running.values():
             assert files.slots[made.slot_of(name)] == name, "a running request lost its adapter"
         if rng.random() < 0.1:
-            made.unload(rng.choice("abcdefg"))
+            made.unload(UnloadAdapter(rng.choice("abcdefg")))
         while running and (len(running) > 5 or rng.random() < 0.6):
             made.release(running.popitem()[0])
             ended += 1

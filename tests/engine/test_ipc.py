@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quire.config import EngineConfig
 from quire.engine import ipc
+from quire.engine.verbs import Sleep, WakeUp
 from quire.params import SamplingParams
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request, TokenLogprobs, Usage
 
@@ -31,7 +32,14 @@ DELTA = Delta("r", 1, [3], Usage(4, 0, 1), [SCORES], [SCORES], FinishReason.ERRO
 
 @pytest.mark.parametrize(
     "command",
-    [ipc.Add([REQUEST]), ipc.Abort("x"), ipc.Abort("x", 3), ipc.Stop(), ipc.Call(4, "reset")],
+    [
+        ipc.Add([REQUEST]),
+        ipc.Abort("x"),
+        ipc.Abort("x", 3),
+        ipc.Stop(),
+        ipc.Call(4, Sleep(2, "wait")),
+        ipc.Call(5, WakeUp(("weights",))),
+    ],
 )
 def test_commands_return_equal(command: ipc.Command) -> None:
     assert ipc.decode_command(ipc.encode(command)) == command

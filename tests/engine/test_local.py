@@ -49,7 +49,7 @@ def test_six_threads_share_one_object_and_each_gets_its_own(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert together == alone
-    llm._engine.ask(lambda _: llm._core.core.scheduler.check())
+    llm._engine.ask(lambda _: llm._core.scheduler.check())
 
 
 def test_stream_and_generate_interleave(llm: LLM) -> None:
@@ -70,7 +70,7 @@ def test_leaving_a_stream_aborts_it_and_gives_its_blocks_back(llm: LLM) -> None:
     while llm.stats().num_running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert llm.stats().num_used_blocks == before
-    llm._engine.ask(lambda _: llm._core.core.scheduler.check())
+    llm._engine.ask(lambda _: llm._core.scheduler.check())
 
 
 @settings(max_examples=15, deadline=None)
@@ -91,7 +91,7 @@ def test_an_interrupt_ends_the_call_and_nothing_else(llm: LLM, delay: float) -> 
         work()
     timer.join()
     assert tokens(llm, PROMPTS[1]) == alone
-    llm._engine.ask(lambda _: llm._core.core.scheduler.check())
+    llm._engine.ask(lambda _: llm._core.scheduler.check())
 
 
 def test_an_error_in_one_call_leaves_the_others_alone(llm: LLM) -> None:

@@ -76,7 +76,7 @@ def results(
 ) -> list[Any]:
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = llm.generate(given, params, use_tqdm=False, lora_request=adapters)
-    llm._core.core.scheduler.check()
+    llm._core.scheduler.check()
     assert llm.stats().num_used_blocks == 0
     return [(output.prompt_logprobs, output.outputs) for output in outputs]
 
@@ -118,7 +118,7 @@ def test_a_mix_of_adapters_equals_each_alone(
     assert results(llm, make_prompts(), PARAMS, each) == wanted, "a warm prefix cache changed the result"
     for key, row in rows.items():
         assert row == recorder.rows[key], f"logits of seed and position {key} differ"
-    (arena, _) = llm._core.core.gates
+    (arena, _) = llm._core.gates
     assert not arena._requests, "an ended request pins its adapter"
 
 

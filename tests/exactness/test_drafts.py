@@ -92,7 +92,7 @@ class Drafter:
 def drafting(llm: LLM, known: dict[int, list[int]], seed: int) -> Drafter:
     """Make `llm` draft from now on."""
     drafter = Drafter(known, seed)
-    llm._core.core._executor.parts.append(drafter)
+    llm._core._executor.parts.append(drafter)
     return drafter
 
 

@@ -163,7 +163,7 @@ def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
 
 
 def record(llm: LLM) -> Recorder:
-    runner = llm._core.core._executor
+    runner = llm._core._executor
     sampling, _, scoring, *_ = runner.parts
     runner.parts.append(WholeLogits())
     sampling.sampler = scoring.sampler = recorder = Recorder(sampling.sampler, {}, {})
@@ -171,7 +171,7 @@ def record(llm: LLM) -> Recorder:
 
 
 def stop_recording(llm: LLM) -> None:
-    runner = llm._core.core._executor
+    runner = llm._core._executor
     sampling, _, scoring, *_ = runner.parts
     del runner.parts[-1]
     sampling.sampler = scoring.sampler = sampling.sampler.inner
@@ -179,7 +179,7 @@ def stop_recording(llm: LLM) -> None:
 
 def results(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-    llm._core.core.scheduler.check()
+    llm._core.scheduler.check()
     assert llm.stats().num_used_blocks == 0
     return [(o.prompt_logprobs, o.outputs) for o in outputs]
 
@@ -292,7 +292,7 @@ class Chaos(Pace):
 
 
 def make_chaotic(llm: LLM, seed: int) -> None:
-    llm._core.core.scheduler._planner._pace = Chaos(seed)
+    llm._core.scheduler._planner._pace = Chaos(seed)
 
 
 CHAOS: dict[str, dict[str, Any]] = {

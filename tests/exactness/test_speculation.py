@@ -104,7 +104,7 @@ def test_predictions_change_nothing(
     """Right predictions, predictions with a part cut out or put in, and rubbish."""
     wanted = plain("llama-f32")
     llm = load(tiny_model, "llama-f32")
-    llm._core.core._executor.parts[-1].controller.adaptive = False  # so that times do not count
+    llm._core._executor.parts[-1].controller.adaptive = False  # so that times do not count
     outputs = [list(outputs[0].token_ids) for _, outputs in wanted]
     for number, change in enumerate(
         (
@@ -164,7 +164,7 @@ def test_beams_are_those_without_speculation(proposer: str, tiny_model: Callable
     for _ in range(2):
         assert results(llm, prompts, each) == wanted
     assert llm.stats().spec_accepted_tokens > 0
-    llm._core.core.scheduler.check()
+    llm._core.scheduler.check()
 
 
 class Checking(TokenProposer):
@@ -188,7 +188,7 @@ def test_tokens_are_known_after_steps_without_drafts(
 ) -> None:
     """The part rests where looking for drafts takes long, and takes in later what it missed."""
     llm = load(tiny_model, "llama-f32", speculative_config=PROPOSERS["ngram"], **SCHEDULES[schedule])
-    part = llm._core.core._executor.parts[-1]
+    part = llm._core._executor.parts[-1]
     known = {
         (params.seed, output.index): list(output.token_ids)
         for params, (_, outputs) in zip(EACH, plain("llama-f32"), strict=True)

@@ -91,7 +91,7 @@ def with_trees(
         "tree_tokens": 24,
     }
     llm = load(tiny_model, model, speculative_config={**config, "adaptive": False}, **options)
-    llm._core.core._executor.parts[-1]._proposer = RandomTrees(known, len(options))
+    llm._core._executor.parts[-1]._proposer = RandomTrees(known, len(options))
     return llm
 
 
@@ -109,9 +109,9 @@ def test_trees_change_nothing(
     llm = with_trees(tiny_model, model, known, **SCHEDULES[schedule])
     for _ in range(2):  # the second time from the prefix cache, which accepted branches have filled
         assert results(llm, make_prompts(), PARAMS) == wanted
-    proposer = llm._core.core._executor.parts[-1]._proposer
+    proposer = llm._core._executor.parts[-1]._proposer
     stats = llm.stats()
     assert proposer.through_branches > 20
     assert stats.spec_accepted_tokens > 100
     assert stats.spec_draft_tokens - stats.spec_accepted_tokens > 100
-    llm._core.core.scheduler.check()
+    llm._core.scheduler.check()

@@ -106,7 +106,7 @@ def test_prefixes_of_running_requests_are_reset_too(tiny_model: Callable[..., st
     assert llm.reset_prefix_cache(reset_running_requests=True)
     assert list(stream)[-1].outputs[0].token_ids == wanted
     assert llm.generate("abcdef", params)[0].num_cached_tokens <= 3
-    llm._engine.ask(lambda core: core.core.scheduler.check())  # type: ignore[attr-defined]
+    llm._engine.ask(lambda core: core.scheduler.check())  # type: ignore[attr-defined]
 
 
 def test_a_trace_shows_each_step(tiny_model: Callable[..., str], tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ def use_table(llm: LLM, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
         return msgspec.structs.replace(made, grammar="table" if "allowed" in case else None)
 
     monkeypatch.setattr(llm._front, "request", constrained)
-    monkeypatch.setattr(llm._engine._core, "_grammars", TableGrammars(case))  # type: ignore[attr-defined]
+    core = llm._core
+    core._host = core._host or core._make_host(core)
+    monkeypatch.setattr(core._host, "_grammars", TableGrammars(case))
 
 
 @needs_data

@@ -65,7 +65,7 @@ def llm() -> Iterator[LLM]:
 def nothing_left(llm: LLM) -> None:
     stats = llm.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks, stats.num_programs) == (0, 0, 0, 0)
-    llm._engine.ask(lambda core: core.core.scheduler.check())  # type: ignore[attr-defined]
+    llm._engine.ask(lambda core: core.scheduler.check())  # type: ignore[attr-defined]
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -154,7 +154,7 @@ def test_samples_and_log_probabilities(llm: LLM) -> None:
 
 def watch(llm: LLM, work: Callable[[], Any]) -> tuple[Any, int, int]:
     """The result of `work`, the most blocks in use, and the prompt tokens that were computed."""
-    core: EngineCore = llm._core.core
+    core: EngineCore = llm._core
     most = 0
 
     def see(seconds: float, prompts: float) -> None:
@@ -256,7 +256,7 @@ def test_sessions_go_on_where_they_stopped(llm: LLM) -> None:
 
 def test_sessions_are_bounded_in_time_and_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    sessions = llm._core._interpret.sessions
+    sessions = llm._core._host._interpret.sessions  # type: ignore[union-attr]
     monkeypatch.setattr(sessions, "_clock", lambda: now)
     one = run(llm, [text(STORY), gen("a", 4)], keep=True)
     now = SECONDS / 2

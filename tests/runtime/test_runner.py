@@ -18,7 +18,7 @@ PARAMS = [SamplingParams(temperature=0, max_tokens=9), SamplingParams(repetition
 
 @pytest.fixture
 def runner(tiny_model: Callable[..., str]) -> Iterator[Runner]:
-    runner = LLM(tiny_model("llama"), max_model_len=64, block_size=16)._core.core._executor
+    runner = LLM(tiny_model("llama"), max_model_len=64, block_size=16)._core._executor
     yield runner
     runner.shutdown()
 
@@ -59,7 +59,7 @@ def test_unseen_tokens_are_those_that_were_sampled(runner: Runner, tiny_model: C
         ends = {slot: len(prompt) + step for slot, prompt in enumerate(PROMPTS)}
         ahead.append(runner.submit(decode(step + 2, ends, {0: UNSEEN, 1: UNSEEN}, [])))
     found = [future.result() for future in ahead]
-    other = LLM(tiny_model("llama"), max_model_len=64, block_size=16)._core.core._executor
+    other = LLM(tiny_model("llama"), max_model_len=64, block_size=16)._core._executor
     assert found == plain(other, 6)
     assert len({output.tokens[1][0] for output in found}) > 1
 

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.client.front import Front
 from quire.config import EngineConfig
+from quire.engine.verbs import Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
 from quire.program import Programs, Texts
@@ -117,11 +117,23 @@ class ScriptedCore:
     seen: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     cached: dict[str, int] = field(default_factory=dict)
 
+    host: Programs | None = None
+
     @property
     def has_work(self) -> bool:
+        return self.busy or (self.host is not None and self.host.has_work)
+
+    @property
+    def busy(self) -> bool:
         return bool(self.waiting or self.running or self.ready)
 
     def add(self, request: Request) -> None:
+        if request.is_composed and self.host is not None:
+            self.host.add(request)
+        else:
+            self.queue(request)
+
+    def queue(self, request: Request) -> None:
         text = bytes(t for t in request.tokens if t < 256).decode("utf-8", "replace")
         if "!poison-add" in text:
             raise ValueError("this request breaks the queue")
@@ -134,6 +146,8 @@ class ScriptedCore:
             self.waiting.append(Seq(request, index, tokens, text))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
+        if self.host is not None and request_id in self.host:
+            self.host.abort(request_id)
         for queue in (self.waiting, self.running):
             for seq in list(queue):
                 if seq.request.id == request_id and index in (None, seq.index):
@@ -151,6 +165,12 @@ class ScriptedCore:
         return
 
     def step(self) -> list[Delta]:
+        if self.host is None:
+            return self.compute()
+        self.host.advance()
+        return self.host.route(self.compute())
+
+    def compute(self) -> list[Delta]:
         deltas, self.ready = self.ready, []
         new = []
         while self.waiting and len(self.running) < self.max_running:
@@ -223,11 +243,16 @@ class ScriptedCore:
         self.num.num_running, self.num.num_waiting = len(self.running), len(self.waiting)
         self.num.num_waiting_tokens = sum(len(s.request.tokens) for s in self.waiting)
         self.num.num_used_blocks, self.num.num_free_blocks = held, NUM_BLOCKS - held
+        if self.host is not None:
+            self.host.count(self.num)
         return self.num
 
-    def reset_prefix_cache(self, reset_running: bool = False) -> bool:
-        self.seen.clear()
-        return True
+    def do(self, verb: Verb) -> Result:
+        if isinstance(verb, ResetPrefixCache):
+            self.seen.clear()
+            return True
+        assert isinstance(verb, Ping)
+        return None
 
 
 def embed(tokens: list[int], pooling: str) -> list[float]:
@@ -252,7 +277,7 @@ class Report:
 
 @dataclass
 class Started:
-    core: Programs[Any]
+    core: ScriptedCore
     info: ModelCard
     report: Report
 
@@ -275,7 +300,8 @@ def start_core(config: EngineConfig) -> Started:
         defaults={"temperature": 0.7} if options.get("warm") else {},
     )
     texts = Texts(make_tokenizer, info.max_model_len, caching=True)
-    return Started(Programs(core, texts), info, Report({"learning the script": time.monotonic() - begun}))
+    core.host = Programs(core, texts)
+    return Started(core, info, Report({"learning the script": time.monotonic() - begun}))
 
 
 def make_tokenizer() -> Tokenizer:

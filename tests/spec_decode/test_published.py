@@ -48,7 +48,7 @@ class Recorder(Picker):
 
 def drafting(llm: LLM) -> tuple[Any, Recorder]:
     """The proposer of `llm`, which records from now on."""
-    proposer = llm._core.core._executor.parts[-1]._proposer
+    proposer = llm._core._executor.parts[-1]._proposer
     proposer._picker.__class__ = Recorder
     proposer._picker.seen = []
     return proposer, proposer._picker
@@ -149,7 +149,7 @@ def test_outputs_are_those_of_the_target_alone(folder: str, data: Path) -> None:
     llm = start(data, folder, **limits)
     for _ in range(2):
         assert outputs(llm, tokens) == wanted
-    llm._core.core.scheduler.check()
+    llm._core.scheduler.check()
     stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.spec_draft_tokens > 50

@@ -74,7 +74,7 @@ def test_trees_are_those_of_eagle(folder: str, data: Path) -> None:
         for depth in range((row[1:] >= 0).sum())
     }
     llm = start(data / "speculators", folder, tree_top_k=4, tree_tokens=10)
-    proposer = llm._core.core._executor.parts[-1]._proposer
+    proposer = llm._core._executor.parts[-1]._proposer
     drafts: list[Draft] = []
     propose = proposer.propose
 
@@ -96,7 +96,7 @@ def test_drafts_after_an_accepted_branch_are_those_of_a_fresh_request(folder: st
     """The drafter has read the hidden states of the accepted path, and keeps nothing of other branches."""
     expected = json.loads((data / "speculators" / folder / "expected.json").read_text())
     llm = start(data / "speculators", folder, tree_top_k=4, tree_tokens=12, enable_prefix_caching=False)
-    proposer = llm._core.core._executor.parts[-1]._proposer
+    proposer = llm._core._executor.parts[-1]._proposer
     drafts: dict[int, set[tuple[int, ...]]] = {}
     propose = proposer.propose
 
@@ -134,7 +134,7 @@ def test_trees_change_no_output(folder: str, data: Path) -> None:
     llm = start(data, folder, tree_top_k=3, tree_tokens=8, **limits)
     for _ in range(2):
         assert outputs(llm, tokens) == wanted
-    llm._core.core.scheduler.check()
+    llm._core.scheduler.check()
     stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.spec_draft_tokens > 2 * stats.spec_drafts

@@ -11,10 +11,10 @@ import logging
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from quire.client.generation import Generation
 from quire.client.line import Line, Startup, startup_of, status_of
@@ -34,10 +34,10 @@ from quire.engine.ipc import (
     Reply,
     Stop,
     Updates,
-    Verb,
 )
 from quire.engine.log import LogFormat, LogLevel
 from quire.engine.process import pack_launch
+from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
 
@@ -254,7 +254,7 @@ class AsyncEngine:
             await asyncio.sleep(interval)
             silent = time.monotonic() - self._last_event >= interval
             if self.state == "ready" and silent and (asked is None or asked.done()):
-                asked = self._ask("ping")
+                asked = self._ask(Ping())
                 asked.add_done_callback(lambda f: f.cancelled() or f.exception())
 
     # --- requests --------------------------------------------------------------------------------------
@@ -317,44 +317,26 @@ class AsyncEngine:
         """Fresh statistics, or the last known ones if the engine does not reply in time."""
         if self.state == "ready":
             try:
-                await asyncio.wait_for(self._ask("stats"), timeout)
+                await asyncio.wait_for(self._ask(Ping()), timeout)
             except (asyncio.TimeoutError, EngineError):
                 log.debug("the engine is busy or has ended: using its last statistics")
         return self.metrics.stats
 
-    async def reset_prefix_cache(self, reset_running: bool = False) -> bool:
-        """Drop cached prefixes that no running sequence uses; with `reset_running` theirs too."""
-        return bool((await self._answered("reset", reset_running=reset_running)).result)
+    async def do(self, verb: Verb) -> Result:
+        """Have the engine obey an operator's verb; returns its answer. EngineError if it cannot.
 
-    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back until `wake_up`: see EngineCore.sleep. Requests are refused meanwhile."""
-        self.sleeping = True
+        From Sleep to WakeUp, requests are refused.
+        """
+        before = self.sleeping
+        self.sleeping = before or isinstance(verb, Sleep)
         try:
-            await self._answered("sleep", level=level, mode=mode)
+            result = (await self._answered(verb)).result
         except BaseException:
-            self.sleeping = False
+            self.sleeping = before
             raise
-
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take the memory again, or only that of `tags` ("weights", "kv_cache")."""
-        self.sleeping = bool((await self._answered("wake_up", tags=tags)).result)
-
-    async def load_adapter(self, path: str, pin: bool = False) -> str:
-        """Load an adapter's directory; returns the digest of its files. EngineError if it cannot be loaded."""
-        return str((await self._answered("load_adapter", path=path, pin=pin)).result)
-
-    async def unload_adapter(self, digest: str) -> None:
-        """Let the engine forget an adapter once no request uses it."""
-        await self._answered("unload_adapter", digest=digest)
-
-    async def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
-        """Trace steps until `stop_profile`."""
-        await self._answered("start_profile", prefix=prefix, delay=delay, most=most)
-
-    async def stop_profile(self) -> str | None:
-        """Write the trace and return its path; None if none was started."""
-        result = (await self._answered("stop_profile")).result
-        return None if result is None else str(result)
+        if isinstance(verb, Sleep | WakeUp):
+            self.sleeping = bool(result)
+        return result
 
     def _admit(self, requests: Iterable[Request]) -> None:
         if self.state != "ready":
@@ -459,17 +441,17 @@ class AsyncEngine:
         if self._line is not None:  # else the engine that had the request has ended
             self._line.send(command)
 
-    def _ask(self, verb: Verb, **options: Any) -> asyncio.Future[Reply]:
-        call = Call(next(self._call_ids), verb, options)
+    def _ask(self, verb: Verb) -> asyncio.Future[Reply]:
+        call = Call(next(self._call_ids), verb)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call.id] = future
         self._send(call)
         return future
 
-    async def _answered(self, verb: Verb, **options: Any) -> Reply:
+    async def _answered(self, verb: Verb) -> Reply:
         if self.state != "ready":
             raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
-        reply = await self._ask(verb, **options)
+        reply = await self._ask(verb)
         if reply.error is not None:
             raise EngineError(reply.error)
         return reply

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from quire.engine.gates import error_of
+from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import EngineError, ModelError, QuireError, message_of
 from quire.types import Request
 
@@ -68,11 +69,13 @@ class AdapterArena(Generic[A]):
 
     # --- operators
 
-    def load(self, path: str, pin: bool = False) -> Future[str]:
+    def load(self, verb: LoadAdapter) -> Future[str]:
         """Check an adapter's files and load it if a slot is free or can be made so; the result is its digest.
 
-        With `pin` it stays in memory. ModelError if it cannot be loaded, EngineError if no slot is left to pin it in.
+        ModelError if it cannot be loaded, EngineError if no slot is left to pin it in.
         """
+
+        path, pin = verb.path, verb.pin
 
         def work() -> str:
             digest, build = self._read(Path(path))
@@ -93,8 +96,9 @@ class AdapterArena(Generic[A]):
 
         return self._thread.submit(work)
 
-    def unload(self, digest: str) -> None:
+    def unload(self, verb: UnloadAdapter) -> None:
         """Let go of an adapter once nobody uses it."""
+        digest = verb.digest
         with self._lock:
             self._pinned.discard(digest)
             if self._users[digest]:

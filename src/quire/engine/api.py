@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from quire.engine.verbs import Result, Verb
 from quire.types import Delta, EngineStats, Request, ScheduledBatch
 
 
 class Core(Protocol):
-    """Takes requests and steps them: driven by a process or a thread, used by programs."""
+    """Takes requests and steps them: driven by a process or a thread."""
 
     on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch with new sequences
     on_step: Callable[[float, float], None] | None  # called with seconds of a step and of its prompts
@@ -18,19 +19,54 @@ class Core(Protocol):
     @property
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
+    def drop(self, request_id: str, index: int | None = None) -> None: ...
+    def do(self, verb: Verb) -> Result | Future[str]: ...
+    def step(self) -> list[Delta]: ...
+    def stats(self) -> EngineStats: ...
+
+
+class Queue(Protocol):
+    """What a host uses of its core: requests of one model call each, and kept prefixes."""
+
+    @property
+    def busy(self) -> bool: ...
+    def queue(self, request: Request) -> None: ...
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None: ...
     def keep(self, key: str, request: Request, tokens: list[int]) -> int: ...
     def let_go(self, key: str) -> None: ...
-    def abort(self, request_id: str, index: int | None = None) -> None: ...
     def drop(self, request_id: str, index: int | None = None) -> None: ...
-    def step(self) -> list[Delta]: ...
-    def stats(self) -> EngineStats: ...
-    def reset_prefix_cache(self, reset_running: bool = False) -> bool: ...
+
+
+class Host(Protocol):
+    """Answers composed requests (`Request.is_composed`) by several others, which it queues."""
+
     @property
-    def is_sleeping(self) -> bool: ...
-    def sleep(self, level: int = 1, mode: str = "abort") -> None: ...
-    def wake_up(self, tags: Sequence[str] | None = None) -> None: ...
-    def load_adapter(self, path: str, pin: bool = False) -> Future[str]: ...
-    def unload_adapter(self, digest: str) -> None: ...
-    def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None: ...
-    def stop_profile(self) -> str | None: ...
+    def has_work(self) -> bool:
+        """Return whether `advance` or `route` has something to do, even if no request of the core runs."""
+
+    def __len__(self) -> int:
+        """Return the number of composed requests that wait or run."""
+
+    def __contains__(self, request_id: str) -> bool: ...
+
+    def add(self, request: Request) -> None:
+        """Begin to answer a request."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request."""
+
+    def abort_all(self) -> None:
+        """End all requests."""
+
+    def drop(self, request_id: str) -> None:
+        """End a request without a delta."""
+
+    def advance(self) -> None:
+        """Go on before a step with what was computed beside the steps."""
+
+    def route(self, deltas: list[Delta]) -> list[Delta]:
+        """Take the deltas of own requests after a step; returns all others, and those of answers."""
+
+    def count(self, stats: EngineStats) -> None:
+        """Add the host's gauges."""

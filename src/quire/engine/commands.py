@@ -67,13 +67,13 @@ class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`Residence.release`. The rank answers."""
+    """`MemoryRelease.release`. The rank answers."""
 
     parts: tuple[str, ...]
 
 
 class Restore(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`Residence.restore`. The rank answers."""
+    """`MemoryRelease.restore`. The rank answers."""
 
     parts: tuple[str, ...]
 

@@ -6,18 +6,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
-from quire.engine.adapters import AdapterArena
+from quire.engine.api import Host
 from quire.engine.gates import Gate, Gates, Keeper
-from quire.engine.residence import Residence
-from quire.engine.trace import StepTrace
+from quire.engine.verbs import Handler, Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, QuireError, message_of
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
+ADAPTERS_OFF = "adapters are not enabled: start the engine with --enable-lora"
 log = logging.getLogger("quire.engine")
 
 
@@ -40,13 +39,22 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, gates: Sequence[Gate] = (), depth: int = 1
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        gates: Sequence[Gate] = (),
+        make_host: Callable[[EngineCore], Host] | None = None,
+        depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        # Called before a batch with new sequences is computed, and with the times of each step.
+        self.gates = gates
+        # Called before a batch with new sequences is computed, with the times of each step, and with the begin, the
+        # end (seconds of time.perf_counter) and the batch of each.
         self.on_batch: Callable[[ScheduledBatch], None] | None = None
         self.on_step: Callable[[float, float], None] | None = None
-        self.gates = gates
+        self.on_computed: Callable[[float, float, ScheduledBatch], None] | None = None
+        self.asleep = False  # compute nothing
+        self.handlers: dict[type, Handler] = {Ping: lambda _: None, ResetPrefixCache: self._reset}
         self._executor = executor
         self._depth = depth
         # With its start, and its result if it is computed ahead.
@@ -57,26 +65,42 @@ class EngineCore:
         self._keepers = [gate for gate in gates if isinstance(gate, Keeper)]
         # Samples that ended, by step: those of a step in flight still use what keepers keep for them.
         self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
-        self._sleep_level: int | None = None
-        self._trace: StepTrace | None = None
-        self.residence: Residence[Any] | None = None  # the memory that `sleep` gives back
-        self.trace_directory = Path()
+        self._make_host = make_host
+        self._host: Host | None = None  # made for the first composed request
 
     @property
     def has_work(self) -> bool:
-        if self._sleep_level is not None:
-            return bool(self._ready)
+        """Return whether `step` has something to do."""
+        if self._host is not None and self._host.has_work:
+            return True
+        return bool(self._ready) if self.asleep else self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Return whether requests wait or run."""
         return self.scheduler.has_work or bool(self._ready or self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request once it has passed the gates. If it can never run, the next step returns an error delta."""
+        """Queue a request, or hand a composed one to its host. The next step returns the error of a refused one."""
+        if not request.is_composed:
+            self.queue(request)
+            return
+        if self._host is None and self._make_host is not None:
+            self._host = self._make_host(self)
+        if self._host is None:
+            self._ready += ends(request, FinishReason.ERROR, "this engine runs no programs")
+        else:
+            self._host.add(request)
+
+    def queue(self, request: Request) -> None:
+        """Queue a request of one model call once it has passed the gates."""
         try:
             if request.id in self._waiting:
                 raise EngineError(
                     f"request id {request.id!r} is in use by a request that has not ended; choose another id"
                 )
             if request.adapter is not None and not self._keepers:
-                raise EngineError("adapters are not enabled: start the engine with --enable-lora")
+                raise EngineError(ADAPTERS_OFF)
             if not self._waiting.take(request):
                 self._ready += self.scheduler.add(request)
         except Exception as error:
@@ -99,14 +123,19 @@ class EngineCore:
         self.scheduler.let_go(key)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one sample of it. Unknown ids (of ended requests) are ignored."""
-        if request_id not in self._waiting:
+        """End a request, or one sample of it. Ignore unknown ids: the request has ended."""
+        if self._host is not None and request_id in self._host:
+            self._host.abort(request_id)
+        elif request_id not in self._waiting:
             self._ready += self.scheduler.abort(request_id, index)
         elif (request := self._waiting.abort(request_id, index)) is not None:
             self._ready += ends(request, FinishReason.ABORT)
 
     def drop(self, request_id: str, index: int | None = None) -> None:
         """End a request without deltas, because its reader has gone."""
+        if self._host is not None and request_id in self._host:
+            self._host.drop(request_id)
+            return
         if request_id in self._waiting:
             self._waiting.remove(request_id)
         if self._keepers:
@@ -114,10 +143,22 @@ class EngineCore:
         self._ready = [d for d in self._ready if d.request_id != request_id or index not in (None, d.index)]
         self.scheduler.drop(request_id, index)
 
+    def do(self, verb: Verb) -> Result | Future[str]:
+        """Obey an operator, now or (a Future) beside the steps. EngineError if the verb's feature is off."""
+        handler = self.handlers.get(type(verb))
+        if handler is None:
+            raise EngineError(ADAPTERS_OFF)
+        return handler(verb)
+
     def step(self) -> list[Delta]:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
-        if self._sleep_level is not None:
-            return self._take_ready()
+        host = self._host
+        if host is not None:
+            host.advance()
+        deltas = self._take_ready() if self.asleep else self._compute()
+        return deltas if host is None else host.route(deltas)
+
+    def _compute(self) -> list[Delta]:
         if self._waiting:
             self._pass_gates()
         deltas = self._take_ready()
@@ -155,7 +196,7 @@ class EngineCore:
 
     def _take_ready(self) -> list[Delta]:
         deltas, self._ready = self._ready, []
-        if self._sleep_level is not None and self._keepers:
+        if self.asleep and self._keepers:
             self._release(deltas)
         return deltas
 
@@ -166,89 +207,40 @@ class EngineCore:
         output = self._executor.execute(batch) if result is None else result.result()
         self._flight.popleft()
         began, self._ended = max(started, self._ended), perf_counter()
-        if self._trace is not None:
-            self._trace.record(began, self._ended, batch)
+        if self.on_computed is not None:
+            self.on_computed(began, self._ended, batch)
         deltas = self.scheduler.update(batch, output, self._ended - began)
         if self.on_step is not None:
             self.on_step(self._ended - began, self.scheduler.prompt_seconds)
         return deltas
 
-    @property
-    def is_sleeping(self) -> bool:
-        return self._sleep_level is not None
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Compute nothing until `wake_up`. Level 1 gives the KV cache back, level 2 the weights too, level 0 nothing.
-
-        `mode` says what happens to running requests: "abort" ends them, "wait" lets them finish first, "keep" goes on
-        with them afterwards, computing their tokens again. Raises EngineError for another level or mode.
-        """
-        if level not in (0, 1, 2):
-            raise EngineError(f"sleep: level must be 0, 1 or 2, got {level!r}")
-        if mode not in ("abort", "wait", "keep"):
-            raise EngineError(f"sleep: mode must be abort, wait or keep, got {mode!r}")
-        if self.is_sleeping:
-            return
-        while mode == "wait" and (self._waiting or self.scheduler.has_work):
+    def settle(self, mode: str) -> None:
+        """End all requests ("abort"), finish them ("wait"), or only finish programs ("keep"); empty the flight."""
+        host = self._host
+        if host is not None and mode == "abort":
+            host.abort_all()
+        wait = mode == "wait"
+        while (host is not None and len(host)) or (wait and (self._waiting or self.scheduler.has_work)):
             self._ready = self.step()
-        while self._flight:
-            self._ready += self._finish_oldest()
+        self._empty_flight()
         if mode == "abort":
             for request_id in [*self._waiting.ids, *self.scheduler.request_ids]:
                 self.abort(request_id)
-        if level:
-            self.scheduler.preempt_all()
-            self.scheduler.reset_prefix_cache()
-            if self.residence is not None:
-                self.residence.release(("kv_cache",) if level == 1 else ("weights", "kv_cache"))
-        self._sleep_level = level
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take memory again and go on. `tags` ("weights", "kv_cache") takes only these; the engine sleeps until both
-        are there.
-        """
-        residence = self.residence
-        if residence is not None:
-            residence.restore(
-                ("weights", "kv_cache") if tags is None else [t for t in tags if t != "scheduling"]
-            )
-        if residence is None or residence.complete:
-            self._sleep_level = None
-
-    def load_adapter(self, path: str, pin: bool = False) -> Future[str]:
-        """See AdapterArena.load. EngineError if adapters are not enabled."""
-        return self._arena().load(path, pin)
-
-    def unload_adapter(self, digest: str) -> None:
-        """Let go of an adapter once no request uses it."""
-        self._arena().unload(digest)
-
-    def _arena(self) -> AdapterArena[Any]:
-        for gate in self.gates:
-            if isinstance(gate, AdapterArena):
-                return gate
-        raise EngineError("adapters are not enabled: start the engine with --enable-lora")
-
-    def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
-        """Trace steps until `stop_profile`."""
-        self._trace = StepTrace(self.trace_directory, prefix, delay, most)
-
-    def stop_profile(self) -> str | None:
-        """Write the trace; returns its path, None if none was started."""
-        trace, self._trace = self._trace, None
-        return None if trace is None else str(trace.write())
+    def _empty_flight(self) -> None:
+        while self._flight:
+            self._ready += self._finish_oldest()
 
     def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+        """Return counters and gauges."""
+        stats = self.scheduler.stats()
+        if self._host is not None:
+            self._host.count(stats)
+        return stats
 
-    def reset_prefix_cache(self, reset_running: bool = False) -> bool:
-        """Forget cached prefixes, except those that running sequences hold. Returns True: it always does.
-
-        With `reset_running`, running sequences give up theirs too and compute their tokens again.
-        """
-        if reset_running and self.scheduler.running_ids:
-            while self._flight:
-                self._ready += self._finish_oldest()
+    def _reset(self, verb: ResetPrefixCache) -> bool:
+        if verb.reset_running and self.scheduler.running_ids:
+            self._empty_flight()
             self.scheduler.preempt_all()
         self.scheduler.reset_prefix_cache()
         return True

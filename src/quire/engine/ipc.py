@@ -5,25 +5,12 @@ Each step sends one frame with all its updates, not one per token. Knows message
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.log import LogFormat, LogLevel
+from quire.engine.verbs import Result, Verb
 from quire.types import Delta, EngineStats, ModelCard, Request
-
-Verb = Literal[
-    "ping",
-    "stats",
-    "reset",
-    "sleep",
-    "wake_up",
-    "start_profile",
-    "stop_profile",
-    "load_adapter",
-    "unload_adapter",
-]
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -40,11 +27,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A question that is answered once, by a Reply with the same `id`."""
+    """A verb of an operator, answered once by a Reply with the same `id`."""
 
     id: int
     verb: Verb
-    options: dict[str, Any] = {}
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -101,7 +87,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     id: int
     stats: EngineStats | None = None
     error: str | None = None
-    result: bool | str | None = None
+    result: Result = None
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):

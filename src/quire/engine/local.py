@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from quire.engine.api import Core
+from quire.engine.verbs import Result, Verb
 from quire.errors import EngineError
 from quire.types import Delta, Request, ScheduledBatch
 
@@ -137,6 +138,11 @@ class LocalEngine:
 
         self.post(work, result.set_exception)
         return result.result()
+
+    def do(self, verb: Verb) -> Result:
+        """Have the engine obey an operator's verb; returns its answer."""
+        result = self.ask(lambda core: core.do(verb))
+        return result.result() if isinstance(result, Future) else result
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Abort requests and drop their remaining deltas."""

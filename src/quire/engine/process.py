@@ -41,13 +41,14 @@ from quire.engine.ipc import (
 )
 from quire.engine.log import set_up_logging
 from quire.engine.pipes import framed, leave_with_parent, read_frame
+from quire.engine.verbs import WakeUp
 from quire.errors import EngineError, QuireError, message_of
 from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch, ends
 
 log = logging.getLogger("quire.engine")
 
 LAST_SECONDS = 2.0  # for the last frame of an engine that failed
-LOAD_POLL = 5  # milliseconds between looks at adapters that are loaded, while nothing else happens
+JOB_POLL = 5  # milliseconds between looks at work beside the steps, while nothing else happens
 
 
 class Report(Protocol):
@@ -99,7 +100,7 @@ class EngineLoop:
         self._stats_interval = stats_interval
         self._stats_due = 0.0
         self._calls: deque[Call] = deque()
-        self._loads: list[tuple[Call, Future[str]]] = []  # answered once they are done
+        self._jobs: list[tuple[Call, Future[str]]] = []  # beside the steps; answered once they are done
         self._refused: list[Delta] = []
         self._scheduled: list[Scheduled] = []
         self._steps: list[StepTime] = []
@@ -112,8 +113,8 @@ class EngineLoop:
             self._drain()
             if self._calls:
                 self._answer(self._calls.popleft())
-            if self._loads:
-                self._answer_loads()
+            if self._jobs:
+                self._answer_jobs()
             self._step()
 
     def _saw_batch(self, batch: ScheduledBatch) -> None:
@@ -126,7 +127,7 @@ class EngineLoop:
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
-            self._channel.wait(LOAD_POLL if self._loads else None)
+            self._channel.wait(JOB_POLL if self._jobs else None)
         for frame in self._channel.receive():
             if self._running:
                 self._obey(decode_command(frame))
@@ -151,50 +152,31 @@ class EngineLoop:
             self._refused += ends(request, FinishReason.ERROR, message_of(error))
 
     def _answer(self, call: Call) -> None:
-        if call.verb == "load_adapter":
-            try:
-                self._loads.append((call, self._core.load_adapter(**call.options)))
-            except QuireError as error:
-                self._send(Reply(call.id, error=str(error)))
-            return
-        self._send(self._reply(call))
-
-    def _answer_loads(self) -> None:
-        """Answer the calls whose adapter is loaded, or failed to load."""
-        for call, job in [pair for pair in self._loads if pair[1].done()]:
-            self._loads.remove((call, job))
-            error = job.exception()
-            if error is not None and not isinstance(error, QuireError):
-                log.error("an adapter cannot be loaded", exc_info=error)
-            text = None if error is None else str(error) or type(error).__name__
-            self._send(Reply(call.id, error=text, result=None if text else job.result()))
-
-    def _reply(self, call: Call) -> Reply:
         try:
-            result = self._obey_call(call)
+            result = self._core.do(call.verb)
         except Exception as error:
             if not isinstance(error, QuireError):
-                log.exception("call %s failed", call.verb)
-            return Reply(call.id, error=message_of(error))
-        return Reply(call.id, stats=self._core.stats(), result=result)
-
-    def _obey_call(self, call: Call) -> bool | str | None:
-        core, options = self._core, call.options
-        if call.verb == "reset":
-            return core.reset_prefix_cache(**options)
-        if call.verb == "sleep":
-            core.sleep(**options)
-        elif call.verb == "wake_up":
-            core.wake_up(**options)
+                log.exception("%s failed", type(call.verb).__name__)
+            self._send(Reply(call.id, error=message_of(error)))
+            return
+        if isinstance(call.verb, WakeUp):
             garbage.keep()
-            return core.is_sleeping
-        elif call.verb == "start_profile":
-            core.start_profile(**options)
-        elif call.verb == "unload_adapter":
-            core.unload_adapter(**options)
-        elif call.verb == "stop_profile":
-            return core.stop_profile()
-        return None
+        if isinstance(result, Future):
+            self._jobs.append((call, result))
+        else:
+            self._send(Reply(call.id, stats=self._core.stats(), result=result))
+
+    def _answer_jobs(self) -> None:
+        """Answer the calls whose work beside the steps is done."""
+        for call, job in [pair for pair in self._jobs if pair[1].done()]:
+            self._jobs.remove((call, job))
+            error = job.exception()
+            if error is None:
+                self._send(Reply(call.id, result=job.result()))
+                continue
+            if not isinstance(error, QuireError):
+                log.error("%s failed", type(call.verb).__name__, exc_info=error)
+            self._send(Reply(call.id, error=message_of(error)))
 
     def _step(self) -> None:
         if not (self._core.has_work or self._refused):

@@ -46,10 +46,10 @@ from quire.engine.commands import (
 from quire.engine.groups import Group, Reach
 from quire.engine.links import Hello, Links, NoEngineError, connect, own_host
 from quire.engine.members import BEAT, NO_ENGINE, Join
+from quire.engine.memory_release import MemoryRelease
 from quire.engine.numa import bind_rank
 from quire.engine.pipes import leave_with_parent, read_frame, write_frame
 from quire.engine.plan import device_of, kv_dtype, make_backend, tapped
-from quire.engine.residence import Residence
 from quire.engine.shares import share_of
 from quire.engine.source import agreement, find_files
 from quire.engine.streams import StageInput, send_hidden
@@ -156,15 +156,15 @@ def serve(join: Join) -> None:
     launch = decode_launch(frame)
     threading.Thread(target=control.beat, daemon=True).start()
     try:
-        worker, residence = _load(join, launch, links, backend, files)
+        worker, memory = _load(join, launch, links, backend, files)
         control.report(Ready())
         adapters = ThreadPoolExecutor(1, "quire-adapters")  # steps go on while one is loaded
-        read = adapter_reader(lambda: residence.model, backend, config.lora)
+        read = adapter_reader(lambda: memory.model, backend, config.lora)
         while (frame := control.read()) is not None:
             command = decode_command(frame)
             try:
                 if isinstance(command, Release | Restore):
-                    control.report(_changed(residence, command))
+                    control.report(_changed(memory, command))
                 elif isinstance(command, PlaceAdapter):
                     adapters.submit(_place, control, read, worker, command)
                 else:
@@ -193,13 +193,13 @@ def _place(control: Control, read: Reader, worker: Worker, command: PlaceAdapter
         control.report(answer)
 
 
-def _changed(residence: Residence[ServedModel], command: Release | Restore) -> Answer:
+def _changed(memory: MemoryRelease[ServedModel], command: Release | Restore) -> Answer:
     """Give memory back, or take it again."""
     try:
         if isinstance(command, Release):
-            residence.release(command.parts)
+            memory.release(command.parts)
         else:
-            residence.restore(command.parts)
+            memory.restore(command.parts)
     except (QuireError, RuntimeError, MemoryError) as error:
         return Answer(str(error) or type(error).__name__)
     return Answer()
@@ -207,7 +207,7 @@ def _changed(residence: Residence[ServedModel], command: Release | Restore) -> A
 
 def _load(
     join: Join, launch: RankLaunch, links: Links, backend: Backend, files: ModelFiles
-) -> tuple[Worker, Residence[ServedModel]]:
+) -> tuple[Worker, MemoryRelease[ServedModel]]:
     """Load the rank's share, and get in touch with the ranks that it exchanges activations with."""
     info = files.info
     parallel, rank, size = join.config.parallel, join.rank, join.config.parallel.tensor_parallel_size
@@ -239,7 +239,7 @@ def _load(
         source.connect(reach("stage", rank + size))
     worker = Worker(source, sink)
     worker.load(executable, cache)
-    return worker, Residence(worker, model, load_share, make_cache, compile)
+    return worker, MemoryRelease(worker, model, load_share, make_cache, compile)
 
 
 def main() -> int:

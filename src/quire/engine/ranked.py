@@ -20,8 +20,8 @@ from quire.engine.commands import (
     RunHead,
     packed_step,
 )
+from quire.engine.memory_release import MemoryRelease, check_parts
 from quire.engine.ranks import Ranks
-from quire.engine.residence import Residence, check_parts
 from quire.errors import QuireError
 
 T = TypeVar("T")
@@ -95,11 +95,11 @@ class RankedKVCache:
         self.own.copy_blocks(copies)
 
 
-class RankedResidence(Residence[M]):
+class RankedMemoryRelease(MemoryRelease[M]):
     """The engine's memory, and that of the other ranks."""
 
     def __init__(self, ranks: Ranks, *parts: Any) -> None:
-        """`parts` as in Residence."""
+        """`parts` as in MemoryRelease."""
         super().__init__(*parts)
         self._ranks = ranks
 

@@ -18,20 +18,24 @@ from quire.config import EngineConfig, ModelConfig
 from quire.devices.adapters import Adapter
 from quire.engine.adapted import adapter_reader
 from quire.engine.adapters import AdapterArena
+from quire.engine.api import Queue
 from quire.engine.compiling import GrammarGate
 from quire.engine.core import EngineCore
 from quire.engine.gates import Gate
+from quire.engine.memory_release import MemoryRelease
 from quire.engine.numa import bind, bind_rank
 from quire.engine.plan import EnginePlan, device_of, plan_engine
-from quire.engine.ranked import EarlierStages, RankedExecutable, RankedKVCache, RankedResidence
+from quire.engine.ranked import EarlierStages, RankedExecutable, RankedKVCache, RankedMemoryRelease
 from quire.engine.ranks import Ranks
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
 from quire.engine.report import StartReport
-from quire.engine.residence import Residence
 from quire.engine.shares import (
     drafting_target,
 )
+from quire.engine.sleep import Sleeper
 from quire.engine.source import agreement, model_directory
+from quire.engine.trace import Tracer
+from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.engine.vocabulary import vocabulary_of
 from quire.errors import ConfigError
 from quire.files import read_json
@@ -75,7 +79,7 @@ DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 class Started:
     """A running engine, its model as callers need to know it, and the report of its start."""
 
-    core: Programs[EngineCore]
+    core: EngineCore
     info: ModelCard
     report: StartReport
     grammars: GrammarCompiler
@@ -95,8 +99,15 @@ def finish_start(started: Started, model: ServedModel) -> Started:
     return started
 
 
-def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[Started, ServedModel]:
-    """An engine that may step once its model's `wait` has returned. `processors` join the configured ones."""
+def begin_start(
+    config: EngineConfig,
+    processors: Sequence[type] = (),
+    tokenizer: Callable[[], Tokenizer | None] | None = None,
+) -> tuple[Started, ServedModel]:
+    """An engine that may step once its model's `wait` has returned.
+
+    `processors` join the configured ones. `tokenizer` returns the model's, if the caller loads it too.
+    """
     if config.parallel.ranks_per_node == 1:
         bind(config.device)
     report = StartReport()
@@ -158,19 +169,41 @@ def begin_start(config: EngineConfig, processors: Sequence[type] = ()) -> tuple[
     if backend.caveat:
         logger.warning("%s %s", spec.architecture, backend.caveat)
     _describe(plan, report)
-    residence = _residence(plan, runner, model, drafting.cache is not None, ranks, shard)
+    released = _memory_release(plan, runner, model, drafting.cache is not None, ranks, shard)
+    arena = _make_arena(plan, released, runner, inputs, pooling)
+    core = _make_core(plan, scheduler, runner, released, arena, grammars, tokenizer)
+    close = ranks.close if ranks is not None else _nothing
+    return Started(core, _card(plan), report, grammars, close), model
+
+
+def _make_core(
+    plan: EnginePlan,
+    scheduler: Scheduler,
+    runner: Runner,
+    released: MemoryRelease[Any],
+    arena: AdapterArena[Adapter] | None,
+    grammars: GrammarCompiler,
+    tokenizer: Callable[[], Tokenizer | None] | None,
+) -> EngineCore:
+    config, memory = plan.config, plan.memory
     gates: list[Gate] = [GrammarGate(grammars)]
-    arena = _make_arena(plan, residence, runner, inputs, pooling)
     if arena is not None:
         gates.insert(0, arena)
-        residence.after_load.append(arena.reload)
-    core = EngineCore(scheduler, runner, gates, depth=stages + config.scheduler.async_scheduling)
-    core.residence = residence
-    core.trace_directory = config.device.trace_directory
-    tokenizer = partial(load_tokenizer, config.model) if has_tokenizer(config.model) else None
-    texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
-    close = ranks.close if ranks is not None else _nothing
-    return Started(Programs(core, texts, grammars), _card(plan), report, grammars, close), model
+        released.after_load.append(arena.reload)
+    if tokenizer is None and has_tokenizer(config.model):
+        tokenizer = partial(load_tokenizer, config.model)
+
+    def make_host(core: Queue) -> Programs:
+        texts = Texts(tokenizer, memory.max_model_len, config.cache.enable_prefix_caching)
+        return Programs(core, texts, grammars)
+
+    depth = config.parallel.pipeline_parallel_size + config.scheduler.async_scheduling
+    core = EngineCore(scheduler, runner, gates, make_host, depth)
+    Sleeper(core, released)
+    Tracer(core, config.device.trace_directory)
+    if arena is not None:
+        core.handlers |= {LoadAdapter: arena.load, UnloadAdapter: arena.unload}
+    return core
 
 
 def _make_scheduler(plan: EnginePlan, recompute_last: bool) -> Scheduler:
@@ -191,7 +224,7 @@ def _make_scheduler(plan: EnginePlan, recompute_last: bool) -> Scheduler:
 
 def _make_arena(
     plan: EnginePlan,
-    residence: Residence[Any],
+    memory: MemoryRelease[Any],
     runner: Runner,
     inputs: InputBuilder,
     pooling: PoolingPart,
@@ -208,7 +241,7 @@ def _make_arena(
             pooling.of_adapters[adapter.digest] = adapter.pooling
         return runner.adapt(slot, adapter)
 
-    reader = adapter_reader(lambda: residence.model, plan.backend, plan.config.lora)
+    reader = adapter_reader(lambda: memory.model, plan.backend, plan.config.lora)
     arena = AdapterArena(plan.limits.max_adapters, reader, place)
     inputs.slot_of = arena.slot_of
     return arena
@@ -261,14 +294,14 @@ def _start_ranks(plan: EnginePlan) -> Ranks:
     return ranks
 
 
-def _residence(
+def _memory_release(
     plan: EnginePlan, runner: Runner, model: ServedModel, shares: bool, ranks: Ranks | None, shard: Shard
-) -> Residence[Any]:
+) -> MemoryRelease[Any]:
     """The memory that the engine gives back while it sleeps; without the weights if a drafter `shares` them."""
     load_again = (lambda: model) if shares else partial(_load_checked, plan, shard)
     if ranks is None:
-        return Residence(runner, model, load_again, plan.kv_cache, plan.executable)
-    return RankedResidence(
+        return MemoryRelease(runner, model, load_again, plan.kv_cache, plan.executable)
+    return RankedMemoryRelease(
         ranks,
         runner,
         model,

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.core import EngineCore
+from quire.engine.verbs import StartProfile, StopProfile
 from quire.errors import EngineError
 from quire.types import ScheduledBatch
 
@@ -56,3 +58,22 @@ class StepTrace:
         except OSError as error:
             raise EngineError(f"the trace {self._path} cannot be written: {error}") from error
         return self._path
+
+
+class Tracer:
+    """Obeys StartProfile and StopProfile."""
+
+    def __init__(self, core: EngineCore, directory: Path) -> None:
+        self._core, self._directory = core, directory
+        self._trace: StepTrace | None = None
+        core.handlers |= {StartProfile: self.start, StopProfile: self.stop}
+
+    def start(self, verb: StartProfile) -> None:
+        """Trace steps from now on. EngineError for a prefix that is no part of a file's name."""
+        self._trace = StepTrace(self._directory, verb.prefix, verb.delay, verb.most)
+        self._core.on_computed = self._trace.record
+
+    def stop(self, verb: StopProfile) -> str | None:
+        """Write the trace and return its path."""
+        trace, self._trace, self._core.on_computed = self._trace, None, None
+        return None if trace is None else str(trace.write())

@@ -20,6 +20,15 @@ from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.vectors import PoolingOutput, VectorRequestOutput
 from quire.config import EngineConfig
+from quire.engine.verbs import (
+    LoadAdapter,
+    ResetPrefixCache,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    UnloadAdapter,
+    WakeUp,
+)
 from quire.errors import EngineError, QuireError, RequestError
 from quire.llm.options import EngineOptions, engine_config
 from quire.llm.pooling import pooled_request, pooling_output
@@ -189,7 +198,7 @@ class AsyncLLM:
                 path = await asyncio.to_thread(
                     find_adapter, asked.lora_path, model.download_dir, model.hf_token
                 )
-                digest = await self._engine.load_adapter(str(path))
+                digest = str(await self._engine.do(LoadAdapter(str(path))))
                 number = asked.lora_int_id
                 tokens = await asyncio.to_thread(table_rows, path) if config.lora.spare_tokens else 0
                 name, given = asked.lora_name, asked.lora_path
@@ -206,7 +215,7 @@ class AsyncLLM:
         found = next((one for one in self._adapters.all if one.number == lora_id), None)
         digest = None if found is None else self._adapters.remove(found.name)
         if digest is not None:
-            await self._bridged(self._engine.unload_adapter(digest))
+            await self._bridged(self._engine.do(UnloadAdapter(digest)))
         return found is not None
 
     async def list_loras(self) -> set[int]:
@@ -217,7 +226,7 @@ class AsyncLLM:
         """Keep an adapter in memory, whatever others are used. False: there is none of that number."""
         found = next((one for one in self._adapters.all if one.number == lora_id), None)
         if found is not None:
-            await self._bridged(self._engine.load_adapter(found.path, pin=True))
+            await self._bridged(self._engine.do(LoadAdapter(found.path, pin=True)))
         return found is not None
 
     def _new_id(self, name: str) -> str:
@@ -311,20 +320,20 @@ class AsyncLLM:
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        return await self._bridged(self._engine.reset_prefix_cache(reset_running_requests))
+        return bool(await self._bridged(self._engine.do(ResetPrefixCache(reset_running_requests))))
 
     async def reset_mm_cache(self) -> None:
         """Does nothing: no input but text is cached."""
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back, as `LLM.sleep` does. New requests are refused until `wake_up`."""
-        await self._bridged(self._engine.sleep(level, mode))
+        await self._bridged(self._engine.do(Sleep(level, mode)))
 
     async def release_kv_cache_memory(self) -> None:
         await self.sleep(1)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        await self._bridged(self._engine.wake_up(None if tags is None else list(tags)))
+        await self._bridged(self._engine.do(WakeUp(None if tags is None else tuple(tags))))
 
     async def is_sleeping(self) -> bool:
         return self._engine.sleeping
@@ -344,11 +353,13 @@ class AsyncLLM:
     async def start_profile(
         self, profile_prefix: str | None = None, delay_iterations: int = 0, max_iterations: int = 0
     ) -> None:
-        await self._bridged(self._engine.start_profile(profile_prefix, delay_iterations, max_iterations))
+        verb = StartProfile(profile_prefix, delay_iterations, max_iterations)
+        await self._bridged(self._engine.do(verb))
 
     async def stop_profile(self) -> str | None:
         """Write the trace of steps and return its path."""
-        return await self._bridged(self._engine.stop_profile())
+        path = await self._bridged(self._engine.do(StopProfile()))
+        return None if path is None else str(path)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Abort what runs and end the engine process."""

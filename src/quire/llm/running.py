@@ -18,6 +18,15 @@ from quire.client.start import start_front
 from quire.config import EngineConfig
 from quire.engine.local import LocalCall, LocalEngine, News
 from quire.engine.start import begin_start, finish_start
+from quire.engine.verbs import (
+    LoadAdapter,
+    ResetPrefixCache,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    UnloadAdapter,
+    WakeUp,
+)
 from quire.errors import EngineError, QuireError, RequestError
 from quire.lazy import Lazy
 from quire.llm.metrics import PREFIX, LocalMetrics, Metric
@@ -42,12 +51,11 @@ class RunningEngine:
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
         with ThreadPoolExecutor(1) as executor:  # reads the tokenizer while this thread reads the weights
             front = executor.submit(start_front, config, UNKNOWN_MODEL, seed=config.seed)
-            started, model = begin_start(config, processors)
+            started, model = begin_start(config, processors, lambda: front.result().tokenizer)
             with started.report.phase("tokenizer"):
                 self._front = front.result()
         self._front.info = started.info
         finish_start(started, model)
-        started.core.texts.use(self._front.tokenizer)
         self.config = config
         self.report = started.report
         self._core = started.core
@@ -99,7 +107,7 @@ class RunningEngine:
 
     def watch_steps(self, watch: Callable[[Scheduler], None] | None) -> None:
         """Call `watch` with the scheduler after each step, on the engine's thread; None ends that."""
-        scheduler = self._core.core.scheduler
+        scheduler = self._core.scheduler
         self._core.on_step = None if watch is None else lambda *times: watch(scheduler)
 
     def get_metrics(self) -> list[Metric]:
@@ -111,7 +119,7 @@ class RunningEngine:
 
         Returns True: it always succeeds.
         """
-        return self._engine.ask(lambda core: core.reset_prefix_cache(reset_running_requests))
+        return bool(self._engine.do(ResetPrefixCache(reset_running_requests)))
 
     def reset_mm_cache(self) -> None:
         """Does nothing: no input but text is cached."""
@@ -123,7 +131,7 @@ class RunningEngine:
         """
         self._asleep = True
         try:
-            self._engine.ask(lambda core: core.sleep(level, mode))
+            self._engine.do(Sleep(level, mode))
         except BaseException:
             self._asleep = False
             raise
@@ -134,12 +142,7 @@ class RunningEngine:
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory again; only "weights" or "kv_cache" if `tags` say so. It sleeps until both are there."""
-
-        def wake(core: Any) -> bool:
-            core.wake_up(tags)
-            return bool(core.is_sleeping)
-
-        self._asleep = self._engine.ask(wake)
+        self._asleep = bool(self._engine.do(WakeUp(None if tags is None else tuple(tags))))
 
     def is_sleeping(self) -> bool:
         return self._asleep
@@ -148,11 +151,12 @@ class RunningEngine:
         self, profile_prefix: str | None = None, delay_iterations: int = 0, max_iterations: int = 0
     ) -> None:
         """Trace steps until `stop_profile` (Chrome's format), in the directory of `profiler_config`."""
-        self._engine.ask(lambda core: core.start_profile(profile_prefix, delay_iterations, max_iterations))
+        self._engine.do(StartProfile(profile_prefix, delay_iterations, max_iterations))
 
     def stop_profile(self) -> str | None:
         """Write the trace and return its path; None if none was started."""
-        return self._engine.ask(lambda core: core.stop_profile())
+        path = self._engine.do(StopProfile())
+        return None if path is None else str(path)
 
     def collective_rpc(
         self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -179,7 +183,7 @@ class RunningEngine:
             found = self._numbered(lora_id)
             digest = None if found is None else self._adapters.remove(found.name)
             if digest is not None:
-                self._engine.post(lambda core: core.unload_adapter(digest))
+                self._engine.do(UnloadAdapter(digest))
         return found is not None
 
     def list_loras(self) -> set[int]:
@@ -218,7 +222,7 @@ class RunningEngine:
             )
 
     def _load_adapter(self, path: str, pin: bool = False) -> str:
-        return self._engine.ask(lambda core: core.load_adapter(path, pin)).result()
+        return str(self._engine.do(LoadAdapter(path, pin)))
 
     def _new_id(self) -> str:
         return str(next(self._ids))

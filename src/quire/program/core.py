@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from quire.engine.api import Core
+from quire.engine.api import Queue
 from quire.errors import EngineError
 from quire.grammar.compiler import Grammar, GrammarCompiler
 from quire.steps import Event
@@ -25,7 +25,7 @@ class Run:
     def __init__(
         self,
         request: Request,
-        core: Core,
+        core: Queue,
         owners: dict[str, Run],
         later: list[Later],
         grammars: GrammarCompiler | None = None,
@@ -43,7 +43,7 @@ class Run:
     def add(self, request: Request) -> None:
         """Queue a request."""
         self._own(request)
-        self._core.add(request)
+        self._core.queue(request)
 
     def fork(self, request_id: str, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live one of this program; both share its KV."""

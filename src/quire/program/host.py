@@ -1,13 +1,12 @@
-"""Runs programs over an engine core behind the core's own interface; other requests pass through."""
+"""Runs programs: answers composed requests by requests of an engine core."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator
+from concurrent.futures import FIRST_COMPLETED, wait
 
-from quire.engine.api import Core
+from quire.engine.api import Queue
 from quire.engine.gates import IDLE_WAIT, Gates
 from quire.errors import message_of
 from quire.grammar.compiler import GrammarCompiler
@@ -16,111 +15,90 @@ from quire.program.core import Later, Program, Run
 from quire.program.interpret import Interpreting
 from quire.program.selection import select
 from quire.program.texts import Texts
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, Usage, ends
+from quire.types import Delta, EngineStats, FinishReason, Request, Usage, ends
 
 log = logging.getLogger("quire.engine")
 
-C = TypeVar("C", bound=Core)
 
+class Programs:
+    """The host of composed requests. A program that raises ends only its own request, with an error."""
 
-class Programs(Generic[C]):
-    """A core whose requests may be programs. A program that raises ends only its own request, with an error."""
-
-    def __init__(self, core: C, texts: Texts | None = None, grammars: GrammarCompiler | None = None) -> None:
-        self.core, self._grammars = core, grammars
-        self.texts = texts or Texts(None, 0, False)
-        self._interpret = Interpreting(core, self.texts)
+    def __init__(self, core: Queue, texts: Texts, grammars: GrammarCompiler | None = None) -> None:
+        self._core, self._texts, self._grammars = core, texts, grammars
+        self._interpret = Interpreting(core, texts)
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
         self._owners: dict[str, Run] = {}  # by request of a program
-        self._waiting = Gates([self.texts])
+        self._waiting = Gates([texts])
         self._later: list[Later] = []
         self._ready: list[Delta] = []  # the next step returns them
 
-    def _program_of(self, request: Request) -> Program | None:
-        """The program that answers `request`; None if the core answers it directly."""
+    def _program_of(self, request: Request) -> Program:
+        """Return the program that answers `request`."""
         if request.program is not None:
             return self._interpret
         if request.sampling.beam is not None:
             return beam_search
-        return select if request.choices else None
-
-    @property
-    def on_batch(self) -> Callable[[ScheduledBatch], None] | None:
-        return self.core.on_batch
-
-    @on_batch.setter
-    def on_batch(self, watch: Callable[[ScheduledBatch], None] | None) -> None:
-        self.core.on_batch = watch
-
-    @property
-    def on_step(self) -> Callable[[float, float], None] | None:
-        return self.core.on_step
-
-    @on_step.setter
-    def on_step(self, watch: Callable[[float, float], None] | None) -> None:
-        self.core.on_step = watch
+        return select
 
     @property
     def has_work(self) -> bool:
-        return self.core.has_work or bool(self._ready or self._waiting or self._later)
+        return bool(self._ready or self._waiting or self._later)
+
+    def __len__(self) -> int:
+        return len(self._runs) + len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._runs or request_id in self._waiting
 
     def add(self, request: Request) -> None:
-        """Queue a request, or start the program that answers it."""
-        program = self._program_of(request)
-        if request.id in self._runs or request.id in self._waiting:
+        """Start the program that answers a request."""
+        if request.id in self:
             message = (
                 f"request id {request.id!r} is in use by a request that has not ended; choose another id"
             )
             self._ready += ends(request, FinishReason.ERROR, message)
-        elif program is None:
-            self.core.add(request)
         elif not self._waiting.take(request):
-            self._start(request, program)
+            self._start(request)
 
-    def _start(self, request: Request, program: Program) -> None:
-        run = Run(request, self.core, self._owners, self._later, self._grammars)
+    def _start(self, request: Request) -> None:
+        program = self._program_of(request)
+        run = Run(request, self._core, self._owners, self._later, self._grammars)
         steps = program(request, run)
         self._runs[request.id] = run, steps
         self._resume(run, lambda: next(steps))
 
-    def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
-        self.core.fork(request_id, index, request, output)
-
-    def keep(self, key: str, request: Request, tokens: list[int]) -> int:
-        return self.core.keep(key, request, tokens)
-
-    def let_go(self, key: str) -> None:
-        self.core.let_go(key)
-
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one sample of it; a program ends with all its requests."""
+    def abort(self, request_id: str) -> None:
+        """End a program with all its requests."""
         if request_id in self._waiting:
             self._ready += ends(self._waiting.remove(request_id), FinishReason.ABORT)
-        elif request_id in self._runs:
+        else:
             run, steps = self._runs[request_id]
             steps.close()
             self._end(run, _last(run, FinishReason.ABORT, None))
-        else:
-            self.core.abort(request_id, index)
 
-    def drop(self, request_id: str, index: int | None = None) -> None:
-        """End a request without a delta."""
+    def abort_all(self) -> None:
+        """End all programs."""
+        for request_id in [*self._runs, *self._waiting.ids]:
+            self.abort(request_id)
+
+    def drop(self, request_id: str) -> None:
+        """End a program without a delta."""
         if request_id in self._waiting:
             self._waiting.remove(request_id)
-        elif request_id in self._runs:
+        else:
             run, steps = self._runs.pop(request_id)
             steps.close()
             run.drop_all()
-        else:
-            self.core.drop(request_id, index)
 
-    def step(self) -> list[Delta]:
-        """Step the core and pass programs' deltas to them; returns all others."""
+    def advance(self) -> None:
+        """Start programs that waited for the tokenizer, and go on with those whose work in a thread is done."""
         if self._waiting:
             self._start_waiting()
         if self._later:
             self._take_later()
-        deltas = self.core.step()
+
+    def route(self, deltas: list[Delta]) -> list[Delta]:
+        """Pass programs' deltas to them; returns all others, and those of programs."""
         if self._owners:
             passed = []
             owners = [self._owners.get(delta.request_id) for delta in deltas]
@@ -136,17 +114,17 @@ class Programs(Generic[C]):
         return deltas
 
     def _start_waiting(self) -> None:
-        if not self.core.has_work:
+        if not self._core.busy:
             self._waiting.wait()
         for held, error in self._waiting.ready():
             if error is None:
-                self._start(held.request, self._interpret)
+                self._start(held.request)
             else:
                 self._ready += ends(held.request, FinishReason.ERROR, error)
 
     def _take_later(self) -> None:
         """Let runs go on whose work in a thread is done."""
-        if not (self.core.has_work or self._ready):
+        if not (self._core.busy or self._ready):
             wait([work for _, work, _ in self._later], IDLE_WAIT, FIRST_COMPLETED)
         done = [one for one in self._later if one[1].done()]
         self._later[:] = [one for one in self._later if not one[1].done()]
@@ -187,44 +165,12 @@ class Programs(Generic[C]):
         self._report(run)
         self._ready += last
 
-    def stats(self) -> EngineStats:
-        """The core's, with programs; sessions whose time is over end here too."""
+    def count(self, stats: EngineStats) -> None:
+        """Add programs and sessions; sessions whose time is over end here too."""
         sessions = self._interpret.sessions
         sessions.expire()
-        stats = self.core.stats()
-        stats.num_programs = len(self._runs) + len(self._waiting)
+        stats.num_programs = len(self)
         stats.num_sessions = len(sessions)
-        return stats
-
-    def reset_prefix_cache(self, reset_running: bool = False) -> bool:
-        return self.core.reset_prefix_cache(reset_running)
-
-    @property
-    def is_sleeping(self) -> bool:
-        return self.core.is_sleeping
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """As the core does; programs end under "abort" and are finished first otherwise."""
-        for request_id in [*self._runs, *self._waiting.ids] if mode == "abort" else ():
-            self.abort(request_id)
-        while (self._runs or self._waiting) and mode != "abort":
-            self._ready = self.step()
-        self.core.sleep(level, mode)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        self.core.wake_up(tags)
-
-    def load_adapter(self, path: str, pin: bool = False) -> Future[str]:
-        return self.core.load_adapter(path, pin)
-
-    def unload_adapter(self, digest: str) -> None:
-        self.core.unload_adapter(digest)
-
-    def start_profile(self, prefix: str | None = None, delay: int = 0, most: int = 0) -> None:
-        self.core.start_profile(prefix, delay, most)
-
-    def stop_profile(self) -> str | None:
-        return self.core.stop_profile()
 
 
 def _last(run: Run, reason: FinishReason, error: str | None) -> list[Delta]:

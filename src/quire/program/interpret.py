@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 
-from quire.engine.api import Core
+from quire.engine.api import Queue
 from quire.program.calls import Calls
 from quire.program.core import Run
 from quire.program.encoding import Encoder
@@ -24,7 +24,7 @@ FAILED = "failed"  # and if a step cannot be done
 class Interpreting:
     """Runs programs one call at a time; what they keep between calls is in `sessions`."""
 
-    def __init__(self, core: Core, texts: Texts, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, core: Queue, texts: Texts, clock: Callable[[], float] = time.monotonic) -> None:
         self.texts = texts
         self.sessions = Sessions(core, clock)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.engine.api import Core
+from quire.engine.api import Queue
 from quire.program.interpreter import LiveLane
 from quire.types import Request
 
@@ -31,11 +31,11 @@ class Session:
 class Sessions:
     """Keeps at most `MAX_SESSIONS` sessions for `seconds` each; the oldest make room.
 
-    The prefix cache keeps their KV (`Core.keep`), which is given up before any running sequence is preempted. Then the
+    The prefix cache keeps their KV (`Queue.keep`), which is given up before any running sequence is preempted. Then the
     next call computes the text again.
     """
 
-    def __init__(self, core: Core, clock: Callable[[], float], seconds: float = SECONDS) -> None:
+    def __init__(self, core: Queue, clock: Callable[[], float], seconds: float = SECONDS) -> None:
         self._core, self._clock, self._seconds = core, clock, seconds
         self._sessions: dict[str, Session] = {}  # oldest first
         self._size = 0

@@ -12,6 +12,7 @@ import msgspec
 from quire.client.adapters import LoadedAdapter, LoadedAdapters
 from quire.client.client import AsyncEngine
 from quire.config import EngineConfig
+from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import ConfigError, EngineError, ModelError
 from quire.serve.options import ServerConfig
 from quire.weights.adapter import table_rows
@@ -91,14 +92,14 @@ class Adapters:
         model = self._engine.config.model
         async with self._locks[name]:
             directory = await asyncio.to_thread(find_adapter, path, model.download_dir, model.hf_token, roots)
-            digest = await self._engine.load_adapter(str(directory), pinned)
+            digest = str(await self._engine.do(LoadAdapter(str(directory), pinned)))
             old = self.loaded.find(name)
             forgotten = self.loaded.remove(name) if old is not None and old.digest != digest else None
             spare = self._engine.config.lora.spare_tokens
             tokens = await asyncio.to_thread(table_rows, directory) if spare else 0
             found = self.loaded.add(name, path, str(directory), digest, pinned=pinned, tokens=tokens)
             if forgotten is not None:
-                await self._engine.unload_adapter(forgotten)
+                await self._engine.do(UnloadAdapter(forgotten))
             return found
 
     async def unload(self, name: str) -> None:
@@ -106,7 +107,7 @@ class Adapters:
         async with self._locks[name]:
             digest = self.loaded.remove(name)
             if digest is not None:
-                await self._engine.unload_adapter(digest)
+                await self._engine.do(UnloadAdapter(digest))
         self._locks.pop(name, None)
 
     def state(self) -> tuple[int, list[str], list[str]]:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from quire.engine.verbs import ResetPrefixCache
 from quire.serve.endpoints import Dialect, Generating
 from quire.serve.native.control import add_post
 from quire.serve.openapi import add_get, json_response
@@ -22,7 +23,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         return json_response(_model(service))
 
     async def flush() -> Response:
-        await service.engine.reset_prefix_cache()
+        await service.engine.do(ResetPrefixCache())
         return Response("The prefix cache is empty.\n", media_type="text/plain")
 
     for path in ("/get_model_info", "/model_info"):

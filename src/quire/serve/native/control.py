@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quire.engine.verbs import Sleep, StartProfile, StopProfile, WakeUp
 from quire.errors import EngineError, QuireError
 from quire.serve.errors import invalid
 from quire.serve.openapi import add_get, json_response, responses_of
@@ -36,11 +37,11 @@ def _add_sleep(app: FastAPI, service: Service) -> None:
         level = query.get("level", "1")
         if level not in ("0", "1", "2"):
             raise invalid(f"level must be 0, 1 or 2, got {level!r}", "level", "invalid_value")
-        await _checked(engine.sleep(int(level), query.get("mode", "abort")))
+        await _checked(engine.do(Sleep(int(level), query.get("mode", "abort"))))
         return Response()
 
     async def wake_up(http: HttpRequest) -> Response:
-        await _checked(engine.wake_up(http.query_params.getlist("tags") or None))
+        await _checked(engine.do(WakeUp(tuple(http.query_params.getlist("tags")) or None)))
         return Response()
 
     async def is_sleeping() -> Response:
@@ -53,11 +54,11 @@ def _add_sleep(app: FastAPI, service: Service) -> None:
 
 def _add_profile(app: FastAPI, service: Service) -> None:
     async def start() -> Response:
-        await service.engine.start_profile()
+        await service.engine.do(StartProfile())
         return Response()
 
     async def stop() -> Response:
-        return json_response({"path": await service.engine.stop_profile()})
+        return json_response({"path": await service.engine.do(StopProfile())})
 
     add_post(app, "/start_profile", start)
     add_post(app, "/stop_profile", stop)

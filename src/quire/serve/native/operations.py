@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire import __version__
+from quire.engine.verbs import ResetPrefixCache
 from quire.serve.dashboard.about import about_model
 from quire.serve.dashboard.router import dashboard_router
 from quire.serve.dashboard.stats import PageSource
@@ -56,7 +57,7 @@ def add_operations(app: FastAPI, service: Service) -> None:
         return Response(text, headers={"content-type": kind})
 
     async def reset() -> Response:
-        await service.engine.reset_prefix_cache()
+        await service.engine.do(ResetPrefixCache())
         return Response()
 
     async def stats() -> Response:

@@ -31,7 +31,7 @@ def check_parts(parts: Sequence[str]) -> None:
         raise EngineError(f"wake_up: there is no {sorted(unknown)[0]!r}; tags are {', '.join(PARTS)}")
 
 
-class Residence(Generic[M]):
+class MemoryRelease(Generic[M]):
     """Takes memory from what computes, and gives it new memory.
 
     `load` reads the weights, `make_cache` makes the KV cache, `compile` makes the executable from both.
