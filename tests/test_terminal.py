@@ -66,8 +66,22 @@ def test_pasted_lines_are_one_message(chat: Any) -> None:
     chat.expect("/more goes on")
     chat.sendline("/stats")
     chat.expect(r"(\d+) prompt tokens")
+    assert int(chat.match.group(1)) > 2
     chat.sendline("/quit")
     chat.expect(pexpect.EOF)
+
+
+def test_a_home_that_cannot_be_written_keeps_no_history(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    child = spawn(tmp_path / "file", "chat", "--max-tokens", "5")
+    child.expect("What you type is not kept")
+    child.expect(PROMPT)
+    child.sendline("Tell me a story.")
+    child.expect("goes on")
+    child.sendline("/quit")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
 
 
 def test_interrupts_at_random_times_stop_the_answer_and_nothing_else(tmp_path: Path) -> None:

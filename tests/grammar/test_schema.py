@@ -222,6 +222,7 @@ JUNK = st.recursive(
 @given(schema=JUNK)
 def test_junk_is_refused_and_breaks_nothing(compiler: GrammarCompiler, schema: Any) -> None:
     compiled(compiler, schema)
+    assert compiled(compiler, TEXT)
 
 
 def suite(data: Path) -> Iterator[tuple[str, Any]]:

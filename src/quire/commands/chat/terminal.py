@@ -43,7 +43,7 @@ def _typed(commands: Sequence[str]) -> Iterator[str]:
         event.current_buffer.insert_text("\n")
 
     session: prompt_toolkit.PromptSession[str] = prompt_toolkit.PromptSession(
-        history=history.FileHistory(str(_history_file())),
+        history=_history(),
         completer=completion.WordCompleter(list(commands), sentence=True),
         complete_while_typing=False,
         key_bindings=bindings,
@@ -66,8 +66,17 @@ def _plain() -> Iterator[str]:
             return
 
 
-def _history_file() -> Path:
-    """Where typed lines are kept: the user's state directory (XDG Base Directory specification)."""
+def _history() -> history.History:
+    """Lines typed before, from a file in the user's state directory (XDG Base Directory specification).
+
+    Where that directory cannot be written, history lasts as long as the chat.
+    """
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "quire"
-    base.mkdir(parents=True, exist_ok=True)
-    return base / "chat-history"
+    file = base / "chat-history"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    except OSError as error:
+        print(f"What you type is not kept for the next chat: {error}", file=sys.stderr)
+        return history.InMemoryHistory()
+    return history.FileHistory(str(file))
