@@ -19,7 +19,7 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test wheel lint test test-suite test-wheel fuzz abuse eval-model clean
+.PHONY: run install install-test stub wheel lint test test-suite test-wheel fuzz abuse eval-model clean
 
 run: install
 	$(BIN)/quire serve $(MODEL)
@@ -39,6 +39,10 @@ $(VENV)/installed: $(BIN)/python $(NATIVE)
 $(VENV)/installed-test: $(BIN)/python $(NATIVE)
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@ $(VENV)/installed
+
+# The types of the native module, after a change of csrc/bind.
+stub: install-test
+	$(BIN)/python -m nanobind.stubgen -q -m quire._native -o src/quire/_native.pyi
 
 # The sdist, and the wheel from the sdist: the only time that `make test` compiles.
 wheel: $(DIST)/built

@@ -34,6 +34,9 @@ nb::tuple draft(const SuffixTree& tree, const Tokens& context, int max_tokens, d
 
 void bind_draft(nb::module_& m) {
   m.def("find_last_tokens", &find, "text"_a, "tail"_a, "low"_a, "high"_a, "start"_a = 0,
+        nb::sig("def find_last_tokens(text: array.array[int] | numpy.typing.NDArray[numpy.int32], "
+                "tail: array.array[int] | numpy.typing.NDArray[numpy.int32], low: int, high: int, start: int = 0) "
+                "-> tuple[int, int]"),
         "(end, length) of the longest match of the last low..high tokens of `tail` in `text`; of equal lengths the "
         "first that ends behind `start`, else the first. Length 0: none.");
   nb::class_<SuffixTree>(m, "SuffixTree", "Counts of the token strings of a set of sequences, up to a depth.")
@@ -47,6 +50,9 @@ void bind_draft(nb::module_& m) {
       .def("close", &SuffixTree::close, "sequence"_a)
       .def("remove", &SuffixTree::remove, "sequence"_a)
       .def("draft", &draft, "context"_a, "max_tokens"_a, "factor"_a, "offset"_a, "min_probability"_a,
+           nb::sig("def draft(self, context: array.array[int] | numpy.typing.NDArray[numpy.int32], max_tokens: int, "
+                   "factor: float, offset: float, min_probability: float) "
+                   "-> tuple[list[int], list[float], float, int]"),
            "(tokens, probability of each with all before it, their sum, length of the match)")
       .def("sound", &SuffixTree::sound)
       .def_prop_ro("num_sequences", &SuffixTree::num_sequences)
