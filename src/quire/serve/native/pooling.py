@@ -10,42 +10,25 @@ from starlette.responses import Response
 
 from quire.serve.errors import invalid
 from quire.serve.native.protocol import POOLING, PoolingRequest
-from quire.serve.openai.texts import (
-    TextUsage,
-    as_bytes,
-    coded,
-    one_each,
-    pooled_requests,
-    run_vectors,
-    usage_of,
-    vectors_of,
-)
+from quire.serve.openai.texts import ListAnswer, Vectors, coded, one_each, vectors_for, vectors_of
 from quire.serve.service import Service
-from quire.types import Pooling, Request
+from quire.types import Pooling
 
 
 class Pooled(msgspec.Struct):
+    """The vector of a text, or the vectors of its tokens."""
+
     index: int
     data: list[float | list[float]] | str
     object: Literal["pooling"] = "pooling"
 
 
-class PoolingAnswer(msgspec.Struct):
+class PoolingAnswer(ListAnswer[Pooled]):
     """Answer of /pooling."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Pooled]
-    usage: TextUsage
-    object: Literal["list"] = "list"
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def _pooling_of(service: Service, body: PoolingRequest) -> Pooling | None:
-    """The pooling that the body asks for, by its task or by name. 400 if the model does not do the task."""
+    """Choose the pooling by the body's task, or by name. 400 if the model does not do the task."""
     task, is_classifier = body.task, service.front.info.scores is not None
     if task is None or task == "encode":
         return body.pooling or service.config.pooling
@@ -60,34 +43,21 @@ def _pooling_of(service: Service, body: PoolingRequest) -> Pooling | None:
 
 
 async def pool(service: Service, http: HttpRequest) -> bytes | Response:
+    """Read, check, queue and wait."""
     body = await service.read(http, POOLING)
-    model = service.check_model(body.model)
-    call_id = service.new_id("pool-", http, body.request_id)
-    requests = await pooled_requests(service, http, body, _pooling_of(service, body), call_id)
-    vectors = await run_vectors(service, http, requests, model)
-    count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in requests)
-    return await service.make(count, lambda: _answer(service, body, model, call_id, requests, vectors))
+    service.check_model(body.model)
+    found = await vectors_for(service, http, body, "pool-", _pooling_of(service, body), "")
+    count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in found.requests)
+    return await service.make(count, lambda: _answer(body, found))
 
 
-def _answer(
-    service: Service,
-    body: PoolingRequest,
-    model: str,
-    call_id: str,
-    requests: list[Request],
-    vectors: list[list[float]],
-) -> bytes | Response:
-    tokens = [len(request.tokens) if request.pooling == "all" else None for request in requests]
+def _answer(body: PoolingRequest, found: Vectors) -> bytes | Response:
+    tokens = [len(request.tokens) if request.pooling == "all" else None for request in found.requests]
+    vectors = found.vectors
     if body.dimensions is not None:
-        one_each(requests, "dimensions")
+        one_each(found.requests, "dimensions")
         vectors = vectors_of(vectors, body.dimensions)
-    usage = usage_of(requests)
     if body.encoding_format.startswith("bytes"):
-        return as_bytes(
-            vectors, body, {"id": call_id, "created": service.created, "model": model, "usage": usage}, tokens
-        )
-    data = [
-        Pooled(i, coded(vector, body, count))
-        for i, (vector, count) in enumerate(zip(vectors, tokens, strict=True))
-    ]
-    return _encode(PoolingAnswer(call_id, service.created, model, data, usage))
+        return found.as_bytes(body, vectors, tokens)
+    pairs = enumerate(zip(vectors, tokens, strict=True))
+    return found.answer([Pooled(i, coded(vector, body, count)) for i, (vector, count) in pairs])

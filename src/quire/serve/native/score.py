@@ -12,28 +12,20 @@ from quire.client.scoring import Scoring, ScoringRules, plan_scores
 from quire.serve.errors import invalid
 from quire.serve.native.protocol import SCORE, PairsRequest, ScoreRequest
 from quire.serve.openai.prompts import MAX_PROMPTS
-from quire.serve.openai.texts import TextUsage, run_vectors, usage_of
+from quire.serve.openai.texts import ListAnswer, Vectors, run_vectors
 from quire.serve.service import Service
 
 
 class Scored(msgspec.Struct):
+    """The score of a pair of texts."""
+
     index: int
     score: float
     object: Literal["score"] = "score"
 
 
-class ScoreAnswer(msgspec.Struct):
+class ScoreAnswer(ListAnswer[Scored]):
     """Answer of /score."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Scored]
-    usage: TextUsage
-    object: Literal["list"] = "list"
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 _FIRSTS = ("text_1", "queries", "data_1")
@@ -41,15 +33,16 @@ _SECONDS = ("text_2", "documents", "items", "data_2")
 
 
 async def score(service: Service, http: HttpRequest) -> bytes:
+    """Read, check, queue and wait."""
     body = await service.read(http, SCORE)
     model, call_id = service.check_model(body.model), service.new_id("score-", http, body.request_id)
     firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
     scoring = await plan_pairs(service, http, body, firsts, seconds, call_id)
     vectors = await run_vectors(service, http, scoring.requests, model)
+    found = Vectors(call_id, service.created, model, scoring.requests, vectors)
 
     def answer() -> bytes:
-        data = [Scored(i, value) for i, value in enumerate(scoring.scores(vectors))]
-        return _encode(ScoreAnswer(call_id, service.created, model, data, usage_of(scoring.requests)))
+        return found.answer([Scored(i, value) for i, value in enumerate(scoring.scores(vectors))])
 
     return await service.make(len(vectors), answer)
 

@@ -10,37 +10,20 @@ from starlette.responses import Response
 
 from quire.serve.errors import invalid
 from quire.serve.native.protocol import EMBEDDINGS
-from quire.serve.openai.texts import (
-    TextUsage,
-    as_bytes,
-    coded,
-    one_each,
-    pooled_requests,
-    run_vectors,
-    usage_of,
-    vectors_of,
-)
+from quire.serve.openai.texts import ListAnswer, coded, vectors_for, vectors_of
 from quire.serve.service import Service
 
 
 class Embedding(msgspec.Struct):
+    """The vector of a text."""
+
     index: int
     embedding: list[float | list[float]] | str
     object: Literal["embedding"] = "embedding"
 
 
-class Embeddings(msgspec.Struct):
+class Embeddings(ListAnswer[Embedding]):
     """Answer of /v1/embeddings."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: TextUsage
-    object: Literal["list"] = "list"
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 async def embed(service: Service, http: HttpRequest) -> bytes | Response:
@@ -51,17 +34,13 @@ async def embed(service: Service, http: HttpRequest) -> bytes | Response:
         raise invalid(
             f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
         )
-    call_id = service.new_id("embd-", http, body.request_id)
-    requests = await pooled_requests(service, http, body, body.pooling or service.config.pooling, call_id)
-    one_each(requests, "pooling")
-    vectors = await run_vectors(service, http, requests, model)
+    pooling = body.pooling or service.config.pooling
+    found = await vectors_for(service, http, body, "embd-", pooling, "pooling")
 
     def answer() -> bytes | Response:
-        kept, usage = vectors_of(vectors, body.dimensions), usage_of(requests)
+        kept = vectors_of(found.vectors, body.dimensions)
         if body.encoding_format.startswith("bytes"):
-            head = {"id": call_id, "created": service.created, "model": model, "usage": usage}
-            return as_bytes(kept, body, head)
-        data = [Embedding(i, coded(vector, body)) for i, vector in enumerate(kept)]
-        return _encode(Embeddings(call_id, service.created, model, data, usage))
+            return found.as_bytes(body, kept)
+        return found.answer([Embedding(i, coded(vector, body)) for i, vector in enumerate(kept)])
 
-    return await service.make(len(vectors), answer)
+    return await service.make(len(found.vectors), answer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import ml_dtypes
 import msgspec
@@ -30,11 +31,65 @@ from quire.types import FinishReason, Pooling, Request
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
+Item = TypeVar("Item")
+_encode = msgspec.json.Encoder().encode
+
+
 class TextUsage(msgspec.Struct):
     """Token counts of all texts."""
 
     prompt_tokens: int
     total_tokens: int
+
+
+class ListAnswer(msgspec.Struct, Generic[Item]):
+    """Answer of an endpoint with an item for each text, or each pair of texts."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Item]
+    usage: TextUsage
+    object: Literal["list"] = "list"
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vectors of the texts of one call, in order, with what its answer says of it."""
+
+    id: str
+    created: int
+    model: str
+    requests: list[Request]
+    vectors: list[list[float]]
+
+    def answer(self, data: list[Item]) -> bytes:
+        """Encode the answer with an item for each text."""
+        usage = usage_of(self.requests)
+        return _encode(ListAnswer(self.id, self.created, self.model, data, usage))
+
+    def as_bytes(
+        self,
+        body: VectorsRequest,
+        vectors: list[list[float]],
+        tokens: Sequence[int | None] | None = None,
+    ) -> Response:
+        """Answer with `vectors` as bytes; `tokens` counts the tokens of each text that has a vector of each."""
+        usage = usage_of(self.requests)
+        head = {"id": self.id, "created": self.created, "model": self.model, "usage": usage}
+        return as_bytes(vectors, body, head, tokens)
+
+
+async def vectors_for(
+    service: Service, http: HttpRequest, body: TextsRequest, prefix: str, pooling: Pooling | None, one: str
+) -> Vectors:
+    """Make a vector of each text. 400 for vectors of tokens, naming the field `one`, unless that is empty."""
+    model, call_id = service.check_model(body.model), service.new_id(prefix, http, body.request_id)
+    requests = await pooled_requests(service, http, body, pooling, call_id)
+    if one:
+        one_each(requests, one)
+    vectors = await run_vectors(service, http, requests, model)
+    return Vectors(call_id, service.created, model, requests, vectors)
 
 
 async def pooled_requests(
