@@ -16,7 +16,7 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import RequestError
 from quire.params import BeamRules, StructuredOutputsParams
-from quire.program.beams import BeamSearch, Candidate
+from quire.program.beam_search import BeamSearch, Candidate
 from tests.shared import DATA, needs
 
 STORY = (

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from quire.serve.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Room
-from quire.serve.descriptors import raise_descriptor_limit
+from quire.serve.system_limits import raise_descriptor_limit
 from tests.serve.running import Server
 
 BODY = json.dumps({"model": "scripted", "prompt": "hello", "max_tokens": 3}).encode()

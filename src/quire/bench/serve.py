@@ -35,7 +35,7 @@ from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
 from quire.flags.bench import SERVE
-from quire.serve.descriptors import raise_descriptor_limit
+from quire.serve.system_limits import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
 
 DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import EngineError, ProgramError, SessionExpiredError
-from quire.program.interpret import EXPIRED, FAILED
+from quire.program.program_requests import EXPIRED, FAILED
 from quire.steps import Event
 from quire.types import Delta, FinishReason, Request, Usage
 

@@ -10,9 +10,9 @@ from quire.engine.api import Queue
 from quire.engine.gates import IDLE_WAIT, Gates
 from quire.errors import message_of
 from quire.grammar.compiler import GrammarCompiler
-from quire.program.beam import beam_search
+from quire.program.beam_requests import beam_search
 from quire.program.core import Later, Program, Run
-from quire.program.interpret import Interpreting
+from quire.program.program_requests import Interpreting
 from quire.program.selection import select
 from quire.program.texts import Texts
 from quire.types import Delta, EngineStats, FinishReason, Request, Usage, ends

@@ -17,13 +17,13 @@ from quire import __version__
 from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
+from quire.serve.admission import Admission, HeadLimits, Keys, route_path
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.elsewhere import ELSEWHERE
 from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
-from quire.serve.gate import Gate, HeadLimits, Keys, route_path
 from quire.serve.native import classify, pooling, programs, rerank, score, tokenize
 from quire.serve.native.operations import add_operations
 from quire.serve.native.programs import ProgramRequest
@@ -159,7 +159,7 @@ def make_app(service: Service) -> FastAPI:
     add_middleware(app, config)
     known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
-        Gate,
+        Admission,
         keys=Keys(config.api_keys()),
         error_response=_error_response,
         count=lambda method, path, status: service.metrics.answered(

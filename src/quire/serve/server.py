@@ -33,11 +33,11 @@ from quire.serve import banner
 from quire.serve.access import AccessLog
 from quire.serve.adapters import check_adapters
 from quire.serve.connection import Connection, Room
-from quire.serve.descriptors import check_limits, raise_descriptor_limit
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
 from quire.serve.stream import Direct
+from quire.serve.system_limits import check_limits, raise_descriptor_limit
 from quire.serve.tls import check_tls, refresh_tls
 from quire.types import UNKNOWN_MODEL
 

@@ -26,13 +26,13 @@ from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.fields.accept import accept
 from quire.serve.fields.shapes import Body, Fields
+from quire.serve.json_size import check_values
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
-from quire.serve.scan import check_values
 from quire.serve.stream import Disconnected
+from quire.serve.threads import Threads, within
 from quire.serve.tools import Formats, Offer, offer_of
-from quire.serve.work import Work, within
 from quire.types import Request
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Service:
         self.draining = False
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
-        self.threads = Work()
+        self.threads = Threads()
 
     @property
     def metrics(self) -> Metrics:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.serve.errors import HttpError, as_http
-from quire.serve.work import Work, within
+from quire.serve.threads import Threads, within
 from quire.types import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -128,7 +128,7 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-async def reply(http: HttpRequest, answer: Answer, keep_alive: float, work: Work) -> Response:
+async def reply(http: HttpRequest, answer: Answer, keep_alive: float, work: Threads) -> Response:
     """The answer, streamed or as one JSON body, which `work` makes. A client that disconnects ends the call."""
     if answer.streaming:
         return EventStream(answer, keep_alive)

@@ -22,9 +22,9 @@ from quire.serve.anthropic.protocol import (
 )
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError
-from quire.serve.items import Change, Item, Items
 from quire.serve.openai.conversation import prepare
 from quire.serve.openai.sampling import sampling_params
+from quire.serve.output_items import Change, Item, Items
 from quire.serve.service import Service
 from quire.serve.stream import event
 from quire.text.partial import partial_object

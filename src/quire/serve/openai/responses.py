@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from quire.client.outputs import CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.items import Change, Item, Items
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import prepare, render
 from quire.serve.openai.logprobs import TokenLogprob, TokenNames, chat_logprobs
@@ -36,6 +35,7 @@ from quire.serve.openai.responses_protocol import (
 )
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import text_format
+from quire.serve.output_items import Change, Item, Items
 from quire.serve.service import Service
 from quire.serve.stream import event
 

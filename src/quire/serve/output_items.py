@@ -1,4 +1,4 @@
-"""An output as a sequence of items: reasoning, texts and calls, in order. Independent of any API's shapes."""
+"""Split an output into items: reasoning, texts and calls, in order. Independent of any API's shapes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Items:
         self.all: list[Item] = []
 
     def whole(self, text: str) -> list[Item]:
-        """All items of a complete output, by the same parser that reads streams."""
+        """Return all items of a complete output, by the same parser that reads streams."""
         self.feed(text)
         self.finish()
         return self.all
@@ -52,13 +52,13 @@ class Items:
         return self._switch("text") if self._reading is None and not self.all else []
 
     def feed(self, text: str) -> list[Change]:
-        """The changes made by the next piece of text."""
+        """Take the next piece of text; return the changes that it makes."""
         if self._reader is None:
             return self.begin() + self._grow(text)
         return self._apply(self._reader.feed(text))
 
     def finish(self) -> list[Change]:
-        """The last changes. Afterwards there is at least one item."""
+        """Return the last changes. Afterwards there is at least one item."""
         changes = [] if self._reader is None else self._apply(self._reader.finish())
         if not self.all:
             changes += self._switch("text")

@@ -1,4 +1,4 @@
-"""The system's limits on this process: open files, of which each connection is one, and memory."""
+"""Check the system's limits on this process: open files, of which each connection is one, and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_MEMORY = 1 << 29
 
 
 def check_limits() -> None:
-    """Raises ConfigError if the process may not have what a server needs to start."""
+    """Check that the process may have what a server needs to start. Raises ConfigError."""
     limit = raise_descriptor_limit()
     if 0 <= limit < LEAST_DESCRIPTORS:
         raise ConfigError(

@@ -16,8 +16,8 @@ import msgspec
 from quire.grammar.compiler import Grammar
 from quire.grammar.matcher import Matcher
 from quire.params import SamplingParams
-from quire.program.adjust import Adjustment
-from quire.program.beams import BeamSearch, Candidate, Hypothesis
+from quire.program.beam_scores import Adjustment
+from quire.program.beam_search import BeamSearch, Candidate, Hypothesis
 from quire.program.core import Run
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 

@@ -1,4 +1,4 @@
-"""The first middleware of every HTTP request: sets its id, checks its API key, counts its answer; HEAD like GET."""
+"""Admission of every HTTP request, as the first middleware: its id, its API key, its count; HEAD like GET."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CountAnswer = Callable[[str, str, int], None]
 
 
 class Keys:
-    """The API keys, stored as digests. Without any, every request is allowed."""
+    """API keys, stored as digests. Without any, every request is allowed."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def owner(self, headers: Headers) -> str | None:
-        """A name for the known key in `Authorization: Bearer KEY` or `x-api-key: KEY`; takes constant time.
+        """Name the known key in `Authorization: Bearer KEY` or `x-api-key: KEY`; takes constant time.
 
         None without a known key. If no key is needed, all requests have the same owner, "".
         """
@@ -53,19 +53,19 @@ def _digest(key: bytes) -> bytes:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the routes see it: without the prefix that a proxy may have left in place."""
+    """Return the path as the routes see it, without the prefix that a proxy may have left in place."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 def _listed(names: Iterable[str]) -> bytes:
-    """The first names as the value of a header; other characters than those of names become `?`."""
+    """Write the first names as the value of a header; characters that no name has become `?`."""
     shown = [_UNSAFE.sub("?", name)[: 2 * MAX_SHOWN] for name in islice(names, MAX_SHOWN)]
     return ", ".join(shown).encode()
 
 
 def _without_body(send: Send) -> Send:
-    """Sends the head of an answer, and ends it where its body would begin."""
+    """Send the head of an answer, and end it where its body would begin."""
     ended = False
 
     async def answer(message: Message) -> None:
@@ -81,13 +81,13 @@ def _without_body(send: Send) -> Send:
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """How many headers, and bytes of headers, a request may have."""
+    """Limits on the headers of a request: their number and their bytes."""
 
     headers: int
     size: int
 
     def check(self, headers: Headers) -> HttpError | None:
-        """The error for a head beyond the limits."""
+        """Make the error for a head beyond the limits."""
         size = sum(len(name) + len(value) for name, value in headers.raw)
         if len(headers.raw) <= self.headers and size <= self.size:
             return None
@@ -98,7 +98,7 @@ class HeadLimits:
         return HttpError(431, ErrorInfo(message, "invalid_request_error", None, "headers_too_large"))
 
 
-class Gate:
+class Admission:
     """Sets `state.request_id` and `state.owner`, refuses wrong keys, counts answers and adds headers to them."""
 
     def __init__(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from quire.serve.work import INLINE_BYTES, LARGE_BYTES, Work, within
+from quire.serve.threads import INLINE_BYTES, LARGE_BYTES, Threads, within
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from quire.serve.work import INLINE_BYTES, LARGE_BYTES, Work, within
     ],
 )
 def test_the_size_of_a_body_says_where_it_is_worked_on(size: int, inline: bool, where: str) -> None:
-    name = asyncio.run(Work().run(size, lambda: threading.current_thread().name, inline))
+    name = asyncio.run(Threads().run(size, lambda: threading.current_thread().name, inline))
     assert name.startswith(where)
 
 
 def test_the_event_loop_and_smaller_bodies_go_on_beside_a_large_one() -> None:
     async def run() -> None:
-        work, held = Work(), threading.Event()
+        work, held = Threads(), threading.Event()
         large = asyncio.create_task(work.run(LARGE_BYTES + 1, lambda: held.wait(20)))
         assert await work.run(INLINE_BYTES + 1, lambda: "small") == "small"
         assert await work.run(0, lambda: "inline") == "inline"

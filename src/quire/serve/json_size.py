@@ -1,4 +1,4 @@
-"""Counts the values of a JSON text before it is decoded: what decoding costs depends on them, not on bytes."""
+"""Count the values of a JSON text before it is decoded: decoding time depends on them, not on bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _too_many(what: str) -> HttpError:
 
 
 def _count(body: bytes, outside_strings: bool = False) -> tuple[int, int]:
-    """Commas, and colons with opening brackets; in the whole text or outside of its strings."""
+    """Count commas, and colons with opening brackets; in the whole text or outside of its strings."""
     values = containers = start = 0
     inside = False
     while start < len(body):
@@ -53,7 +53,7 @@ def _count(body: bytes, outside_strings: bool = False) -> tuple[int, int]:
 
 
 def _without_strings(part: bytes, inside: bool) -> tuple[bytes, bool]:
-    """The bytes of `part` outside of strings, and whether its end is inside of one, if its start is `inside`."""
+    """Return the bytes of `part` outside of strings, and whether it ends inside one, if it starts `inside` one."""
     if b"\\" in part:
         part = part.replace(b"\\\\", b"xx").replace(b'\\"', b"xx")
     letters = np.frombuffer(part, np.uint8)

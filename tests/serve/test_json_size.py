@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.serve import scan
+from quire.serve import json_size
 from quire.serve.errors import HttpError
 from quire.serve.fields.accept import MAX_UNKNOWN
 from quire.serve.openai.prompts import MAX_PROMPTS
@@ -38,30 +38,30 @@ def counted(value: Any) -> tuple[int, int]:
 def test_values_are_counted_outside_of_strings(value: Any, size: int) -> None:
     text = json.dumps(value, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "_SLICE", size)
-        assert scan._count(text, outside_strings=True) == counted(value)
-        many = scan._count(text)
+        patch.setattr(json_size, "_SLICE", size)
+        assert json_size._count(text, outside_strings=True) == counted(value)
+        many = json_size._count(text)
     assert many[0] >= counted(value)[0]
     assert many[1] >= counted(value)[1]
 
 
 def test_a_long_text_with_many_commas_is_one_value() -> None:
-    scan.check_values(json.dumps({"prompt": ",:{[" * scan.MAX_VALUES}).encode())
+    json_size.check_values(json.dumps({"prompt": ",:{[" * json_size.MAX_VALUES}).encode())
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"[" + b"1," * (scan.MAX_VALUES + 1) + b"1]",
-        b"[" + b"{}," * scan.MAX_CONTAINERS + b"{}]",
-        b"[" * (scan.MAX_CONTAINERS + 1),
-        b"{" + b'"a":1,' * scan.MAX_CONTAINERS + b'"a":1}',
+        b"[" + b"1," * (json_size.MAX_VALUES + 1) + b"1]",
+        b"[" + b"{}," * json_size.MAX_CONTAINERS + b"{}]",
+        b"[" * (json_size.MAX_CONTAINERS + 1),
+        b"{" + b'"a":1,' * json_size.MAX_CONTAINERS + b'"a":1}',
     ],
     ids=["values", "objects", "depth", "members"],
 )
 def test_too_many_values_are_refused(body: bytes) -> None:
     with pytest.raises(HttpError, match="more than"):
-        scan.check_values(body)
+        json_size.check_values(body)
 
 
 MANY: dict[str, dict[str, Any]] = {

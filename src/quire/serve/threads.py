@@ -1,4 +1,4 @@
-"""Runs what takes long beside the event loop, in threads, so that no request waits for the work of another."""
+"""Run long work beside the event loop, in threads, so that no request waits for the work of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE_BYTES = 1 << 20
 
 
 async def within(seconds: float, job: Coroutine[Any, Any, T]) -> T:
-    """The result of `job`; asyncio.TimeoutError after so many seconds.
+    """Await `job`. Raises asyncio.TimeoutError after `seconds`.
 
     `asyncio.wait_for` would run it in a task of its own, which costs turns of the event loop.
     """
@@ -27,7 +27,7 @@ async def within(seconds: float, job: Coroutine[Any, Any, T]) -> T:
     return await asyncio.wait_for(job, seconds)
 
 
-class Work:
+class Threads:
     """Threads by the size of the body that a job works on."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Work:
         self._large = ThreadPoolExecutor(1, "quire-large")
 
     async def run(self, size: int, job: Callable[[], T], inline: bool = True) -> T:
-        """The result of `job`. At once, if the body has few bytes and the job may run `inline`; else in a thread."""
+        """Run `job`: at once if the body is short and the job may run `inline`, else in a thread."""
         if inline and size <= INLINE_BYTES:
             return job()
         threads = self._middle if size <= LARGE_BYTES else self._large
