@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from quire.model.families import read_config
+from quire.model.expand import read_model
 from quire.model.pack import wanted_tensors
 
 VOCAB_SIZE = 320
@@ -430,7 +430,7 @@ def write_tokenizer(path: Path) -> None:
 def _tensors(family: str, full: dict[str, Any], rng: np.random.Generator, kind: Any) -> dict[str, Any]:
     """Whatever the family's config asks for."""
     tensors = {}
-    for name, tensor in wanted_tensors(*read_config(full)).items():
+    for name, tensor in wanted_tensors(*read_model(full)).items():
         if any(part in name for part in ("norm", "ln_")):
             values = rng.standard_normal(tensor.shape) * 0.1 + name.endswith("weight")
         else:

@@ -6,7 +6,7 @@ from bench.article.curves import Curves
 from bench.article.study import ENGINES, Claim, Result, Setting, Study
 from quire.engine.plan import plan_engine
 from quire.errors import ConfigError
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -22,7 +22,7 @@ def measure(setting: Setting) -> Result:
         scheduler = {"max_num_seqs": 1, "max_num_batched_tokens": length}
         plan = plan_engine(setting.with_options(model={"max_model_len": length}, scheduler=scheduler))
         spec = plan.model.spec
-        if not isinstance(spec, ArchSpec):
+        if not isinstance(spec, DecoderConfig):
             raise ConfigError("attention-memory needs a model that Quire runs natively")
         tiles, scores = plan.memory.workspace / 1e6, 4 * spec.num_heads * length**2 / 1e6
         rows.append((f"{length:,}", tiles, 1e3 * tiles / length, scores, f"{scores / tiles:.1f} x"))

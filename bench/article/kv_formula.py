@@ -17,7 +17,7 @@ def measure(setting: Setting) -> Result:
     rows: list[tuple[str | float, ...]] = []
     for name, config, tokens in CASES:
         model = outline(config)
-        per_token = model.spec.kv_spec(model.info.dtype).bytes_per_token
+        per_token = model.info.kv_spec(model.info.dtype).bytes_per_token
         rows.append(
             (name, model.spec.num_kv_heads, f"{per_token:,}", f"{tokens:,}", per_token * tokens / 1e9)
         )

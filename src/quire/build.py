@@ -186,7 +186,7 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Engine
     path = directory / of_rank(WEIGHTS, shard.rank)
     with path.open("wb") as file:
         writer = Writer(file, backend)
-        tree = writer.weights(model.weights)
+        writer.write(model.decoder.weights)
     written = engine_dir.map_weights(path, writer.size)
     manifest = Manifest(
         fingerprint=backend.fingerprint,
@@ -198,11 +198,10 @@ def _write(directory: Path, model: LoadedModel, backend: Backend, limits: Engine
         eos_token_ids=info.eos_token_ids,
         generation=info.generation,
         limits=limits,
-        weights=tree,
-        tensors=tuple(writer.tensors),
+        tensors=writer.tensors,
         size=writer.size,
         checksums=Checksums(written, min(backend.threads, MAX_PARTS)).result(),
-        names=model.names,
+        names=model.names if model.family is None else model.family(),
         kv_scales=info.kv_scales,
         rank=shard.rank,
         ranks=shard.size,

@@ -15,8 +15,6 @@ from quire.engine.shares import share_of
 from quire.engine.source import asked_of, model_directory
 from quire.errors import ConfigError
 from quire.model import converted
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use
 from quire.model.checkpoint import OpenModel
 from quire.model.companions import copy_companions
 from quire.model.converted import (
@@ -29,17 +27,18 @@ from quire.model.converted import (
     VALUES,
     ZEROS,
     ConvertedManifest,
-    PartNames,
     quantized_arrays,
     rank_file,
 )
 from quire.model.load import open_checkpoint_files
+from quire.model.parts.decoder import Decoder
+from quire.model.parts.source import Piece, Use
 from quire.model.shard import Shard
+from quire.model.tensors import Tensors
 from quire.weights.activations import Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.layouts import AnyLayout
-from quire.weights.parts import Part
 from quire.weights.tensor import Array, QuantTensor, nothing
 
 
@@ -56,7 +55,8 @@ def convert_checkpoint(
     opened = open_checkpoint_files(source, asked_of(config.model, source)).opened()
     if opened.info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not converted")
-    share_of(config.parallel, 0, opened.info).check(opened.spec)
+    decoder = opened.spec
+    decoder.check_share(share_of(config.parallel, 0, opened.info))
     chosen = range(size) if ranks is None else ranks
     if bad := [rank for rank in chosen if not 0 <= rank < size]:
         raise ConfigError(f"there is no rank {bad[0]} of {size}")
@@ -65,8 +65,8 @@ def convert_checkpoint(
     layouts: dict[str, AnyLayout] = {}
     roundings: dict[str, Rounding] = {}
     for rank in chosen:
-        share, shard = _Share(opened.checkpoint), share_of(config.parallel, rank, opened.info)
-        Assembly(opened.spec, opened.names, share, shard).weights()
+        share = _Share(opened.checkpoint, Tensors(decoder, opened.names))
+        Decoder(decoder, share, share_of(config.parallel, rank, opened.info))
         write_safetensors(output / rank_file(rank), share)
         layouts |= share.layouts
         roundings |= share.roundings
@@ -114,8 +114,8 @@ def _manifest(
 class _Share(Mapping[str, Array]):
     """A `WeightSource` that keeps what a rank asks for, as tensors that are read when they are written."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._names = checkpoint, PartNames()
+    def __init__(self, checkpoint: Checkpoint, places: Tensors) -> None:
+        self._checkpoint, self._places = checkpoint, places
         self._tensors: dict[str, Callable[[], Array]] = {}
         self.layouts: dict[str, AnyLayout] = {}
         self.roundings: dict[str, Rounding] = {}
@@ -129,24 +129,28 @@ class _Share(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
-        for part in parts:
-            self._keep(part)
-        return nothing("float32", sum(part.outline().shape[0] for part in parts), parts[0].outline().shape[1])
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Any:
+        for piece in pieces:
+            self._keep(piece)
+        return nothing("float32", sum(piece.own_shape[0] for piece in pieces), pieces[0].own_shape[1])
 
-    def gated(self, gate: Part, up: Part) -> Any:
-        return self.matrix((gate, up))
+    def gated(self, path: str, gate: Piece, up: Piece) -> Any:
+        return self.matrix(path, (gate, up))
 
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
-        found = [np.array(part.read(self._checkpoint), np.float32) for part in parts]
-        for part, values in zip(parts, found, strict=True):
-            self._tensors[self._names.of(part)] = partial(_same, values)
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        found = []
+        for piece in pieces:
+            part = self._places.part(piece)
+            found.append(np.array(part.read(self._checkpoint), np.float32))
+            if part.tensors:
+                self._tensors[piece.path] = partial(_same, found[-1])
         return np.concatenate(found)
 
-    def _keep(self, part: Part) -> None:
-        if not part.tensors:  # computed from the spec alone
+    def _keep(self, piece: Piece) -> None:
+        part, name = self._places.part(piece), piece.path
+        if not part.tensors:  # computed from the config alone
             return
-        name, layout = self._names.of(part), part.layout(self._checkpoint)
+        layout = part.layout(self._checkpoint)
         if layout is None:
             self._tensors[name] = partial(part.read, self._checkpoint)
             return

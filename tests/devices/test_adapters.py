@@ -43,21 +43,22 @@ class Made:
                 None,
                 matrix(D, INNER),
                 normal(rng, D),
+                path=f"experts.{e}",
             )
-            for _ in range(3)
+            for e in range(3)
         )
-        self.graph = record(self.hidden, lambda g, h: g(Linear(h, self.head)), V, D)
+        self.graph = record(self.hidden, lambda g, h: g(Linear(h, self.head, path="head")), V, D)
         cache = backend.kv_cache(SPEC, 8, 8)
         self.executable: Any = backend.compile(self.graph, cache, Limits(64, 8, 64, SLOTS))
 
     def hidden(self, g: Any) -> Any:
-        x = g(Embed(self.table, 0.5))
-        y = g(Linear(g(Normalize(x, self.norm)), self.inner, self.bias, "gelu"))
-        x = g(Linear(y, self.outer, residual=x))
-        normed = g(Normalize(x, self.wide))
-        y = g(GatedLinear(normed, self.gated, "silu", self.gated_bias))
-        x = g(Add(x, g(Linear(y, self.outer)), 0.5))
-        routes = g(Route(g(Linear(normed, self.router)), Routing(3, 2)))
+        x = g(Embed(self.table, 0.5, "table"))
+        y = g(Linear(g(Normalize(x, self.norm, "norm")), self.inner, self.bias, "gelu", path="inner"))
+        x = g(Linear(y, self.outer, residual=x, path="outer"))
+        normed = g(Normalize(x, self.wide, "wide"))
+        y = g(GatedLinear(normed, self.gated, "silu", self.gated_bias, path="gated"))
+        x = g(Add(x, g(Linear(y, self.outer, path="outer")), 0.5))
+        routes = g(Route(g(Linear(normed, self.router, path="router")), Routing(3, 2)))
         return g(SelectRows(g(Add(x, g(RunExperts(normed, routes, self.experts, "silu")), 0.5))))
 
     def adapter(self, seed: int, rank: int) -> Adapter:
@@ -79,24 +80,24 @@ class Made:
             )
 
         odd = bool(seed % 2)
-        products = {
-            id(self.inner): change(self.inner, 0, gain=odd),
-            id(self.outer): change(self.outer, 0, 13, gain=odd, shift=not odd),
-            id(self.gated): change(self.gated, 0, INNER, gain=not odd, shift=odd),
-            id(self.router): change(self.router, 0),
-            id(self.experts[1].up): change(self.experts[1].up, 0, gain=odd),
-            id(self.experts[2].down): change(self.experts[2].down, 0, shift=odd),
+        changes = {
+            "inner": change(self.inner, 0, gain=odd),
+            "outer": change(self.outer, 0, 13, gain=odd, shift=not odd),
+            "gated": change(self.gated, 0, INNER, gain=not odd, shift=odd),
+            "router": change(self.router, 0),
+            "experts.1.gate_up": change(self.experts[1].up, 0, gain=odd),
+            "experts.2.down": change(self.experts[2].down, 0, shift=odd),
         }
         if odd:
-            products[id(self.head)] = change(self.head, 0)
+            changes["head"] = change(self.head, 0)
         if seed == 2:
             whole = self.backend.matrix([normal(rng, V, D)], "float32")
-            products[id(self.head)] = Change(weight=whole)
+            changes["head"] = Change(weight=whole)
         table = Change(
             normal(rng, rank, V), (Up(normal(rng, D, rank), 0, 0),), normal(rng, D) if odd else None
         )
-        norms = {id(self.norm): Norm("rms", normal(rng, D), None, 1e-5)} if odd else {}
-        return Adapter(products, {id(self.table): table}, norms)
+        norms = {"norm": Norm("rms", normal(rng, D), None, 1e-5)} if odd else {}
+        return Adapter({**changes, "table": table}, norms)
 
     def load(self) -> Made:
         for slot, rank in enumerate((1, 4, 17, 33)):
@@ -188,6 +189,6 @@ def test_changes_that_do_not_fit_are_refused() -> None:
         Change(weight=made.backend.matrix([np.zeros((INNER, D), np.float32)], "float32")),
     ):
         with pytest.raises(EngineError):
-            made.executable.adapt(0, Adapter({id(made.inner): change}))
+            made.executable.adapt(0, Adapter({"inner": change}))
     with pytest.raises(EngineError, match="does not compute"):
-        made.executable.adapt(0, Adapter({id(made.table): Change()}))
+        made.executable.adapt(0, Adapter({"norm": Change()}))

@@ -19,12 +19,12 @@ from quire.devices.protocol import FloatArray
 from quire.errors import ModelError
 from quire.model.adapter import AdapterBase, AdapterSource
 from quire.model.adapter_names import Pair
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use
-from quire.model.families import DECODERS, load_family, read_config
+from quire.model.expand import read_model
+from quire.model.families import DECODERS, load_family
 from quire.model.families.names import TensorNames
 from quire.model.pack import wanted_tensors
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Listing, Piece, Use
 from quire.weights.parts import Part
 from tests.model.tiny_models import FAMILIES, VARIANTS
 
@@ -103,15 +103,16 @@ class Everything:
 class Refusals(AdapterSource):
     """A source of changes that notes the modules that cannot be changed."""
 
-    def __init__(self, spec: ArchSpec, names: TensorNames) -> None:
+    def __init__(self, spec: DecoderConfig, names: TensorNames) -> None:
         shapes = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}
         files: Any = SimpleNamespace(path="", modules={}, whole={}, tokens={}, copies={}, start=None)
-        super().__init__(AdapterBase(spec, names, *cast(Any, [None] * 4)), files)
+        decoder = Decoder(spec, Listing())
+        super().__init__(AdapterBase(decoder, names, *cast(Any, [None] * 3)), files)
         self.names = cast(Any, Everything(shapes))
         self.refused: set[str] = set()
 
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
-        return np.concatenate([np.zeros(part.outline().shape, np.float32) for part in parts])
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        return np.zeros(sum(piece.own_shape[0] for piece in pieces), np.float32)
 
     def _draft(self, parts: Sequence[Part], use: Use) -> Any:
         try:
@@ -124,10 +125,10 @@ class Refusals(AdapterSource):
             return None
 
 
-def adapters(spec: ArchSpec, names: TensorNames) -> str:
+def adapters(spec: DecoderConfig, names: TensorNames) -> str:
     """The modules that an adapter may change."""
     source = Refusals(spec, names)
-    Assembly(spec, names, source).weights()
+    Decoder(spec, source)
     return f"all but {', '.join(sorted(source.refused))}" if source.refused else "all"
 
 
@@ -135,7 +136,7 @@ def facts(name: str, family: str | None) -> tuple[str, str, str]:
     """Which quantized matrices are read, whether a layer of the checkpoint drafts, and what adapters change."""
     if family is None:
         return "all", "", "all"
-    spec, names = read_config({**tiny_config(family), "architectures": [name]})
+    spec, names = read_model({**tiny_config(family), "architectures": [name]})
     drafts = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
     return "all", "MTP" if drafts else "", adapters(spec, names)
 

@@ -52,11 +52,11 @@ class Model:
 
     def __init__(self, path: Path | str, backend: Backend, dtype: Any = "float32", **options: Any) -> None:
         self.loaded = load_model(path, backend, dtype, **options)
-        cache = backend.kv_cache(self.loaded.shard.kv_spec(self.loaded.spec, "float32"), 16, 8)
+        cache = backend.kv_cache(self.loaded.spec.kv_spec("float32", self.loaded.shard), 16, 8)
         self.executable = backend.compile(self.loaded.graph, cache, Limits(128, 2, 96, 3))
         loaded = self.loaded
         assert loaded.names is not None
-        facts = loaded.spec, loaded.names, loaded.weights, backend, loaded.dtype, loaded.open, loaded.shard
+        facts = loaded.decoder, loaded.names, backend, loaded.dtype, loaded.open, loaded.shard
         self.base = AdapterBase(*facts)
 
     def adapt(self, folder: Path | str, slot: int = 1) -> None:

@@ -17,10 +17,12 @@ def test_a_model_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out)
     spec = found["spec"]
     assert found["weight_bytes"] == 4 * found["parameters"]
-    assert (spec["architecture"], spec["num_layers"], spec["sinks"]) == ("GptOssForCausalLM", 3, True)
-    assert spec["windows"] == {"layers 0, 2": 24, "layers 1": None}
-    assert spec["moe"]["routing"]["num_experts"] == 4
-    assert "alibi" not in spec, "a default was printed"
+    assert (spec["architecture"], spec["num_layers"]) == ("GptOssForCausalLM", 3)
+    scores = spec["layers"]["attention"]["scores"]
+    assert scores["sinks"]
+    assert scores["window"] == {"layers 0, 2": 24, "layers 1": None}
+    assert spec["layers"]["mixture"]["routing"]["num_experts"] == 4
+    assert "alibi" not in scores, "a default was printed"
     main(["inspect", str(model)])
     assert "clamped_swiglu" in capsys.readouterr().out
 

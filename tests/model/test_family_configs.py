@@ -12,10 +12,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelError
+from quire.model.expand import read_model
 from quire.model.families import read_config
 from quire.model.pack import wanted_tensors
-from quire.model.rope import make_rope
-from quire.model.spec import ArchSpec, RopeSpec
+from quire.model.parts.rope import RopeSpec, make_rope
+from quire.model.spec import ArchSpec
 from tests.model.tiny_models import LLAMA3, SMALL, YARN
 
 
@@ -355,7 +356,7 @@ QUANTIZED = {
 
 
 def sizes(values: dict[str, Any]) -> tuple[int, int]:
-    got, names = read_config(values)
+    got, names = read_model(values)
     parameters = sum(tensor.parameters for tensor in wanted_tensors(got, names).values())
     return parameters, got.kv_spec("bfloat16").bytes_per_token
 

@@ -169,9 +169,8 @@ def test_shards_must_match_their_index(sharded: Path) -> None:
 
 def test_a_greedy_step_reads_the_screen_of_a_tied_head(original: Path) -> None:
     model = load_model(original, NativeBackend(1))
-    head = model.weights.head
-    assert head is not None
-    assert head is model.weights.embedding
+    head = model.decoder.weights["head"]
+    assert head is model.decoder.table
     assert 0 < head.greedy_nbytes < head.nbytes
     assert model.weight_bytes - model.cost.step_bytes() == head.nbytes - head.greedy_nbytes
     plain = load_model(original, NativeBackend(1, screened=False))

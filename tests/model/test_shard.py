@@ -110,7 +110,7 @@ def exchanging_peers(kind: Any, size: int) -> Iterator[list[Any]]:
 
 def run(model: Any, backend: Backend, inputs: list[ModelInput]) -> list[tuple[bytes, FloatArray, FloatArray]]:
     """The logits of each step, in pieces, and the final hidden states."""
-    kv = backend.kv_cache(model.shard.kv_spec(model.spec, "float32"), NUM_BLOCKS, BLOCK_SIZE)
+    kv = backend.kv_cache(model.spec.kv_spec("float32", model.shard), NUM_BLOCKS, BLOCK_SIZE)
     executable = backend.compile(model.graph, kv, LIMITS)
     found = []
     for step in inputs:
@@ -196,7 +196,7 @@ def run_stages(directory: Path, make: Callable[[], Backend], peers: list[Any], s
 
 def run_hidden(model: Any, backend: Backend, before: list[FloatArray]) -> list[FloatArray]:
     """What a stage that does not end the model passes on."""
-    kv = backend.kv_cache(model.shard.kv_spec(model.spec, "float32"), NUM_BLOCKS, BLOCK_SIZE)
+    kv = backend.kv_cache(model.spec.kv_spec("float32", model.shard), NUM_BLOCKS, BLOCK_SIZE)
     executable, found = backend.compile(model.graph, kv, LIMITS), []
     for i, step in enumerate(steps()):
         hidden = before[i] if before else None
@@ -228,10 +228,10 @@ def test_stages_hold_their_layers_alone(tmp_path: Path) -> None:
     directory, backend = write_checkpoint(tmp_path / "model"), NativeBackend(1)
     spec = load_model(directory, backend).spec
     stages = [load_model(directory, backend, shard=Shard(stage=stage, stages=2)) for stage in (0, 1)]
-    assert [model.shard.layers(spec) for model in stages] == [range(2), range(2, 3)]
-    assert [model.weights.embedding is None for model in stages] == [False, True]
-    assert [model.weights.head is None for model in stages] == [True, False]
-    assert stages[0].weights.layers[2].attention is None
+    assert [spec.stage(model.shard) for model in stages] == [range(2), range(2, 3)]
+    assert [model.decoder.embedding is None for model in stages] == [False, True]
+    assert [model.decoder.head is None for model in stages] == [True, False]
+    assert [list(model.decoder.layers) for model in stages] == [[0, 1], [2]]
     assert sum(model.weight_bytes for model in stages) == load_model(directory, backend).weight_bytes
     with pytest.raises(ConfigError, match="at most 3 stages"):
         load_model(directory, backend, shard=Shard(stages=4))
@@ -251,7 +251,7 @@ def test_heads_are_whole_groups_or_parts_of_one(tmp_path: Path) -> None:
         directory = write_checkpoint(tmp_path / f"{heads}-{kv}", **config)
         spec = load_model(directory, NativeBackend(1)).spec
         for size in sizes:
-            shares = [Shard(rank, size).heads(spec, 0) for rank in range(size)]
+            shares = [spec.layers[0].attention.heads(Shard(rank, size)) for rank in range(size)]
             assert [head for q, _ in shares for head in q] == list(range(heads))
             for q, owned in shares:
                 assert len(q) % len(owned) == 0
@@ -292,7 +292,7 @@ def fitting(spec: Any, **options: Any) -> list[int]:
     sizes = []
     for size in range(1, 9):
         try:
-            Shard(size=size, **options).check(spec)
+            spec.check_share(Shard(size=size, **options))
             sizes.append(size)
         except ConfigError:
             continue
@@ -318,8 +318,10 @@ def test_whole_experts_are_spread(family: str, size: int, tmp_path: Path) -> Non
     whole = run(model, backend, steps())
     with native_peers(size) as peers:
         check(run_ranks(directory, lambda: NativeBackend(1), peers, whole_experts=True), whole, 1e-5)
-    shares = [Shard(rank, size, whole_experts=True).experts(model.spec) for rank in range(size)]
-    assert [e for own in shares for e in own] == list(range(model.spec.moe.routing.num_experts))
+    mixture = model.spec.layers[-1].mixture or model.spec.layers[0].mixture
+    assert mixture is not None
+    shares = [mixture.experts(Shard(rank, size, whole_experts=True)) for rank in range(size)]
+    assert [e for own in shares for e in own] == list(range(mixture.routing.num_experts))
 
 
 def test_a_model_that_cannot_be_divided_is_refused_with_what_fits(tmp_path: Path) -> None:

@@ -191,10 +191,10 @@ def stacks(case: Case, tensors: dict[str, Any]) -> dict[str, list[list[str]]]:
 def test_stacked_experts_keep_their_values_and_their_size(name: str, tmp_path: Path) -> None:
     case, backend = CASES[name], NativeBackend(threads=1)
     packed, plain = write(tmp_path, case)
-    right = list(matrices(load_model(plain, backend, "float32").weights).values())
+    right = list(matrices(load_model(plain, backend, "float32").decoder.weights).values())
     decoded, held = load_model(packed, backend, "float32"), load_model(packed, backend)
     for model in (decoded, held):
-        for one, other in zip(matrices(model.weights).values(), right, strict=True):
+        for one, other in zip(matrices(model.decoder.weights).values(), right, strict=True):
             np.testing.assert_array_equal(one.dequantize(), other.dequantize())
     assert held.info.quantized is not None
     assert case.layout in held.info.quantized.kinds
@@ -215,7 +215,7 @@ def test_stacks_of_floats_are_read_where_the_family_has_experts_apart(tmp_path: 
         del config["quantization_config"]
         (packed / "config.json").write_text(json.dumps(config))
         backend = NativeBackend(threads=1)
-        models = (load_model(path, backend, "float32").weights for path in (packed, plain))
+        models = (load_model(path, backend, "float32").decoder.weights for path in (packed, plain))
         first, second = (matrices(weights).values() for weights in models)
         for one, other in zip(first, second, strict=True):
             assert one.dequantize().tobytes() == other.dequantize().tobytes()

@@ -90,10 +90,10 @@ def test_folding_changes_weights_and_not_what_a_layer_computes(
 ) -> None:
     spec, checkpoint, names = open_for_reading(sources[family])
     runner = LayerRunner(spec, names, checkpoint, NativeBackend(threads=1), TOKENS)
-    folding = Folding(spec, names, checkpoint, names.layer.format(i=0))
+    folding = Folding(spec.layers[0], names, checkpoint, names.layer.format(i=0))
     quantizer = Quantizer(sources[family], method_of(name), NativeBackend(threads=1), TOKENS)
-    inputs, stats, layer = quantizer._observe(runner, 0, folding, True)
-    folding.fold(inputs, stats, layer, runner.noted, method_of(name))
+    inputs, stats = quantizer._observe(runner, 0, folding, True)
+    folding.fold(inputs, stats, runner.noted, method_of(name))
     runner.run(0, {}, keep=True)
     plain = runner.hidden
     runner.hidden = None
@@ -199,6 +199,6 @@ def test_values_that_come_apart_are_those_of_the_stack(tmp_path: Path) -> None:
             pack_weights(spec, own, held, backend, WeightTypes.of("float32", None))
             for own, held in ((names, checkpoint), (plain, apart))
         ]
-        first, second = (matrices(weights).values() for weights in packed)
+        first, second = (matrices(decoder.weights).values() for decoder in packed)
         for one, other in zip(first, second, strict=True):
             assert one.dequantize().tobytes() == other.dequantize().tobytes(), family

@@ -16,8 +16,8 @@ import pytest
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.model.cost import matrices
-from quire.model.families import read_config
+from quire.model.cost import weight_bytes
+from quire.model.expand import read_model
 from quire.model.outline import outline_config
 from quire.model.pack import WeightTypes, choose_dtype, outline_weights, own_quantization, wanted_tensors
 from quire.weights.checkpoint.protocol import Unquantized
@@ -142,7 +142,7 @@ def repository(name: str, folder: Path) -> Path:
 def bytes_of_tensors(path: Path, make: Callable[..., Fields], modules: str) -> int:
     """What the tensors take that the repository holds, made here from the formats' own rules."""
     config = read_json(path)
-    spec, names = read_config(config, str(path))
+    spec, names = read_model(config, str(path))
     wanted, tensors = wanted_tensors(spec, names), Fields()
     for name, tensor in wanted.items():
         module = name.removesuffix(".weight")
@@ -156,8 +156,8 @@ def bytes_of_tensors(path: Path, make: Callable[..., Fields], modules: str) -> i
     types = WeightTypes.of(
         choose_dtype("auto", wanted, checkpoint), own_quantization("auto", wanted, checkpoint, None)
     )
-    weights = outline_weights(spec, names, NativeBackend(threads=1).outline(), types, checkpoint)
-    return sum(matrix.nbytes for matrix in matrices(weights).values())
+    decoder = outline_weights(spec, names, NativeBackend(threads=1).outline(), types, checkpoint)
+    return weight_bytes(decoder.weights)
 
 
 @pytest.mark.parametrize("name", cases_of(CONFIGS, quantized_configs()))

@@ -19,11 +19,14 @@ from quire.config import EngineConfig
 from quire.engine.source import asked_quantization
 from quire.errors import ConfigError
 from quire.model.checkpoint import OpenedFiles, OpenModel, model_info
+from quire.model.expand import decoder_config
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import parse_rope
 from quire.model.pack import check_tensors, choose_dtype, own_quantization
-from quire.model.spec import ArchSpec, LayerShape, Placement, RopeSpec
+from quire.model.parts.layer import Placement
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec, LayerShape
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.hub import find_model
 from quire.weights.schemes import Quantization
@@ -59,10 +62,11 @@ def open_network(network: Network, dtype: str, quantized: Quantization | None) -
             "model by to_trt(network)"
         )
     read = _read(network.output)
-    spec = _spec(network, read)
-    spec.check(WHERE)
+    described = _spec(network, read)
+    described.check(WHERE)
+    spec = decoder_config(described)
     names = replace(NAMES, interleaved=read.blocks[0].attention.positions is PositionEmbeddingType.rope_gptj)
-    checkpoint = NetworkWeights(_tensors(read, spec))
+    checkpoint = NetworkWeights(_tensors(read, described))
     wanted = check_tensors(spec, names, checkpoint, Path(WHERE))
     kept = choose_dtype(dtype, wanted, checkpoint)
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)

@@ -22,10 +22,10 @@ from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
-from quire.model.families import read_config
+from quire.model.expand import read_model
 from quire.model.info import Asked, ModelInfo, Reading
 from quire.model.load import is_built, open_files
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.runtime.memory import GIB
 from quire.weights.hub import find_model
 from quire.weights.schemes import weights_name
@@ -53,7 +53,7 @@ def run(options: InspectOptions) -> None:
         )
     if Path(options.model).name.endswith(".json"):
         path = Path(options.model)
-        spec, _ = read_config(read_json(path), str(path), options.architecture)
+        spec, _ = read_model(read_json(path), str(path), options.architecture)
         return _show_model({"spec": describe(spec)}, options)
     directory = find_model(options.model)
     if not is_built(directory):
@@ -73,7 +73,7 @@ def run(options: InspectOptions) -> None:
 
 def model_figures(info: ModelInfo) -> dict[str, Any]:
     """What the headers of a model say, and its description."""
-    assert isinstance(info.spec, ArchSpec)
+    assert isinstance(info.spec, DecoderConfig)
     return {
         "parameters": info.num_parameters,
         "dtype": info.dtype,
@@ -108,7 +108,8 @@ def _text(value: Any) -> str:
 def figures(manifest: Manifest) -> dict[str, Any]:
     """The manifest without its tables of tensors and checksums. Bytes are those of the first rank."""
     layouts: Counter[str] = Counter()
-    for tensor in manifest.tensors:
+    places = {tensor.offset: tensor for tensor in manifest.tensors.values()}
+    for tensor in places.values():
         layout = tensor.about.get("layout", "vectors")
         layouts[f"{layout}, screened" if tensor.about.get("screened") else layout] += tensor.nbytes
     return {

@@ -24,7 +24,7 @@ from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
 from quire.errors import ConfigError
 from quire.model.outline import outline_config
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.runtime.memory import GIB
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
@@ -79,7 +79,7 @@ def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
     named, quantized = config.model.architecture, quantized_weights(config.model, path)
     model = outline_config(path, outline, config.model.dtype, quantized, named)
     kv_dtype = config.cache.kv_cache_dtype
-    kv_spec = model.spec.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)
+    kv_spec = model.info.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)
     longest = config.model.max_model_len or model.spec.max_position
     return {
         "architecture": model.spec.architecture,
@@ -166,17 +166,17 @@ def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
     """The figures of each rank, stage by stage, and what the ranks send each other."""
     spec, parallel = plan.model.spec, plan.config.parallel
     stages: list[dict[str, Any]] = []
-    if isinstance(spec, ArchSpec):
+    if isinstance(spec, DecoderConfig):
         stages = [
             {
-                "layers": [stage.shard.layers(spec).start, stage.shard.layers(spec).stop],
+                "layers": [spec.stage(stage.shard).start, spec.stage(stage.shard).stop],
                 "weight_bytes": stage.memory.weights,
                 "workspace_bytes": stage.memory.workspace,
                 "kv_bytes_per_token": stage.kv_spec.bytes_per_token,
                 "kv_cache_bytes": stage.memory.kv_cache,
                 "total_bytes": stage.memory.total,
-                "sent_bytes_per_token": stage.shard.sent_bytes(spec),
-                "passed_bytes_per_token": stage.shard.passed_bytes(spec),
+                "sent_bytes_per_token": spec.sent_bytes(stage.shard),
+                "passed_bytes_per_token": spec.passed_bytes(stage.shard),
             }
             for stage in plan.stages
         ]
@@ -195,18 +195,18 @@ def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
 def _messages(plan: EnginePlan) -> int:
     """The messages that a step waits for, one after the other."""
     spec = plan.model.spec
-    if not isinstance(spec, ArchSpec):
+    if not isinstance(spec, DecoderConfig):
         return 0
     gathers = int(not plan.shard.whole and spec.has_head)  # of logits
-    return sum(len(stage.shard.messages(spec)) + int(not stage.shard.ends) for stage in plan.stages) + gathers
+    return sum(len(spec.messages(stage.shard)) + int(not stage.shard.ends) for stage in plan.stages) + gathers
 
 
 def _link_seconds(plan: EnginePlan, options: PlanOptions, tokens: int) -> float:
     """Seconds in which the activations of a step pass over the link, with the logits of one row."""
     spec, size = plan.model.spec, plan.shard.size
-    if not isinstance(spec, ArchSpec):
+    if not isinstance(spec, DecoderConfig):
         return 0.0
-    sent = sum((size - 1) * s.shard.sent_bytes(spec) + s.shard.passed_bytes(spec) for s in plan.stages)
+    sent = sum((size - 1) * spec.sent_bytes(s.shard) + spec.passed_bytes(s.shard) for s in plan.stages)
     logits = 4 * spec.vocab_size * (size - 1) / size if spec.has_head else 0.0
     return _messages(plan) * options.link_us * 1e-6 + (sent * tokens + logits) * 8 / (options.link_gbit * 1e9)
 

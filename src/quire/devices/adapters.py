@@ -18,7 +18,8 @@ from quire.weights.schemes import WeightType
 from quire.weights.tensor import FloatArray
 
 if TYPE_CHECKING:
-    from quire.devices.protocol import Matrix, ModelInput, Norm
+    from quire.devices.operands import Norm
+    from quire.devices.protocol import ModelInput
 
 
 class Up(msgspec.Struct, frozen=True):
@@ -52,16 +53,14 @@ class Change(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The changes of one adapter. Keys are identities (`id`) of the base's matrices and norms.
+    """The changes of one adapter by the paths of the base's matrices and norms.
 
-    A matrix that is both embedding and head has a change of its own in each role. `norms` are whole new norms. The
-    low-rank weights of products are held in `dtype`. `path` and `digest` say which files it was read from. `pooling`, a
-    PoolingHead, makes vectors in place of the base's; backends do not read it.
+    `norms` are whole new norms. The low-rank weights of products are held in `dtype`. `path` and `digest` say which
+    files it was read from. `pooling`, a PoolingHead, makes vectors in place of the base's; backends do not read it.
     """
 
-    products: Mapping[int, Change] = field(default_factory=dict)
-    embeddings: Mapping[int, Change] = field(default_factory=dict)
-    norms: Mapping[int, Any] = field(default_factory=dict)
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    norms: Mapping[str, Norm] = field(default_factory=dict)
     dtype: WeightType = "float32"
     path: str = ""
     digest: str = ""
@@ -95,19 +94,15 @@ class StepAdapters:
         """From now on rows are these logit rows."""
         self.slots = self._logit_rows[start:stop]
 
-    def product(self, row: int, matrix: Matrix) -> Change | None:
-        """How the product of a row with a matrix changes."""
+    def change(self, row: int, path: str) -> Change | None:
+        """How the product of a row with the matrix at a path changes, or the row's embedding."""
         found = self._of(row)
-        return None if found is None else found.products.get(id(matrix))
+        return None if found is None else found.changes.get(path)
 
-    def embedding(self, row: int, table: Matrix) -> Change | None:
+    def norm(self, row: int, path: str, norm: Norm) -> Norm:
+        """The norm of a row in place of the base's `norm` at a path."""
         found = self._of(row)
-        return None if found is None else found.embeddings.get(id(table))
-
-    def norm(self, row: int, norm: Norm) -> Norm:
-        """The norm of a row in place of the base's."""
-        found = self._of(row)
-        return norm if found is None else found.norms.get(id(norm), norm)
+        return norm if found is None else found.norms.get(path, norm)
 
     def _of(self, row: int) -> Adapter | None:
         return self._adapters[self.slots[row]] if self.active and self.slots[row] >= 0 else None
@@ -128,8 +123,7 @@ def place_adapter(adapters: dict[int, Adapter], slot: int, adapter: Adapter | No
         adapters.pop(slot, None)
         return 0
     adapters[slot] = adapter
-    changes = (*adapter.products.values(), *adapter.embeddings.values())
-    return sum(change.nbytes for change in changes)
+    return sum(change.nbytes for change in adapter.changes.values())
 
 
 def dense(change: Change, outputs: int) -> FloatArray:

@@ -109,13 +109,17 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 class Expert(msgspec.Struct, frozen=True):
-    """`up` is a gated matrix [2 I, D], `down` is [D, I]; `limit` as in GatedLinear."""
+    """`up` is a gated matrix [2 I, D], `down` is [D, I]; `limit` as in GatedLinear.
+
+    Their paths are `path`.gate_up and `path`.down.
+    """
 
     up: Matrix
     up_bias: FloatArray | None
     down: Matrix
     down_bias: FloatArray | None
     limit: float = 0.0
+    path: str = ""
 
 
 def padded_positions(places: NDArray[np.int32]) -> int:

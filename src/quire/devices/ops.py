@@ -4,6 +4,9 @@ A record's operands are `Value`s, the results of earlier records (graph.py). `re
 reader of a list works with: arrays to compute, widths to measure, numbers of buffers to encode. That is the T of each
 class.
 
+`path` names the weight of a record (`layers.3.attention.out`), for adapters and calibration; weights that neither
+knows have none.
+
 Shape letters are those of protocol.py; rows are the step's tokens, after SelectRows its logit rows.
 
 Exactness (docs/architecture.md): each row of a result depends only on its own row (and, in attention, its own
@@ -85,6 +88,7 @@ class Embed(Op[T], frozen=True, eq=False):
 
     table: Matrix
     scale: float = 1.0
+    path: str = ""
 
     def width(self: Embed[int], kv: KVSpec) -> int:
         return self.table.shape[1]
@@ -189,6 +193,7 @@ class Normalize(Op[T], frozen=True, eq=False):
 
     x: T
     norm: Norm
+    path: str = ""
 
     def width(self: Normalize[int], kv: KVSpec) -> int:
         return self.x
@@ -202,6 +207,7 @@ class Linear(Op[T], frozen=True, eq=False):
     bias: FloatArray | None = None
     activation: Activation | None = None
     residual: T | None = None
+    path: str = ""
 
     def width(self: Linear[int], kv: KVSpec) -> int:
         return self.weight.shape[0]
@@ -219,6 +225,7 @@ class GatedLinear(Op[T], frozen=True, eq=False):
     activation: Activation
     bias: FloatArray | None = None
     limit: float = 0.0
+    path: str = ""
 
     def width(self: GatedLinear[int], kv: KVSpec) -> int:
         return self.weight.shape[0] // 2

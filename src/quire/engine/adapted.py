@@ -14,9 +14,9 @@ from quire.lazy import Lazy
 from quire.lora import LoraConfig
 from quire.model.adapter import AdapterBase, build_adapter
 from quire.model.cost import matrices
-from quire.model.families.names import GGUF_LAYER, TensorNames
+from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel, ServedModel
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.weights.adapter import open_adapter
 from quire.weights.checkpoint import Checkpoint
 
@@ -42,13 +42,13 @@ def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
             f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"
         )
     names, opened = model.names, model.open
-    if names.layer == GGUF_LAYER:
-        names = gguf.family_names(model.spec)
-        opened = None if opened is None else partial(_by_family_names, model.spec, model.names, opened)
+    if model.family is not None:
+        names = model.family()
+        if opened is not None:
+            opened = partial(_by_family_names, model.spec, names, model.names, opened)
     return AdapterBase(
-        model.spec,
+        model.decoder,
         names,
-        model.weights,
         backend,
         model.dtype,
         opened,
@@ -57,8 +57,10 @@ def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
     )
 
 
-def _by_family_names(spec: ArchSpec, names: TensorNames, opened: Callable[[], Checkpoint]) -> Checkpoint:
-    return gguf.by_family_names(spec, names, opened())
+def _by_family_names(
+    config: DecoderConfig, names: TensorNames, own: TensorNames, opened: Callable[[], Checkpoint]
+) -> Checkpoint:
+    return gguf.by_family_names(config, names, own, opened())
 
 
 def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: LoraConfig) -> Reader:
@@ -83,7 +85,7 @@ def adapters_bytes(model: ServedModel, backend: Backend, config: LoraConfig, slo
     narrow = config.lora_dtype == "bfloat16" or (config.lora_dtype == "auto" and base.dtype == "bfloat16")
     widths = [
         sum(matrix.shape)
-        for layer in base.weights.layers
-        for matrix in matrices((layer.attention, layer.mlp)).values()
+        for path, matrix in matrices(base.decoder.weights).items()
+        if ".attention." in path or ".mlp." in path
     ]
     return slots * config.max_lora_rank * sum(widths) * (2 if narrow else 4)

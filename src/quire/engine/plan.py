@@ -36,8 +36,8 @@ from quire.model.cost import Cost
 from quire.model.info import ModelInfo
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import Shard
-from quire.model.spec import ArchSpec
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
 from quire.runtime.trees import tree_blocks, with_trees
 from quire.spec_decode.make import (
@@ -217,8 +217,8 @@ def kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:
 
 def _max_model_len(config: ModelConfig, model: ModelInfo) -> int:
     longest = model.limits.max_seq_len or model.spec.max_position
-    if config.disable_sliding_window and isinstance(model.spec, ArchSpec):
-        longest = min([longest, *(window for window in model.spec.windows if window is not None)])
+    if config.disable_sliding_window and isinstance(model.spec, DecoderConfig):
+        longest = min([longest, *model.spec.windows])
     if config.max_model_len is None:
         return longest
     if config.max_model_len > longest:

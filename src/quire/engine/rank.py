@@ -56,7 +56,7 @@ from quire.engine.streams import StageInput, send_hidden
 from quire.errors import EngineError, ModelError, QuireError
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 log = logging.getLogger("quire.engine")
 
@@ -213,7 +213,7 @@ def _load(
     parallel, rank, size = join.config.parallel, join.rank, join.config.parallel.tensor_parallel_size
     group = Group(parallel, rank, join.memory)
     shard = msgspec.structs.replace(share_of(parallel, rank, info), peers=group.peers)
-    assert isinstance(info.spec, ArchSpec)
+    assert isinstance(info.spec, DecoderConfig)
     kv_spec = info.kv_spec(kv_dtype(join.config, info.dtype), shard)
 
     def load_share() -> ServedModel:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import structs
-
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend, KVSpec
 from quire.errors import ConfigError
-from quire.model.assemble import Assembly
 from quire.model.cost import Cost
 from quire.model.info import ModelInfo
 from quire.model.loaded import LoadedModel, ServedModel
-from quire.model.pack import Packer, WeightTypes
+from quire.model.pack import Packed, Packer, WeightTypes
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.embedding import Head
+from quire.model.parts.source import Given
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec, ModelShape
+from quire.model.spec import ModelShape
+from quire.model.tensors import Tensors
 from quire.parallel import ParallelConfig
 from quire.runtime.memory import MemoryPlan
 from quire.spec_decode.make import Drafter
@@ -59,7 +60,10 @@ def check_parallel(config: EngineConfig, shard: Shard, spec: ModelShape, drafts:
         )
     for what, given in (
         ("--exact-across-ranks", config.parallel.exact_across_ranks),
-        ("--tensor-parallel-size of such a model", isinstance(spec, ArchSpec) and shard.gathers(spec)),
+        (
+            "--tensor-parallel-size of such a model",
+            isinstance(spec, DecoderConfig) and spec.division(shard).gathers,
+        ),
     ):
         if given and config.lora.enable_lora:
             raise ConfigError(f"--enable-lora with {what} is not supported: leave out one of them")
@@ -79,26 +83,30 @@ def _with_whole_head(model: LoadedModel, backend: Backend, outline: bool = False
 
     ConfigError: the head cannot be read again.
     """
-    spec, weights = model.spec, model.weights
-    if model.shard.whole or not spec.has_head:
+    config = model.spec
+    if model.shard.whole or config.head is None:
         return model
-    if spec.tie_embeddings and not spec.head_bias:
-        return replace(model, weights=structs.replace(weights, head=weights.table), shard=WHOLE)
-    if model.names is None or (model.open is None and not outline):
+    tied = config.tied and not (config.head.bias or config.embedding.spare_tokens)
+    if not tied and (model.names is None or (model.open is None and not outline)):
         raise ConfigError(
             f"{model.info.directory} is a built engine: serve the checkpoint to draft on several ranks"
         )
-    types = WeightTypes.of(model.info.dtype, model.info.quantized)
-    source = Packer(None if model.open is None else model.open(), backend, types, outline)
-    head, bias = Assembly(spec, model.names, source).whole_head()
-    return replace(model, weights=structs.replace(weights, head=head, head_bias=bias), shard=WHOLE)
+    if tied:
+        head = Head(config.head, config.embedding, Given({}), WHOLE, model.decoder.table)
+    else:
+        types = WeightTypes.of(model.info.dtype, model.info.quantized)
+        packer = Packer(None if model.open is None else model.open(), backend, types, outline)
+        assert model.names is not None
+        head = Head(config.head, config.embedding, Packed(Tensors(config, model.names), packer), WHOLE)
+    return replace(model, decoder=model.decoder.with_head(head), shard=WHOLE)
 
 
 def own_head_bytes(target: ServedModel, model: ServedModel) -> int:
     """Bytes of the head that a drafter's target has beside the rank's share."""
-    if target is model or not isinstance(target, LoadedModel) or target.weights.head is None:
+    if target is model or not isinstance(target, LoadedModel) or target.decoder.head is None:
         return 0
-    return 0 if target.weights.head is target.weights.embedding else target.weights.head.nbytes
+    head = target.decoder.head.weight
+    return 0 if head is target.decoder.table else head.nbytes
 
 
 def with_same_blocks(stages: Sequence[StagePlan]) -> list[StagePlan]:

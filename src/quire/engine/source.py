@@ -16,7 +16,7 @@ from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model import load
 from quire.model.info import Asked, ModelInfo, Reading
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.spec_decode.make import verifier_of
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model
@@ -94,7 +94,7 @@ def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:
     facts = (
         __version__,
         fingerprint,
-        model.spec if isinstance(model.spec, ArchSpec) else model.spec.architecture,
+        model.spec if isinstance(model.spec, DecoderConfig) else model.spec.architecture,
         model.dtype,
         model.quantized,
         model.num_parameters,

@@ -44,8 +44,8 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.logits_processor import load_processors
 from quire.model.info import ModelInfo
 from quire.model.loaded import ServedModel
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import Shard
-from quire.model.spec import ArchSpec
 from quire.program import Programs, Texts
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
@@ -282,7 +282,7 @@ def _card(plan: EnginePlan) -> ModelCard:
 def _start_ranks(plan: EnginePlan) -> Ranks:
     config, memory = plan.config, plan.memory
     spec, fingerprint = plan.model.spec, plan.backend.fingerprint
-    if not isinstance(spec, ArchSpec):
+    if not isinstance(spec, DecoderConfig):
         raise ConfigError("a model that runs through transformers cannot be divided among ranks")
     ranks = Ranks(config, spec.stream_width, plan.limits, agreement(config, plan.model, fingerprint))
     branches = tree_blocks(plan.draft.trees, memory.block_size)

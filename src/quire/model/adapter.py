@@ -1,8 +1,8 @@
 """From an adapter's tensors to changes of a model's packed weights. Knows specs, names and parts; reads no base weights
 unless an adapter depends on them.
 
-The model's own assembly runs over a source that makes changes in place of matrices, so that every row goes where the
-base's row went: fused, split, reordered and sharded projections need no rule of their own. A rank that holds rows of a
+The model's own parts ask a source that makes changes in place of matrices, so that every row goes where the base's row
+went: fused, split, reordered and sharded projections need no rule of their own. A rank that holds rows of a
 weight holds the same rows of B; one that holds columns, whose products are added up, holds the same columns of A.
 """
 
@@ -17,24 +17,24 @@ import msgspec
 import numpy as np
 
 from quire.devices.adapters import Adapter, Change, Up
+from quire.devices.ops import Normalize
 from quire.devices.protocol import Backend, FloatArray, Matrix, Norm
 from quire.errors import ModelError
 from quire.lora import LoraDtype
 from quire.model.adapter_names import AdapterNames, Pair
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use
 from quire.model.families.names import TensorNames
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Piece, Use
 from quire.model.pooling import HeadReader
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
-from quire.model.weights import DecoderWeights
+from quire.model.tensors import Tensors
 from quire.weights.adapter import AdapterFiles
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.parts import Part
 from quire.weights.schemes import WeightType
 from quire.weights.tensor import FloatDtype
 
-NOT_REPLACED = ("q_norm", "k_norm", "v_norm", "kv_norm", "router_norm")  # no operation of their own
+NOT_REPLACED = ("q_norm", "k_norm", "kv_norm")  # norms that have no operation of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class AdapterBase:
     checkpoint, if the model has one.
     """
 
-    spec: ArchSpec
+    decoder: Decoder
     names: TensorNames
-    weights: DecoderWeights
     backend: Backend
     dtype: FloatDtype
     open: Callable[[], Checkpoint] | None
@@ -100,56 +99,62 @@ class Draft:
 
 
 class AdapterSource:
-    """A `WeightSource` that makes Drafts in place of matrices; None where nothing changes.
+    """A `WeightSource` that notes `drafts` of changes by the paths of matrices, and `vectors` by theirs.
 
     Vectors are NaN where the adapter leaves the base's.
     """
 
     def __init__(self, base: AdapterBase, files: AdapterFiles) -> None:
-        self.names = AdapterNames(base.spec, base.names, files, base.open)
-        self._base, self._files = base, files
+        self._spec: DecoderConfig = base.decoder.config
+        self.names = AdapterNames(self._spec, base.names, files, base.open)
+        self._base, self._files, self._tensors = base, files, Tensors(self._spec, base.names)
+        self.drafts: dict[str, Draft] = {}
+        self.vectors: dict[str, FloatArray] = {}
 
-    def weights(self) -> Any:
-        """The weights of the base's share with drafts in place of matrices."""
-        base, spec = self._base, self._base.spec
-        made = Assembly(spec, base.names, self, base.shard).weights()
-        embeds = base.shard.embeds(spec) and not spec.segments
-        return msgspec.structs.replace(
-            made,
-            embedding=self._embedding() if embeds else None,
-            head=self._head() if spec.has_head and base.shard.ends else None,
-        )
+    def ask(self) -> None:
+        """Ask for all weights of the base's share."""
+        spec, shard = self._spec, self._base.shard
+        Decoder(spec, self, shard)
+        if spec.embeds(shard) and not spec.segments:
+            self._note("embedding", self._embedding())
+        if spec.has_head and shard.ends:
+            self._note("head", self._head())
 
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
-        return self._draft(parts, use)
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Any:
+        self._note(path, self._draft([self._tensors.part(piece) for piece in pieces], use))
 
-    def gated(self, gate: Part, up: Part) -> Any:
-        return self._draft([gate, up], "linear")
+    def gated(self, path: str, gate: Piece, up: Piece) -> Any:
+        self.matrix(path, [gate, up])
 
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
         found = []
-        for part in parts:
+        for part in (self._tensors.part(piece) for piece in pieces):
             given = [self.names.whole(name, shape) for name, shape in part.tensors]
             whole = [values for values in given if values is not None]
             if whole and len(whole) == len(given):
                 found.append(np.array(part.taken(*whole), np.float32))
             else:
                 found.append(np.full(part.outline().shape, np.nan, np.float32))
-        return np.concatenate(found)
+        self.vectors[path] = np.concatenate(found)
+        return self.vectors[path]
+
+    def _note(self, path: str, draft: Draft | None) -> None:
+        if draft is not None:
+            self.drafts[path] = draft
 
     @property
     def _width(self) -> int:
-        return self._base.spec.embedding_size or self._base.spec.hidden_size
+        return self._spec.embedding.width
 
     def _embedding(self) -> Draft | None:
         """How the adapter changes the rows of the embedding [V, D]."""
         table, outputs = self._base.names.embedding, self._width
-        draft, stored = Draft(outputs, table), (self._base.spec.stored_tokens, outputs)
+        draft, stored = Draft(outputs, table), (self._spec.embedding.stored_tokens, outputs)
         pair = self.names.pair(table, embedding=True)
         if pair is not None:
             self._check_table(pair.down.shape[1], pair, table)
             pair = replace(pair, down=self._padded(pair.down.T).T)
-            self._check_shape(pair, table, (outputs, self._base.spec.vocab_size))
+            self._check_shape(pair, table, (outputs, self._spec.vocab_size))
             draft.add(pair, lambda values: values, 0)
         whole = self.names.whole(f"{table}.weight", stored, table=True)
         draft.whole = None if whole is None else self._padded(whole)
@@ -161,8 +166,8 @@ class AdapterSource:
 
         Trained and added rows of a tied table change in both.
         """
-        base, names, spec = self._base, self._base.names, self._base.spec
-        stored = spec.stored_tokens, self._width
+        base, names, spec = self._base, self._base.names, self._spec
+        stored = spec.embedding.stored_tokens, self._width
         own = base.shard.columns(spec.vocab_size)
         draft = Draft(len(own), names.head)
 
@@ -171,7 +176,7 @@ class AdapterSource:
 
         whole = self.names.whole(f"{names.head}.weight", stored, table=True)
         tokens = self.names.token_rows(names.head, stored)
-        if spec.tie_embeddings:
+        if spec.tied:
             table = self.names.whole(f"{names.embedding}.weight", stored, table=True)
             whole = table if whole is None and table is not None and len(table) > stored[0] else whole
             tokens = tokens or self.names.token_rows(names.embedding, stored)
@@ -194,18 +199,18 @@ class AdapterSource:
 
     def _check_table(self, tokens: int, pair: Pair, module: str) -> None:
         """ModelError unless a pair changes the base's tokens, and maybe added ones that there is room for."""
-        if tokens > self._base.spec.stored_tokens:
+        if tokens > self._spec.embedding.stored_tokens:
             self.names.check_room(tokens, module)
-        elif tokens < self._base.spec.stored_tokens:
+        elif tokens < self._spec.embedding.stored_tokens:
             found = [len(pair.up), pair.down.shape[1]]
             raise ModelError(
                 f"{self._files.path}: {module}: B and A make a change of {found}, the base has "
-                f"{self._base.spec.stored_tokens} tokens"
+                f"{self._spec.embedding.stored_tokens} tokens"
             )
 
     def _padded(self, rows: FloatArray) -> FloatArray:
         """Rows of a table, with zeros for the spare tokens that it lacks."""
-        missing = self._base.spec.vocab_size - len(rows)
+        missing = self._spec.vocab_size - len(rows)
         return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
     def _draft(self, parts: Sequence[Part], use: Use) -> Draft | None:
@@ -297,19 +302,15 @@ class AdapterSource:
 def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "auto") -> Adapter:
     """The adapter's changes for the base's weights. ModelError if it does not fit, or a part of it has no place."""
     source = AdapterSource(base, files)
-    made = source.weights()
-    builder = _Builder(base, files, "float16" if dtype == "float16" else None)
-    builder.tree(msgspec.structs.replace(base.weights, embedding=None, head=None), made)
-    if base.weights.embedding is not None:
-        builder.embedding(base.weights.embedding, made.embedding)
-    if base.weights.head is not None:
-        builder.product(base.weights.head, made.head, base.weights.head_bias, made.head_bias)
+    source.ask()
+    builder = _Builder(base, source, files, "float16" if dtype == "float16" else None)
+    builder.build()
     pooling = None if base.head_of is None else source.names.pooling_head(base.head_of)
     if base.shard.first and base.shard.ends:  # some biases are there alone; it is the engine's own rank
-        changes = bool(builder.products or builder.embeddings or builder.norms or pooling)
+        changes = bool(builder.changes or builder.norms or pooling)
         if base.shard.stages > 1 or base.shard.whole_experts:  # others have the rest
             whole = AdapterSource(replace(base, shard=WHOLE, open=None), files.outline())
-            whole.weights()
+            whole.ask()
             source.names.used |= whole.names.used
             changes = changes or bool(files.modules or files.whole or files.tokens)
         source.names.check_all_used()
@@ -317,56 +318,56 @@ def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "au
             raise ModelError(f"{files.path}: the adapter changes nothing in this model")
     narrow = (base.dtype if dtype == "auto" else dtype) == "bfloat16"
     kept: WeightType = "bfloat16" if narrow else "float32"
-    return Adapter(
-        builder.products, builder.embeddings, builder.norms, kept, str(files.path), files.digest, pooling
-    )
+    return Adapter(builder.changes, builder.norms, kept, str(files.path), files.digest, pooling)
 
 
 class _Builder:
-    """Walks the base's weights beside their drafts and makes changes."""
+    """Makes changes of the base's weights from drafts, by path."""
 
-    def __init__(self, base: AdapterBase, files: AdapterFiles, rounded: str | None) -> None:
-        self._base, self._files, self._rounded = base, files, rounded
-        self.products: dict[int, Change] = {}
-        self.embeddings: dict[int, Change] = {}
-        self.norms: dict[int, Norm] = {}
+    def __init__(
+        self, base: AdapterBase, source: AdapterSource, files: AdapterFiles, rounded: str | None
+    ) -> None:
+        self._base, self._source, self._files, self._rounded = base, source, files, rounded
+        self._weights = base.decoder.weights
+        self.changes: dict[str, Change] = {}
+        self.norms: dict[str, Norm] = {}
 
-    def tree(self, base: Any, made: Any) -> None:
-        """A struct of weights and the same struct of drafts."""
-        for name in base.__struct_fields__:
-            own, change = getattr(base, name), getattr(made, name)
-            if own is None or isinstance(own, float):
+    def build(self) -> None:
+        """Go through the drafts of matrices, then through the vectors."""
+        drafts, vectors = self._source.drafts, self._source.vectors
+        biases = {
+            f"{path}.bias": path for path, weight in self._weights.items() if isinstance(weight, Matrix)
+        }
+        for path in dict.fromkeys([*drafts, *(biases[name] for name in vectors if name in biases)]):
+            bias = f"{path}.bias"
+            if path == "embedding":
+                self.embedding(self._weights[path], drafts[path])
+            else:
+                self.product(path, drafts.get(path), self._weights.get(bias), vectors.get(bias))
+        operands = {op.path: op.norm for op in self._base.decoder.graph().ops if isinstance(op, Normalize)}
+        for name, values in vectors.items():
+            path, _, kind = name.rpartition(".")
+            if name in biases or not np.isfinite(values).any():
                 continue
-            if name.endswith("_bias") and hasattr(base, name.removesuffix("_bias")):
-                continue  # with its matrix
-            if isinstance(own, Matrix):
-                bias = getattr(base, f"{name}_bias", None)
-                self.product(own, change, bias, getattr(made, f"{name}_bias", None))
-            elif isinstance(own, Norm):
-                self._norm(name, own, change)
-            elif isinstance(own, tuple):
-                for one, other in zip(own, change, strict=True):
-                    self._member(name, one, other)
-            elif isinstance(own, msgspec.Struct):
-                self.tree(own, change)
-            elif np.isfinite(np.asarray(change, np.float32)).any():
+            if path in operands and kind in ("weight", "bias"):
+                self._norm(path, kind, operands[path], values)
+            elif kind not in ("weight", "bias") or not self._same(name, values):
                 raise ModelError(f"{self._files.path}: {name} cannot be replaced by an adapter")
 
-    def _member(self, name: str, own: Any, change: Any) -> None:
-        if isinstance(own, Matrix):
-            self.product(own, change, None, None)
-        elif own is not None:
-            self.tree(own, change)
+    def _same(self, path: str, values: FloatArray) -> bool:
+        """Whether the adapter stores the base's own vector."""
+        return np.array_equal(values, self._weights[path])
 
     def product(
-        self, matrix: Matrix, draft: Draft | None, bias: FloatArray | None, new_bias: FloatArray | None
+        self, path: str, draft: Draft | None, bias: FloatArray | None, new_bias: FloatArray | None
     ) -> None:
+        matrix: Matrix = self._weights[path]
         shift = None
         if bias is not None and new_bias is not None and np.isfinite(new_bias).any():
             shift = np.where(np.isnan(new_bias), 0, new_bias - bias).astype(np.float32)
         if draft is None:
             if shift is not None:
-                self.products[id(matrix)] = Change(shift=shift)
+                self.changes[path] = Change(shift=shift)
             return
         if draft.tokens is not None:
             self._replace_rows(matrix, draft, as_product=True)
@@ -377,14 +378,12 @@ class _Builder:
             own_bias[draft.added] = 0
         if draft.shift is not None:
             shift = draft.shift if shift is None else shift + draft.shift
-        self.products[id(matrix)] = self._change(matrix, draft, shift, own_bias, axis=1)
+        self.changes[path] = self._change(matrix, draft, shift, own_bias, axis=1)
 
-    def embedding(self, table: Matrix, draft: Draft | None) -> None:
-        if draft is None:
-            return
+    def embedding(self, table: Matrix, draft: Draft) -> None:
         if draft.tokens is not None:
             self._replace_rows(table, draft, as_product=False)
-        self.embeddings[id(table)] = self._change(table, draft, None, None, axis=0)
+        self.changes["embedding"] = self._change(table, draft, None, None, axis=0)
 
     def _change(
         self, matrix: Matrix, draft: Draft, shift: FloatArray | None, bias: FloatArray | None, axis: int
@@ -420,18 +419,14 @@ class _Builder:
         draft.downs.append(np.ascontiguousarray(down))
         draft.ups.append(Up(np.ascontiguousarray(up), first, 0))
 
-    def _norm(self, name: str, own: Norm, change: Norm) -> None:
-        bias_changes = own.bias is not None and change.bias is not None and np.isfinite(change.bias).any()
-        weight_changes = np.isfinite(change.weight).any() and not np.array_equal(change.weight, own.weight)
-        if not (bias_changes or weight_changes):
+    def _norm(self, path: str, kind: str, own: Norm, values: FloatArray) -> None:
+        before = own.weight if kind == "weight" else own.bias
+        if before is None or (kind == "weight" and np.array_equal(values, before)):
             return
-        if name in NOT_REPLACED:
-            raise ModelError(f"{self._files.path}: {name} cannot be replaced by an adapter")
-        weight = np.where(np.isnan(change.weight), own.weight, change.weight).astype(np.float32)
-        bias = own.bias
-        if own.bias is not None and change.bias is not None:
-            bias = np.where(np.isnan(change.bias), own.bias, change.bias).astype(np.float32)
-        self.norms[id(own)] = msgspec.structs.replace(own, weight=weight, bias=bias)
+        if path.rpartition(".")[2] in NOT_REPLACED:
+            raise ModelError(f"{self._files.path}: {path} cannot be replaced by an adapter")
+        changed = np.where(np.isnan(values), before, values).astype(np.float32)
+        self.norms[path] = msgspec.structs.replace(self.norms.get(path, own), **{kind: changed})
 
 
 def _gain(matrix: Matrix, change: Change, draft: Draft, axis: int) -> FloatArray:

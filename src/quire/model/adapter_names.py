@@ -13,8 +13,8 @@ from quire.devices.protocol import FloatArray
 from quire.errors import ModelError
 from quire.model.families.composite import PREFIXES
 from quire.model.families.names import TensorNames
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.pooling import HeadReader, PoolingHead
-from quire.model.spec import ArchSpec
 from quire.weights.adapter import AdapterFiles, LowRank
 from quire.weights.checkpoint import ChangedCheckpoint, Checkpoint
 from quire.weights.parts import Part
@@ -38,12 +38,13 @@ class AdapterNames:
 
     def __init__(
         self,
-        spec: ArchSpec,
+        spec: DecoderConfig,
         names: TensorNames,
         files: AdapterFiles,
         open_base: Callable[[], Checkpoint] | None,
     ) -> None:
         self._spec, self._names, self._files, self._open = spec, names, files, open_base
+        self._mixture = next((layer.mixture for layer in spec.layers if layer.mixture is not None), None)
         self._modules: dict[str, tuple[LowRank, str, int, slice | None]] = {}  # with (module, expert, rows)
         self._stacks: dict[str, tuple[LowRank, str]] = {}
         for module, lora in files.modules.items():
@@ -123,7 +124,7 @@ class AdapterNames:
     def check_room(self, tokens: int, what: str) -> None:
         """ModelError unless the vocabulary may have so many tokens."""
         if tokens > self._spec.vocab_size:
-            added = tokens - self._spec.stored_tokens
+            added = tokens - self._spec.embedding.stored_tokens
             raise ModelError(
                 f"{self._files.path}: {what} adds {added} tokens: start with --lora-extra-vocab-size {added} or more"
             )
@@ -189,13 +190,13 @@ class AdapterNames:
                 name = own + rest
                 break
         router = re.fullmatch(r"(.*\.\d+\.)mlp\.gate", name)
-        return f"{router[1]}{self._names.router}" if router and self._spec.moe is not None else name
+        return f"{router[1]}{self._names.router}" if router and self._mixture is not None else name
 
     def _enter(self, own: str, module: str, lora: LowRank) -> None:
         if own in self._modules or own in self._stacks:
             raise ModelError(f"{self._files.path}: two modules are {own}")
         fused = EXPERTS.fullmatch(own)
-        moe = self._spec.moe
+        moe = self._mixture
         if fused is None or moe is None:
             self._modules[own] = lora, module, -1, None
             return

@@ -14,7 +14,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.mixture import MixtureConfig
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout
@@ -80,7 +81,7 @@ class ApartCheckpoint:
 
 
 def taken_apart(
-    spec: ArchSpec,
+    spec: DecoderConfig,
     names: TensorNames,
     checkpoint: Checkpoint,
     turns: Callable[[str], bool] = lambda name: True,
@@ -88,11 +89,11 @@ def taken_apart(
     """The checkpoint apart, and its names. `turns` tells which matrices of a transposed family are still turned."""
     pieces: dict[str, Piece] = {}
     present = set(checkpoint.names())
-    for i in range(spec.num_layers):
+    for i, config in enumerate(spec.layers):
         own = names.of_sublayer(i % names.sublayers)
         layer = own.layer.format(i=i // names.sublayers)
-        if spec.moe is not None and spec.is_sparse(i) and own.expert_stack:
-            pieces |= _experts(spec, own, layer)
+        if config.mixture is not None and own.expert_stack:
+            pieces |= _experts(config.mixture, own, layer)
         if names.transposed:
             modules = {f"{layer}{module}.weight" for field in LINEAR if (module := getattr(own, field))}
             for name in sorted(modules & present):
@@ -103,12 +104,11 @@ def taken_apart(
     return apart, plain.fitted(apart.names())
 
 
-def _experts(spec: ArchSpec, names: TensorNames, layer: str) -> dict[str, Piece]:
+def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str, Piece]:
     """Each expert's gate, up and down projection with their biases, and those of the shared expert if it is fused."""
-    assert spec.moe is not None
     pieces: dict[str, Piece] = {}
-    count = spec.moe.routing.num_experts - spec.moe.zero_experts
-    inner, d = spec.moe.intermediate_size, spec.hidden_size
+    count = mixture.routing.num_experts - mixture.zero_experts
+    inner, d = mixture.intermediate_size, mixture.hidden_size
     whole = layer + names.experts
     for e in range(count):
         prefix = f"{whole}{e}."
@@ -116,7 +116,7 @@ def _experts(spec: ArchSpec, names: TensorNames, layer: str) -> dict[str, Piece]
             pieces[f"{prefix}{module}.weight"] = Piece(
                 whole + name, _of_expert(names.expert_stack == "columns", e, rows), (out, width)
             )
-        if spec.moe.bias:
+        if mixture.bias:
             for module, name, rows, out in (
                 ("gate_proj", names.expert_up, slice(0, None, 2), inner),
                 ("up_proj", names.expert_up, slice(1, None, 2), inner),
@@ -125,8 +125,8 @@ def _experts(spec: ArchSpec, names: TensorNames, layer: str) -> dict[str, Piece]
                 pieces[f"{prefix}{module}.bias"] = Piece(
                     f"{whole}{name}_bias", _of_expert(False, e, rows), (out,)
                 )
-    if spec.moe.routing.shared and names.shared_gate_up is not None:
-        size, prefix = spec.moe.shared_intermediate_size, layer + names.shared
+    if mixture.routing.shared and names.shared_gate_up is not None:
+        size, prefix = mixture.shared_intermediate_size, layer + names.shared
         fused = f"{prefix}{names.shared_gate_up}.weight"
         for module, rows in (("gate_proj", slice(0, size)), ("up_proj", slice(size, 2 * size))):
             pieces[f"{prefix}{module}.weight"] = Piece(fused, _rows(rows), (size, d))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,8 @@ from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model.apart import taken_apart
 from quire.model.dummy import dummy_checkpoint
-from quire.model.families import DECODERS, MODEL_TYPES, read_config, text_config
+from quire.model.expand import read_model
+from quire.model.families import DECODERS, MODEL_TYPES, text_config
 from quire.model.families.names import TensorNames
 from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
@@ -26,9 +28,9 @@ from quire.model.pack import (
     pack_weights,
     wanted_tensors,
 )
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.pooling import max_length, read_pooling
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
 from quire.model.stacks import stacks_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.schemes import Quantization
@@ -42,12 +44,16 @@ else:
 
 
 class OpenModel(NamedTuple):
-    """A checkpoint's description and its tensors, before they are read."""
+    """A checkpoint's description and its tensors, before they are read.
+
+    `family` gives the names by which adapters know the tensors, if the checkpoint has others.
+    """
 
     info: ModelInfo
-    spec: ArchSpec
+    spec: DecoderConfig
     checkpoint: Checkpoint
     names: TensorNames
+    family: Callable[[], TensorNames] | None = None
 
 
 class OpenedFiles:
@@ -65,19 +71,19 @@ class OpenedFiles:
         return self._opened
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
-        info, spec, checkpoint, names = self.opened()
-        shard.check(spec)
+        info, spec, checkpoint, names, family = self.opened()
+        spec.check_share(shard)
         types = WeightTypes.of(info.dtype, info.quantized)
-        weights = outline_weights(spec, names, backend, types, checkpoint, shard)
-        return LoadedModel(info, spec, weights, names=names, shard=shard)
+        decoder = outline_weights(spec, names, backend, types, checkpoint, shard)
+        return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
     def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
         """Map the tensors and pack them one by one: memory peaks at the packed weights and one matrix."""
-        info, spec, checkpoint, names = self.opened()
-        shard.check(spec)
+        info, spec, checkpoint, names, family = self.opened()
+        spec.check_share(shard)
         types = WeightTypes.of(info.dtype, info.quantized)
-        weights = pack_weights(spec, names, checkpoint, backend, types, shard)
-        return LoadedModel(info, spec, weights, names=names, shard=shard)
+        decoder = pack_weights(spec, names, checkpoint, backend, types, shard)
+        return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
 
 class CheckpointFiles(OpenedFiles):
@@ -108,7 +114,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     reading = asked.reading
     source = open_source(path, reading.config)
     try:
-        spec, names = read_config(source.config, source.where, reading.architecture)
+        spec, names = read_model(source.config, source.where, reading.architecture)
     except UnknownArchitectureError as error:
         alike = look_alike(source)
         if alike is None:
@@ -137,7 +143,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     return OpenModel(info, spec, checkpoint, names)
 
 
-def _opened(source: Source, spec: ArchSpec, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
+def _opened(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
     """The weights and their names. Packed matrices always have outputs as rows, whatever the family's others have."""
     found = source.tensors(partial(stacks_apart, spec, names))
     names = names.fitted(found.names())
@@ -153,7 +159,7 @@ def look_alike(source: Source) -> str | None:
             continue
         try:
             checkpoint = source.tensors()
-            spec, names = read_config(source.config, architecture=architecture)
+            spec, names = read_model(source.config, architecture=architecture)
             check_tensors(spec, names.fitted(checkpoint.names()), checkpoint, source.path)
         except ModelError:
             continue
@@ -163,7 +169,7 @@ def look_alike(source: Source) -> str | None:
 
 def model_info(
     directory: Path,
-    spec: ArchSpec,
+    spec: DecoderConfig,
     names: TensorNames,
     dtype: FloatDtype,
     quantized: Quantization | None,

@@ -1,14 +1,13 @@
 """Converted checkpoints: weights already divided among ranks, one file for each, and a config that any machine reads.
 
 `checkpoint.json` describes the model; `rankN.safetensors` holds the parts of weights that rank N packs, in the order
-and the types in which the assembly asks for them. So a build from it equals a build from the checkpoint bit for bit.
+and the types in which the decoder asks for them. So a build from it equals a build from the checkpoint bit for bit.
 Quantized weights keep their codes. Knows the assembly and safetensors; knows no device.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +18,16 @@ import numpy as np
 from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix
 from quire.errors import ConfigError, EngineError, ModelError
 from quire.files import read_bytes, replaced
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use, WeightSource
 from quire.model.families.names import TensorNames
 from quire.model.info import AS_IT_IS, Asked, ModelInfo
 from quire.model.kv_scales import check_kv_scales
 from quire.model.load import CONVERTED
 from quire.model.loaded import LoadedModel
 from quire.model.pack import Packer, WeightTypes, choose_dtype, own_quantization
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Piece, Use
 from quire.model.shard import MOST_RANKS, WHOLE, Shard
-from quire.model.spec import ArchSpec
+from quire.model.tensors import Tensors
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
@@ -39,7 +38,7 @@ from quire.weights.schemes import Quantization, Scheme
 from quire.weights.tensor import Array, FloatDtype, Inputs, QuantTensor, Rows, Sparse, nothing
 
 MANIFEST = CONVERTED
-FORMAT = 1
+FORMAT = 2
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_SUBLAYERS = 64
 UNSOUND = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -58,7 +57,7 @@ class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     `whole_experts` say how they are divided: see Shard.
     """
 
-    spec: ArchSpec
+    spec: DecoderConfig
     names: TensorNames
     dtype: FloatDtype
     quantized: Quantization | None
@@ -119,18 +118,6 @@ def _check_names(names: TensorNames, path: Path) -> None:
             raise ModelError(f"{path}: {field} cannot be {value!r:.200}")
     if not 1 <= names.sublayers <= MAX_SUBLAYERS:
         raise ModelError(f"{path}: sublayers must be from 1 to {MAX_SUBLAYERS}, got {names.sublayers}")
-
-
-class PartNames:
-    """The name of each part in a rank's file: those of its tensors, and a number if they were asked for before."""
-
-    def __init__(self) -> None:
-        self._asked: Counter[str] = Counter()
-
-    def of(self, wanted: Part) -> str:
-        name = "+".join(name for name, _ in wanted.tensors)
-        self._asked[name] += 1
-        return name if self._asked[name] == 1 else f"{name}#{self._asked[name] - 1}"
 
 
 def quantized_arrays(name: str, layout: AnyLayout) -> list[str]:
@@ -228,26 +215,27 @@ class RankCheckpoint:
         return found
 
 
-class StoredParts:
-    """A `WeightSource` that asks another one for parts as a rank's file holds them, already taken and cut."""
+class StoredPieces:
+    """A `WeightSource` that packs pieces as a rank's file holds them by their paths, already taken and cut."""
 
-    def __init__(self, source: WeightSource, checkpoint: Checkpoint) -> None:
-        self._source, self._checkpoint, self._names = source, checkpoint, PartNames()
+    def __init__(self, packer: Packer, checkpoint: Checkpoint, tensors: Tensors) -> None:
+        self._packer, self._checkpoint, self._tensors = packer, checkpoint, tensors
         self._present = set(checkpoint.names())
 
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
-        return self._source.matrix([self._stored(wanted) for wanted in parts], use)
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
+        return self._packer.matrix([self._stored(piece) for piece in pieces], use)
 
-    def gated(self, gate: Part, up: Part) -> Matrix:
-        return self._source.gated(self._stored(gate), self._stored(up))
+    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
+        return self._packer.gated(self._stored(gate), self._stored(up))
 
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
-        return self._source.vector([self._stored(wanted) for wanted in parts])
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        return self._packer.vector([self._stored(piece) for piece in pieces])
 
-    def _stored(self, wanted: Part) -> Part:
-        if not wanted.tensors:  # computed from the spec alone
+    def _stored(self, piece: Piece) -> Part:
+        wanted = self._tensors.part(piece)
+        if not wanted.tensors:  # computed from the config alone
             return wanted
-        name, shape = self._names.of(wanted), wanted.outline().shape
+        name, shape = piece.path, piece.own_shape
         if name not in self._present:
             raise ModelError(f"{self._checkpoint.path(name)}: tensor {name} is missing; {_AGAIN}")
         if self._checkpoint.shape(name) != shape:
@@ -314,15 +302,16 @@ class ConvertedFiles:
                 f"--tensor-parallel-size {shard.size}: {directory} was converted for {manifest.ranks}: give "
                 f"{manifest.ranks}, or run `quire convert` again"
             )
-        shard.check(manifest.spec)
+        manifest.spec.check_share(shard)
         share = RankCheckpoint(directory / rank_file(shard.rank), manifest)
         dtype, quantized = self._types(share)
-        source = StoredParts(Packer(share, backend, WeightTypes.of(dtype, quantized), outline), share)
+        packer = Packer(share, backend, WeightTypes.of(dtype, quantized), outline)
         try:
-            weights = Assembly(manifest.spec, manifest.names, source, shard).weights()
+            source = StoredPieces(packer, share, Tensors(manifest.spec, manifest.names))
+            decoder = Decoder(manifest.spec, source, shard)
         except (ModelError, EngineError):
             raise
         except UNSOUND as error:  # a description that no conversion wrote
             where = directory / MANIFEST
             raise ModelError(f"{where}: the model cannot be read ({error}); {_AGAIN}") from error
-        return LoadedModel(self.info, manifest.spec, weights, names=manifest.names, shard=shard)
+        return LoadedModel(self.info, decoder, names=manifest.names, shard=shard)

@@ -6,14 +6,13 @@ percent, and no limit is measured for them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+import numpy as np
 
 from quire.devices.protocol import KVSpec, Matrix
-from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
-from quire.model.weights import DecoderWeights
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Weights
+from quire.model.shard import Shard
 
 
 class Attended(msgspec.Struct, frozen=True):
@@ -89,54 +88,60 @@ class Cost(msgspec.Struct, frozen=True):
         return float(total)
 
 
-def cost_of(spec: ArchSpec, weights: DecoderWeights, shard: Shard = WHOLE) -> Cost:
+TABLES = (
+    "embedding",
+    "positions",
+    "layer_inputs",
+    "head",
+)  # paths of what a token reads a row of, and of the head
+
+
+def cost_of(decoder: Decoder) -> Cost:
     """Add up the packed weights of a share (or an outline of them)."""
-    every = matrices(weights)
-    for table in (weights.embedding, weights.positions, weights.layer_inputs, weights.head):
-        every.pop(id(table), None)
-    routed: list[Matrix] = []
-    moe = spec.moe
-    for layer in weights.layers:
-        if layer.moe is not None and moe is not None:
-            for expert in layer.moe.experts[: moe.routing.num_experts]:
-                if expert is None:
-                    continue
-                found = [every.pop(id(matrix), None) for matrix in (expert.up, expert.down)]
-                routed += [matrix for matrix in found if matrix is not None]
-    head = weights.head
+    config, division = decoder.config, decoder.config.division(decoder.shard)
+    every = matrices(decoder.weights)
+    routed = {path for path in every if ".mixture.experts." in path or ".mixture.silent." in path}
+    dense = [matrix for path, matrix in every.items() if path not in TABLES and path not in routed]
+    experts = [every[path] for path in routed]
+    mixture = next((layer.mixture for layer in config.layers if layer.mixture is not None), None)
+    head = every.get("head")
     return Cost(
-        dense_bytes=sum(matrix.nbytes for matrix in every.values()),
-        dense_parameters=sum(_size(matrix) for matrix in every.values()),
+        dense_bytes=sum(matrix.nbytes for matrix in dense),
+        dense_parameters=sum(map(_size, dense)),
         head_bytes=0 if head is None else head.greedy_nbytes,
         head_parameters=0 if head is None else _size(head),
-        routed_bytes=sum(matrix.nbytes for matrix in routed),
-        routed_parameters=sum(_size(matrix) for matrix in routed),
-        experts=1 if moe is None else moe.routing.num_experts,
-        drawn=1 if moe is None else moe.routing.top_k,
-        layers=tuple(_attended(spec, layer, shard) for layer in shard.layers(spec)),
+        routed_bytes=sum(matrix.nbytes for matrix in experts),
+        routed_parameters=sum(map(_size, experts)),
+        experts=1 if mixture is None else mixture.routing.num_experts,
+        drawn=1 if mixture is None else mixture.routing.top_k,
+        layers=tuple(_attended(config, i, division) for i in config.stage(decoder.shard)),
     )
 
 
-def matrices(weights: Any) -> dict[int, Matrix]:
-    """Every matrix in a tree of weights, by identity."""
-    if isinstance(weights, msgspec.Struct):
-        weights = tuple(getattr(weights, name) for name in weights.__struct_fields__)
-    if isinstance(weights, tuple):
-        return {key: value for item in weights for key, value in matrices(item).items()}
-    return {id(weights): weights} if hasattr(weights, "dequantize") else {}
+def weight_bytes(weights: Weights) -> int:
+    """Bytes of the packed matrices, counting a tied head once."""
+    tied = weights.get("head") is weights.get("embedding")
+    every = matrices(weights)
+    return sum(matrix.nbytes for path, matrix in every.items() if path != "head" or not tied)
+
+
+def matrices(weights: Weights) -> dict[str, Matrix]:
+    """The matrices among weights, by path."""
+    return {path: weight for path, weight in weights.items() if not isinstance(weight, np.ndarray)}
 
 
 def _size(matrix: Matrix) -> int:
     return matrix.shape[0] * matrix.shape[1]
 
 
-def _attended(spec: ArchSpec, layer: int, shard: Shard) -> Attended:
-    latent, shape = spec.latent, spec.shape(layer)
-    key = shape.head_dim if latent is None else latent.kv_rank + latent.rope_dim
-    value = shape.head_dim if latent is None else latent.kv_rank
+def _attended(config: DecoderConfig, layer: int, division: Shard) -> Attended:
+    attends = config.layers[layer].attends
+    if attends is None:
+        return Attended(0)
+    heads, scores = attends.heads(division)[0], attends.scores
     return Attended(
-        operations=2 * len(shard.heads(spec, layer)[0]) * (key + value),
-        window=spec.windows[layer],
-        chunk=None if spec.chunks is None else spec.chunks[layer],
-        whole=spec.bidirectional,
+        operations=2 * len(heads) * (attends.head_dim + attends.cached_value_size),
+        window=scores.window,
+        chunk=scores.chunk,
+        whole=config.bidirectional,
     )

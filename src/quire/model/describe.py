@@ -1,45 +1,61 @@
-"""A family's description in words: the fields of a spec that differ from their defaults."""
+"""A model's description in words: the fields of its tree of configs that differ from their defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
+
+Layers = Sequence[tuple[int, Any]]
+"""Indices of layers, and what each has."""
 
 
-def describe(spec: ArchSpec) -> dict[str, Any]:
-    """Names of fields and their values as plain data. A field by layer is split by value, unless all layers agree."""
-    return _fields(spec, spec.num_layers)
+def describe(config: DecoderConfig) -> dict[str, Any]:
+    """Names of fields and their values as plain data. A field of layers is split by value, unless all agree."""
+    layers = _by_layer(list(enumerate(config.layers)))
+    rest = msgspec.structs.replace(config, layers=())
+    return {**_fields(rest), "num_layers": config.num_layers, "layers": layers}
 
 
-def _fields(struct: msgspec.Struct, layers: int) -> dict[str, Any]:
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
     found = {}
     for field in msgspec.structs.fields(struct):
         value = getattr(struct, field.name)
         if field.required or value != field.default:
-            found[field.name] = _plain(value, layers)
+            found[field.name] = _plain(value)
     return found
 
 
-def _plain(value: Any, layers: int) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        return _fields(value, layers)
-    if isinstance(value, tuple) and len(value) == layers and not isinstance(value[0], float):
-        return _by_layer([_plain(item, layers) for item in value])
+        return _fields(value)
     return list(value) if isinstance(value, tuple) else value
 
 
-def _by_layer(values: list[Any]) -> Any:
-    """One value if all layers have it; else the value of each range of layers."""
-    kinds: list[Any] = []
-    for value in values:
-        if value not in kinds:
-            kinds.append(value)
-    if len(kinds) == 1:
-        return kinds[0]
-    return {_ranges([i for i, value in enumerate(values) if value == kind]): kind for kind in kinds}
+def _by_layer(given: Layers) -> Any:
+    """One value if all layers have it; structs field by field; else the value of each range of layers."""
+    values = [value for _, value in given]
+    if all(value == values[0] for value in values):
+        return _plain(values[0])
+    if all(isinstance(value, msgspec.Struct) and type(value) is type(values[0]) for value in values):
+        found = {}
+        for field in msgspec.structs.fields(values[0]):
+            own = [(i, getattr(value, field.name)) for i, value in given]
+            if field.required or any(value != field.default for _, value in own):
+                found[field.name] = _by_layer(own)
+        return found
+    kinds: list[tuple[Any, list[tuple[int, Any]]]] = []
+    for i, value in given:
+        key = type(value) if isinstance(value, msgspec.Struct) else value
+        same = next((members for kind, members in kinds if kind == key), None)
+        if same is None:
+            kinds.append((key, [(i, value)]))
+        else:
+            same.append((i, value))
+    return {_ranges([i for i, _ in members]): _by_layer(members) for _, members in kinds}
 
 
 def _ranges(layers: list[int]) -> str:

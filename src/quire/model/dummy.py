@@ -12,7 +12,7 @@ import xxhash
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 from quire.model.pack import BFLOAT16, WantedTensor, wanted_tensors
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.source import Source
 from quire.weights.tensor import Array
@@ -52,7 +52,7 @@ class DummyCheckpoint(Unquantized):
         return np.resize(block.astype(self.dtype(name)), self.shape(name))
 
 
-def dummy_checkpoint(source: Source, spec: ArchSpec, names: TensorNames) -> DummyCheckpoint:
+def dummy_checkpoint(source: Source, spec: DecoderConfig, names: TensorNames) -> DummyCheckpoint:
     """Random weights for a model of these files. ModelError: its weights are quantized."""
     config = source.config
     if config.get("quantization_config") is not None:

@@ -1,6 +1,6 @@
 """An engine directory: packed weights on disk as they are in memory, and a manifest that describes them.
 
-Knows files, checksums and the weights' tree; knows no kernel and no checkpoint format. `engine.json` holds the
+Knows files, checksums and weights by path; knows no kernel and no checkpoint format. `engine.json` holds the
 manifest and its checksum; `weights.bin` holds the tensors, each on a page boundary, so that they can be mapped and
 used in place. An engine for several ranks holds such a pair for each: that of rank 1 is `engine.1.json` and
 `weights.1.bin`. Readers refuse another format, another instruction set, and any changed byte.
@@ -8,7 +8,7 @@ used in place. An engine for several ranks holds such a pair for each: that of r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count, pairwise
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from quire.devices.protocol import Backend, KVScales, Matrix
+from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix
 from quire.errors import ConfigError, ModelError
 from quire.files import map_file, read_bytes
 from quire.model.families.names import TensorNames
@@ -27,14 +27,15 @@ from quire.model.info import Asked, EngineLimits, Limit, ModelInfo
 from quire.model.kv_scales import check_kv_scales
 from quire.model.load import BUILT
 from quire.model.loaded import LoadedModel
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Piece, Use, Weights
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
-from quire.model.weights import DecoderWeights
 from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.tensor import Array, FloatDtype
 
 MANIFEST, WEIGHTS = BUILT, "weights.bin"
-FORMAT = 9
+EMBEDDING, HEAD = "embedding", "head"  # paths
+FORMAT = 10
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256
@@ -52,7 +53,7 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything in an engine except its tensors. `weights` is DecoderWeights with each tensor replaced by its number.
+    """Everything in an engine except its tensors, whose places in weights.bin are given by their paths.
 
     `checksums` belong to equal parts of weights.bin, in order. `names` are those of the checkpoint's tensors, by which
     adapters find their place. The weights are the share of rank `rank` of `ranks`,
@@ -60,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     fingerprint: str
-    spec: ArchSpec
+    spec: DecoderConfig
     dtype: FloatDtype
     quantized: Quantization | None
     num_parameters: int
@@ -68,8 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
     limits: EngineLimits
-    weights: msgspec.Raw
-    tensors: tuple[StoredTensor, ...]
+    tensors: dict[str, StoredTensor]
     size: Limit
     checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
     names: TensorNames | None = None
@@ -104,34 +104,30 @@ def count_ranks(directory: Path) -> int:
 
 
 class Writer:
-    """Writes a model's tensors to weights.bin, in the order of the tree."""
+    """Writes a model's weights to weights.bin. A head that is the embedding lies where the embedding lies."""
 
     def __init__(self, file: BinaryIO, backend: Backend) -> None:
         self._file, self._backend = file, backend
-        self._numbers: dict[int, int] = {}  # by identity: a tied head is the embedding
-        self.tensors: list[StoredTensor] = []
+        self.tensors: dict[str, StoredTensor] = {}
         self.size = 0
 
-    def weights(self, weights: DecoderWeights) -> msgspec.Raw:
-        """Write the tensors; return the tree with numbers in their place."""
-        return msgspec.Raw(msgspec.json.encode(weights, enc_hook=self._number))
+    def write(self, weights: Weights) -> None:
+        for path, tensor in weights.items():
+            if path == HEAD and tensor is weights.get(EMBEDDING):
+                self.tensors[path] = self.tensors[EMBEDDING]
+            else:
+                self._add(path, tensor)
 
-    def _number(self, tensor: Any) -> int:
-        if id(tensor) not in self._numbers:
-            self._numbers[id(tensor)] = len(self.tensors)
-            self._add(tensor)
-        return self._numbers[id(tensor)]
-
-    def _add(self, tensor: Any) -> None:
+    def _add(self, path: str, tensor: Any) -> None:
         if isinstance(tensor, np.ndarray):
-            about: dict[str, Any] = {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
-            data: Array = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+            about: dict[str, Any] = _vector(tensor.size)
+            data: Array = np.ascontiguousarray(tensor, np.float32).view(np.uint8)
         elif isinstance(tensor, Matrix):
             about, data = self._backend.export(tensor)
         else:
             raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
         self._write(bytes(-self.size % PAGE))
-        self.tensors.append(StoredTensor(offset=self.size, nbytes=data.nbytes, about=about))
+        self.tensors[path] = StoredTensor(offset=self.size, nbytes=data.nbytes, about=about)
         self._write(data.data)
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -202,44 +198,68 @@ def _check(path: Path, manifest: Manifest) -> None:
             raise ModelError(
                 f"{path}: eos_token_ids holds {token}, the vocabulary {manifest.spec.vocab_size} tokens"
             )
-    for tensor in manifest.tensors:
+    for tensor in manifest.tensors.values():
         if tensor.offset % PAGE or tensor.offset + tensor.nbytes > manifest.size:
             raise ModelError(f"{path}: a tensor does not lie on a page inside the weights; {_REBUILD}")
 
 
 class _Reader:
-    """Returns the tensors of a mapped weights.bin; the same object for the same number."""
+    """A `WeightSource` of the tensors of a mapped weights.bin. ModelError: one is missing, or of another shape."""
 
-    def __init__(self, data: Array, tensors: Sequence[StoredTensor], backend: Backend) -> None:
+    def __init__(self, data: Array, tensors: Mapping[str, StoredTensor], backend: Backend) -> None:
         self._data, self._tensors, self._backend = data, tensors, backend
-        self._made: dict[int, Any] = {}
 
-    def tensor(self, kind: type, number: Any) -> Any:
-        if type(number) is not int or not 0 <= number < len(self._tensors):
-            raise ValueError(f"there is no tensor {number!r}")
-        if number not in self._made:
-            entry = self._tensors[number]
-            data = self._data[entry.offset : entry.offset + entry.nbytes]
-            if kind is Matrix:
-                self._made[number] = self._backend.restore(entry.about, data)
-            else:
-                self._made[number] = data.view(entry.about["dtype"]).reshape(entry.about["shape"])
-        return self._made[number]
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
+        entry = self._entry(path)
+        matrix = self._backend.restore(entry.about, self._bytes(entry))
+        shape = sum(piece.own_shape[0] for piece in pieces), pieces[0].own_shape[1]
+        if matrix.shape != shape:
+            raise ModelError(f"{path} is {list(matrix.shape)}, the model says {list(shape)}")
+        return matrix
+
+    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
+        return self.matrix(path, (gate, up))
+
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        entry, size = self._entry(path), sum(piece.own_shape[0] for piece in pieces)
+        if entry.about != _vector(size):
+            raise ModelError(f"{path} is {entry.about}, the model says {size} numbers")
+        return self._bytes(entry).view(np.float32)
+
+    def _entry(self, path: str) -> StoredTensor:
+        if path not in self._tensors:
+            raise ModelError(f"there is no tensor {path}")
+        return self._tensors[path]
+
+    def _bytes(self, entry: StoredTensor) -> Array:
+        return self._data[entry.offset : entry.offset + entry.nbytes]
 
 
-def place_weights(directory: Path, manifest: Manifest, data: Array, backend: Backend) -> DecoderWeights:
-    """The weights, in place in the mapped file `data`, without reading it. ModelError for another machine's engine."""
+def _vector(size: int) -> dict[str, Any]:
+    """The description of a vector."""
+    return {"dtype": "float32", "shape": [size]}
+
+
+def place_weights(
+    directory: Path, manifest: Manifest, data: Array, backend: Backend, shard: Shard = WHOLE
+) -> Decoder:
+    """The decoder over weights in place in the mapped file `data`, without reading it.
+
+    ModelError for another machine's engine.
+    """
     if backend.fingerprint != manifest.fingerprint:
         raise ModelError(
             f"{directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
             "run `quire build` again on this machine, or choose the instruction set with --isa if the CPU has it"
         )
-    reader = _Reader(data, manifest.tensors, backend)
     try:
-        weights = msgspec.json.decode(manifest.weights, type=DecoderWeights, dec_hook=reader.tensor)
-        weights.check(manifest.spec)
-        return weights
-    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reader = _Reader(data, manifest.tensors, backend)
+        decoder = Decoder(manifest.spec, reader, shard)
+        left = manifest.tensors.keys() - decoder.weights.keys()
+        if left and shard.stages == 1:
+            raise ModelError(f"nothing reads {min(left)}")
+        return decoder
+    except (ModelError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{directory / MANIFEST}: {error}; {_REBUILD}") from error
 
 
@@ -289,11 +309,11 @@ class BuiltFiles:
         manifest = read_manifest(directory, shard=shard)
         shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
         data = map_weights(directory / manifest.weights_file, manifest.size)
-        weights = place_weights(directory, manifest, data, backend).of_stage(manifest.spec, shard)
+        decoder = place_weights(directory, manifest, data, backend, shard)
         check = None
         if verify:
             check = partial(Checksums(data, len(manifest.checksums)).check, directory, manifest)
-        return LoadedModel(self.info, manifest.spec, weights, check, shard, names=manifest.names)
+        return LoadedModel(self.info, decoder, check, shard, names=manifest.names)
 
 
 class Checksums:

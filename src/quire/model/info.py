@@ -11,9 +11,10 @@ import msgspec
 
 from quire.devices.protocol import KVDtype, KVScales, KVSpec
 from quire.model.kv_scales import scaled_spec
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.pooling import HeadReader, PoolingHead
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec, ModelShape
+from quire.model.spec import ModelShape
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import FloatDtype
 
@@ -93,6 +94,6 @@ class ModelInfo:
 
     def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
         """The KV cache of a rank; in FP8 with the scales that came along with the weights."""
-        if not isinstance(self.spec, ArchSpec):
+        if not isinstance(self.spec, DecoderConfig):
             return self.spec.kv_spec(dtype)
-        return scaled_spec(shard.kv_spec(self.spec, dtype), self.spec, self.kv_scales, shard)
+        return scaled_spec(self.spec.kv_spec(dtype, shard), self.spec, self.kv_scales, shard)

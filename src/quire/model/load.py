@@ -10,12 +10,12 @@ from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.lazy import Lazy
 from quire.model.checkpoint import CheckpointFiles
-from quire.model.families import read_config
+from quire.model.expand import read_model
 from quire.model.families.names import TensorNames
 from quire.model.info import AS_IT_IS, NOTHING, Asked, AskedDtype, ModelInfo, Reading
 from quire.model.loaded import LoadedModel, ServedModel
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
 from quire.model.stacks import stacks_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
@@ -105,15 +105,15 @@ def open_checkpoint_files(path: Path, asked: Asked = NOTHING) -> CheckpointFiles
     return gguf.GGUFFiles(path, asked) if is_gguf(path) else CheckpointFiles(path, asked)
 
 
-def open_for_reading(path: Path) -> tuple[ArchSpec, Checkpoint, TensorNames]:
+def open_for_reading(path: Path) -> tuple[DecoderConfig, Checkpoint, TensorNames]:
     """The spec, the tensors and their names of a float checkpoint. Raises ModelError if it is not one."""
     if is_gguf(path):
         raise ModelError(f"{path} is a GGUF file: give the checkpoint that it was made of")
     files = open_checkpoint_files(path)
     if (method := quantization_method(path)) is not None:
         raise ModelError(f"{path} is quantized already ({method}): give the float checkpoint")
-    _, spec, checkpoint, names = files.opened()
-    return spec, checkpoint, names
+    opened = files.opened()
+    return opened.spec, opened.checkpoint, opened.names
 
 
 def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
@@ -128,6 +128,6 @@ def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
             f"{path} is a GGUF file, whose layers that predict further tokens are not read: serve the checkpoint"
         )
     source = open_source(path)
-    spec, names = read_config(source.config, source.where)
+    spec, names = read_model(source.config, source.where)
     checkpoint = source.tensors(partial(stacks_apart, spec, names))
     return source.config, checkpoint, names.fitted(checkpoint.names())

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.devices.protocol import Graph
-from quire.model.cost import Cost, cost_of, matrices
-from quire.model.decoder import Decoder
+from quire.model.cost import Cost, cost_of, weight_bytes
 from quire.model.families.names import TensorNames
 from quire.model.info import ModelInfo
+from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
-from quire.model.weights import DecoderWeights
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import FloatDtype
 
@@ -40,24 +38,25 @@ class ServedModel(Protocol):
 class LoadedModel:
     """A model of Quire's own families: packed weights, and the graph that uses them.
 
-    `names` are those of its tensors, if they are known; `open` opens the checkpoint again.
+    `names` are those of its tensors, if they are known; `open` opens the checkpoint again. `family`
+    gives the names by which adapters know the tensors, if these have others.
     """
 
     info: ModelInfo
-    spec: ArchSpec
-    weights: DecoderWeights
+    decoder: Decoder
     check: Callable[[], None] | None = None
     shard: Shard = WHOLE
     names: TensorNames | None = None
     open: Callable[[], Checkpoint] | None = None
+    family: Callable[[], TensorNames] | None = None
 
     @property
     def dtype(self) -> FloatDtype:
         return self.info.dtype
 
     @property
-    def decoder(self) -> Decoder:
-        return Decoder(self.spec, self.weights, self.shard)
+    def spec(self) -> DecoderConfig:
+        return self.decoder.config
 
     @property
     def graph(self) -> Graph:
@@ -69,11 +68,11 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed matrices, counting a tied head once."""
-        return sum(matrix.nbytes for matrix in matrices(self.weights).values())
+        return weight_bytes(self.decoder.weights)
 
     @property
     def cost(self) -> Cost:
-        return cost_of(self.spec, self.weights, self.shard)
+        return cost_of(self.decoder)
 
     def wait(self) -> None:
         if self.check is not None:

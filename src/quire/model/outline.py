@@ -11,11 +11,12 @@ from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.checkpoint import eos_ids, model_info
-from quire.model.families import read_config, text_config
+from quire.model.expand import read_model
+from quire.model.families import text_config
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.stacks import experts_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.readers import Quantization as Quantized
@@ -38,7 +39,7 @@ def outline_config(
     packs, else float32.
     """
     config = read_json(path)
-    spec, names = read_config(config, str(path), architecture)
+    spec, names = read_model(config, str(path), architecture)
     config = text_config(config, str(path)) or config
     named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
     if named is None and config.get("quantization_config") is not None:
@@ -55,11 +56,13 @@ def outline_config(
     if planned is not None and dtype != "float32":
         quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
     info = model_info(path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path)), {})
-    weights = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
-    return LoadedModel(info, spec, weights)
+    decoder = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
+    return LoadedModel(info, decoder)
 
 
-def _planned(path: Path, found: Quantized | None, spec: ArchSpec, names: TensorNames) -> Checkpoint | None:
+def _planned(
+    path: Path, found: Quantized | None, spec: DecoderConfig, names: TensorNames
+) -> Checkpoint | None:
     """The layouts that a config's quantization gives its weights; None if they are plain."""
     if found is None:
         return None

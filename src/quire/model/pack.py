@@ -1,6 +1,6 @@
 """From a checkpoint's tensors to a backend's weights: checks that all are there, then reads and packs one by one.
 
-Knows checkpoints and backends; assemble.py knows the place of each tensor.
+Knows checkpoints and backends; tensors.py knows the place of each piece.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import ml_dtypes
 import numpy as np
 
 from quire.devices.protocol import Backend, Matrix
 from quire.errors import ConfigError, ModelError
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use
 from quire.model.families.names import TensorNames
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Listing, Piece, Use
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ArchSpec
-from quire.model.weights import DecoderWeights
+from quire.model.tensors import Tensors
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks, Int8, stackable
@@ -72,31 +71,9 @@ class WeightTypes:
         return cls(types, None)
 
 
-class _Wanted:
-    """A `WeightSource` that only records which tensors are requested."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, WantedTensor] = {}
-
-    def _record(self, parts: Sequence[Part], exact: bool = False) -> None:
-        for part in parts:
-            for name, shape in part.tensors:
-                self.tensors[name] = WantedTensor(shape, exact)
-
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
-        self._record(parts, use == "exact")
-
-    def gated(self, gate: Part, up: Part) -> Any:
-        self._record((gate, up))
-
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
-        self._record(parts, exact=True)
-        return np.concatenate([part.outline() for part in parts])
-
-
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """A `WeightSource` that reads parts and passes them to the backend; with `outline`, only their shapes."""
+    """Reads parts of tensors and passes them to the backend; with `outline`, only their shapes."""
 
     checkpoint: Checkpoint | None
     backend: Backend
@@ -170,51 +147,74 @@ class Packer:
         return "int8" if joined.is_int8_by_row and whole_rows else joined
 
 
-def wanted_tensors(spec: ArchSpec, names: TensorNames) -> dict[str, WantedTensor]:
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A `WeightSource` that packs the tensors of a checkpoint."""
+
+    tensors: Tensors
+    packer: Packer
+
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
+        return self.packer.matrix([self.tensors.part(piece) for piece in pieces], use)
+
+    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
+        return self.packer.gated(self.tensors.part(gate), self.tensors.part(up))
+
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        return self.packer.vector([self.tensors.part(piece) for piece in pieces])
+
+
+def wanted_tensors(config: DecoderConfig, names: TensorNames) -> dict[str, WantedTensor]:
     """Every tensor that a checkpoint must contain, without a tied head."""
-    wanted = _Wanted()
-    Assembly(spec, names, wanted).weights()
-    return wanted.tensors
+    listing, tensors, wanted = Listing(), Tensors(config, names), dict[str, WantedTensor]()
+    Decoder(config, listing)
+    for piece, use in listing.pieces.items():
+        for name, shape in tensors.part(piece).tensors:
+            wanted[name] = WantedTensor(shape, use == "exact")
+    return wanted
 
 
 def pack_weights(
-    spec: ArchSpec,
+    config: DecoderConfig,
     names: TensorNames,
     checkpoint: Checkpoint,
     backend: Backend,
     types: WeightTypes,
     shard: Shard = WHOLE,
-) -> DecoderWeights:
+) -> Decoder:
     """Read and pack a checkpoint that `check_tensors` accepted, or a rank's share of it."""
-    _check_tied_head(spec, names, checkpoint)
-    return Assembly(spec, names, Packer(checkpoint, backend, types), shard).weights()
+    _check_tied_head(config, names, checkpoint)
+    return Decoder(config, Packed(Tensors(config, names), Packer(checkpoint, backend, types)), shard)
 
 
 def outline_weights(
-    spec: ArchSpec,
+    config: DecoderConfig,
     names: TensorNames,
     backend: Backend,
     types: WeightTypes,
     checkpoint: Checkpoint | None = None,
     shard: Shard = WHOLE,
-) -> DecoderWeights:
-    """The weights without values, for a backend that only plans."""
-    return Assembly(spec, names, Packer(checkpoint, backend, types, outline=True), shard).weights()
+) -> Decoder:
+    """The decoder without the values of its weights, for a backend that only plans."""
+    packer = Packer(checkpoint, backend, types, outline=True)
+    return Decoder(config, Packed(Tensors(config, names), packer), shard)
 
 
 def check_tensors(
-    spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint, directory: Path
+    config: DecoderConfig, names: TensorNames, checkpoint: Checkpoint, directory: Path
 ) -> dict[str, WantedTensor]:
     """The tensors to load. Raises ModelError if one is missing, left over or wrong."""
-    expected = wanted_tensors(spec, names)
+    expected = wanted_tensors(config, names)
     present = set(checkpoint.names())
     missing = [name for name in expected if name not in present]
     if missing:
         raise ModelError(f"{directory}: missing {_list(missing)}; the checkpoint does not match config.json")
-    tied = {f"{names.head}.weight"} if spec.tie_embeddings else set()
+    tied = {f"{names.head}.weight"} if config.tied else set()
     left = sorted(name for name in present - expected.keys() - tied if not names.is_ignored(name))
     if left:
-        raise ModelError(f"{directory}: unexpected {_list(left)}; {spec.architecture} has no place for them")
+        raise ModelError(
+            f"{directory}: unexpected {_list(left)}; {config.architecture} has no place for them"
+        )
     wanted = dict(expected)
     for name in tied & present:
         wanted[name] = expected[f"{names.embedding}.weight"]
@@ -292,10 +292,10 @@ def own_quantization(
     return Kept(checkpoint.activations if asked is None else asked.activations, names, first)
 
 
-def _check_tied_head(spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:
+def _check_tied_head(config: DecoderConfig, names: TensorNames, checkpoint: Checkpoint) -> None:
     """A tied head is the embedding; a checkpoint that also stores it must store the same values."""
     head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
-    if not spec.tie_embeddings or head not in set(checkpoint.names()):
+    if not config.tied or head not in set(checkpoint.names()):
         return
     if not _equal(checkpoint.get(head), checkpoint.get(embedding)):
         raise ModelError(

@@ -8,29 +8,24 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from quire.devices.protocol import Activation, KVDtype, KVLayer, KVSpec, NormKind, Routing, Temperature
-from quire.errors import ConfigError, ModelError
-from quire.model.spec_parts import AltUpSpec, RelativeSpec
+from quire.devices.protocol import Activation, KVDtype, KVSpec, NormKind, Routing, Temperature
+from quire.errors import ModelError
+from quire.model.parts.bounds import (
+    MAX_HEAD_DIM,
+    MAX_LATENT,
+    MAX_LAYERS,
+    MAX_NUMBER,
+    MAX_POSITION,
+    MAX_REACH,
+    MAX_STREAMS,
+    MAX_TABLE,
+)
+from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
+from quire.model.parts.layer import Placement
+from quire.model.parts.norm import QKNorm
+from quire.model.parts.rope import RopeSpec
+from quire.model.parts.scores import RelativeConfig
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
-# The place of norms around attention and MLP (f), in order of appearance in decoder.py.
-#   pre       x += f(norm(x))
-#   post      x += norm(f(x))
-#   sandwich  x += norm(f(norm(x)))
-#   sum       x = norm(x + f(x))
-#   parallel  x += attention(norm(x)) + mlp(norm(x)); parallel_two: each has its own norm
-Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"]
-# Norms of queries and keys: one weight shared by all heads, one per head, or statistics over all heads together.
-QKNorm = Literal["head", "own_head", "all_heads"]
-
-
-MAX_POSITION = (1 << 31) - 1
-MAX_LAYERS = 1024
-MAX_TABLE = 1 << 22  # rows of a table of positions
-MAX_LATENT = 1 << 16
-MAX_STREAMS = 16
-MAX_REACH = 1 << 15  # tokens, of scores by distance
-MAX_NUMBER = 1e30  # float32 holds its square root's reciprocal, and products with what a model computes
 # The largest sizes that are read, by field.
 MOST = {
     "vocab_size": 1 << 23,
@@ -38,7 +33,7 @@ MOST = {
     "num_layers": MAX_LAYERS,
     "num_heads": 1 << 14,
     "num_kv_heads": 1 << 14,
-    "head_dim": 1 << 14,
+    "head_dim": MAX_HEAD_DIM,
     "intermediate_size": 1 << 20,
     "max_position": MAX_POSITION,
 }
@@ -56,53 +51,6 @@ BY_LAYER = (
     "gate_cutoffs",
     "gate_limits",
 )
-
-
-class RopeSpec(msgspec.Struct, frozen=True):
-    """Rotary position embedding, half-split pairs.
-
-    Kinds: default; linear (positions divided by factor); dynamic (equals default within the trained length, which the
-    engine does not exceed); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope
-    (frequencies divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
-    pairs turn at the frequencies of the whole head, the others do not turn). Some kinds need the fields beyond theta
-    and rotary_dim. `backwards` turns by the negative angle. `share` is an odd number of elements, of which one more
-    turn: their frequencies fall over `share`.
-    """
-
-    kind: RopeKind
-    theta: float
-    rotary_dim: int
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    factors: tuple[float, ...] = ()
-    rotated_pairs: int = 0
-    backwards: bool = False
-    share: int | None = None
-
-    def check(self, where: str) -> None:
-        """Raise ModelError, naming `where` and the field, for a rope whose frequencies are no numbers."""
-        scaled = self.kind in ("llama3", "yarn", "longrope")
-        for name, sound in (
-            ("rotary_dim", 2 <= self.rotary_dim <= MOST["head_dim"] and self.rotary_dim % 2 == 0),
-            ("theta", self.theta > 1),
-            ("factor", self.factor > 0),
-            ("original_max_position", not scaled or 2 <= self.original_max_position <= MAX_POSITION),
-            ("high_freq_factor", self.high_freq_factor > self.low_freq_factor),
-            ("beta_fast", self.beta_fast > 0),
-            ("beta_slow", self.beta_slow > 0),
-            ("factors", self.kind != "longrope" or len(self.factors) == self.rotary_dim // 2),
-            ("factors", all(factor > 0 for factor in self.factors)),
-        ):
-            if not sound:
-                raise ModelError(f"{where}: {name} of the rope cannot be {getattr(self, name)!r:.80}")
 
 
 class LatentSpec(msgspec.Struct, frozen=True):
@@ -168,13 +116,6 @@ class LayerShape(msgspec.Struct, frozen=True):
     intermediate_size: int
 
 
-class PerLayerSpec(msgspec.Struct, frozen=True):
-    """Inputs by layer (Gemma 3n, arXiv:2507.06261): each layer adds what `size` elements of its own table gate."""
-
-    size: int
-    vocab_size: int
-
-
 class ModelShape(Protocol):
     """The facts about a model that an engine needs, whichever code computes it."""
 
@@ -223,8 +164,6 @@ class ArchSpec(msgspec.Struct, frozen=True):
     of that rank beside attention (Menghani et al. 2024, arXiv:2411.07501). `gate_cutoffs`, by layer: the MLP's gate
     keeps only what exceeds its mean by so many standard deviations (SparseGELU). `gate_limits`, by layer, bound the
     factors of the MLP's gated product (0: none).
-
-    The last `spare_tokens` of the vocabulary have no rows in the checkpoint: they are those that adapters add.
     """
 
     architecture: str
@@ -296,31 +235,12 @@ class ArchSpec(msgspec.Struct, frozen=True):
     keys_as_values: tuple[bool, ...] | None = None
     layer_scale: bool = False
     gate_activation: Activation = "sigmoid"
-    per_layer: PerLayerSpec | None = None
-    altup: AltUpSpec | None = None
+    per_layer: LayerInputsConfig | None = None
+    altup: AltUpConfig | None = None
     laurel_rank: int | None = None
     gate_cutoffs: tuple[float | None, ...] | None = None
-    relative: RelativeSpec | None = None
+    relative: RelativeConfig | None = None
     gate_limits: tuple[float, ...] | None = None
-    spare_tokens: int = 0
-
-    @property
-    def stored_tokens(self) -> int:
-        """Rows of the checkpoint's tables."""
-        return self.vocab_size - self.spare_tokens
-
-    def with_spare_tokens(self, count: int) -> ArchSpec:
-        """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""
-        for missing, what in (
-            (not self.has_head or self.bidirectional, "makes no text"),
-            (self.per_layer is not None, "has a table of tokens for each layer"),
-            (self.logit_cap is not None, "caps its logits"),
-        ):
-            if missing:
-                raise ConfigError(
-                    f"--lora-extra-vocab-size: {self.architecture} {what}: leave the option out"
-                )
-        return msgspec.structs.replace(self, vocab_size=self.vocab_size + count, spare_tokens=count)
 
     def check(self, where: str) -> None:
         """Raise ModelError, naming `where` and the field, for a model that no machine could hold or compute.
@@ -419,11 +339,6 @@ class ArchSpec(msgspec.Struct, frozen=True):
         return self.moe.routing.num_experts if self.moe is not None else 1
 
     @property
-    def stream_width(self) -> int:
-        """Elements of a token between two layers."""
-        return self.hidden_size * (1 if self.altup is None else self.altup.streams)
-
-    @property
     def parallel(self) -> bool:
         return self.placement in ("parallel", "parallel_two")
 
@@ -438,12 +353,6 @@ class ArchSpec(msgspec.Struct, frozen=True):
     def kv_source(self, layer: int) -> int:
         """The layer whose keys and values a layer reads."""
         return layer if self.kv_sources is None else self.kv_sources[layer]
-
-    def parts_before(self, layer: int) -> bool:
-        """Whether a pipeline stage may begin with `layer`: nothing but the residual stream reaches across."""
-        if self.moe is not None and self.moe.shortcut and self.is_sparse(layer - 1):
-            return False
-        return all(self.kv_source(i) >= layer for i in range(layer, self.num_layers))
 
     def attends(self, layer: int) -> bool:
         return self.shape(layer).num_heads > 0
@@ -470,19 +379,6 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
     def is_sparse(self, layer: int) -> bool:
         return self.moe is not None and self.moe.layers[layer]
-
-    def kv_spec(self, dtype: KVDtype) -> KVSpec:
-        if self.latent is not None:
-            width = self.latent.kv_rank + self.latent.rope_dim
-            return KVSpec(self.num_layers, 1, width, dtype, value_dim=self.latent.kv_rank)
-        layers = None
-        if self.shapes is not None or self.kv_sources is not None:
-            layers = tuple(map(self._kept, range(self.num_layers)))
-        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype, layers=layers)
-
-    def _kept(self, layer: int) -> KVLayer:
-        shape = self.shape(layer)
-        return KVLayer(shape.num_kv_heads if self.kv_source(layer) == layer else 0, shape.head_dim)
 
 
 def _numbers(spec: Any, path: str = "") -> Iterator[tuple[str, float]]:

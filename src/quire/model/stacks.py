@@ -16,7 +16,8 @@ import numpy as np
 from quire.errors import ModelError
 from quire.model.apart import ApartCheckpoint, Piece
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.mixture import MixtureConfig
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array
 
@@ -60,20 +61,20 @@ class Stack:
         return None if shape[1] == shape[2] else shape[2] == self.out
 
 
-def stacks_apart(spec: ArchSpec, names: TensorNames, stored: Checkpoint) -> Checkpoint:
+def stacks_apart(spec: DecoderConfig, names: TensorNames, stored: Checkpoint) -> Checkpoint:
     """The tensors of a checkpoint as they are stored, those of packed stacks apart. Raises ModelError.
 
     A stack with a field of another name keeps it, and is refused for it when its tensors are compared with the model's.
     """
-    if spec.moe is None:
+    if all(layer.mixture is None for layer in spec.layers):
         return stored
     present = frozenset(stored.names())
     names = names.fitted(present)
     pieces: dict[str, Piece] = {}
-    for i in range(spec.num_layers):
-        if spec.is_sparse(i):
+    for i, layer in enumerate(spec.layers):
+        if layer.mixture is not None:
             own = names.of_sublayer(i % names.sublayers)
-            pieces |= _of_layer(spec, own, own.layer.format(i=i // names.sublayers), stored, present)
+            pieces |= _of_layer(layer.mixture, own, own.layer.format(i=i // names.sublayers), stored, present)
     return ApartCheckpoint(stored, pieces) if pieces else stored
 
 
@@ -84,9 +85,9 @@ def experts_apart(names: TensorNames) -> TensorNames:
 
 
 def _of_layer(
-    spec: ArchSpec, names: TensorNames, layer: str, stored: Checkpoint, present: frozenset[str]
+    mixture: MixtureConfig, names: TensorNames, layer: str, stored: Checkpoint, present: frozenset[str]
 ) -> dict[str, Piece]:
-    stacks = [stack for stack in _stacks(spec, names, layer, present) if stack.fields.keys() & set(CODES)]
+    stacks = [stack for stack in _stacks(mixture, names, layer, present) if stack.fields.keys() & set(CODES)]
     packed = any(stack.fields.keys() & set(OTHERS) for stack in stacks)
     if not stacks or (names.expert_stack and not packed):
         return {}
@@ -107,11 +108,12 @@ def _of_layer(
     return pieces
 
 
-def _stacks(spec: ArchSpec, names: TensorNames, layer: str, present: frozenset[str]) -> Iterator[Stack]:
+def _stacks(
+    mixture: MixtureConfig, names: TensorNames, layer: str, present: frozenset[str]
+) -> Iterator[Stack]:
     """The stacks that a layer may have, with the fields that it has."""
-    assert spec.moe is not None
-    count = spec.moe.routing.num_experts - spec.moe.zero_experts
-    inner, d = spec.moe.intermediate_size, spec.hidden_size
+    count = mixture.routing.num_experts - mixture.zero_experts
+    inner, d = mixture.intermediate_size, mixture.hidden_size
     if names.expert_stack:
         whole, up, down = layer + names.experts, names.expert_up, names.expert_down
         own, halves = TensorNames(), names.expert_halves

@@ -8,8 +8,7 @@ import numpy as np
 
 from quire.devices.ops import Attend, GatedLinear, Normalize
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
-from quire.model.weights import LayerWeights
+from quire.model.parts.layer import LayerConfig
 from quire.quantize.methods import Method
 from quire.quantize.stats import InputStats
 from quire.quantize.watch import Input, Noted
@@ -21,7 +20,7 @@ from quire.weights.tensor import Array, FloatArray
 class Folding:
     """The tensors of one layer while factors are moved; `changed` has those with other values, in float32."""
 
-    spec: ArchSpec
+    layer: LayerConfig
     names: TensorNames
     checkpoint: Checkpoint
     prefix: str
@@ -40,7 +39,6 @@ class Folding:
         self,
         inputs: list[Input],
         stats: dict[int, InputStats],
-        layer: LayerWeights,
         noted: Noted,
         method: Method,
     ) -> None:
@@ -48,7 +46,7 @@ class Folding:
         for place, found in enumerate(inputs):
             if not found.tensors or place not in stats:
                 continue
-            producer = self._producer(found, layer, noted)
+            producer = self._producer(found, noted)
             fit = [name for name in found.tensors if not self.unfit(name, method)]
             if producer is None or not fit:
                 continue
@@ -60,28 +58,24 @@ class Folding:
                 self.changed[name] = self.read(name) * factors
             stats[place] = stats[place].scaled(factors)
 
-    def _producer(self, found: Input, layer: LayerWeights, noted: Noted) -> tuple[str, str] | None:
+    def _producer(self, found: Input, noted: Noted) -> tuple[str, str] | None:
         """What makes an input, if nothing else reads it: ("norm" or "rows", module)."""
         if found.shared:
             return None
         made = found.made
-        if isinstance(made, Normalize) and made.norm is layer.attention_norm:
-            return ("norm", f"{self.prefix}{self.names.attention_norm}") if self.spec.norm_weight else None
-        if isinstance(made, Normalize) and made.norm is layer.mlp_norm:
-            return ("norm", f"{self.prefix}{self.names.mlp_norm}") if self.spec.norm_weight else None
+        kind = made.path.rpartition(".")[2] if isinstance(made, Normalize) else ""
+        if kind in ("attention_norm", "mlp_norm"):
+            name = self.names.attention_norm if kind == "attention_norm" else self.names.mlp_norm
+            return ("norm", f"{self.prefix}{name}") if self.layer.norm.weight else None
         if isinstance(made, GatedLinear) and made.activation != "clamped_swiglu" and not made.limit:
-            tensors = noted.tensors(made.weight)
+            tensors = noted.tensors(made.path)
             return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
-        shape = self.spec.shape(int(self.prefix.rstrip(".").rpartition(".")[2]))
-        values = f"{self.prefix}{self.names.v}"
-        plain = self.names.qkv is None and self.spec.latent is None and self.spec.value_dim is None
-        if (
-            isinstance(made, Attend)
-            and plain
-            and shape.num_heads == shape.num_kv_heads
-            and len(found.tensors) == 1
-        ):
-            return "rows", values
+        attention = self.layer.attention
+        plain = self.names.qkv is None and attention is not None and attention.value_dim is None
+        if not isinstance(made, Attend) or not plain or len(found.tensors) != 1:
+            return None
+        if attention is not None and attention.num_heads == attention.num_kv_heads:
+            return "rows", f"{self.prefix}{self.names.v}"
         return None
 
     def _divide(self, producer: tuple[str, str], factors: FloatArray) -> None:

@@ -10,12 +10,10 @@ import numpy as np
 
 from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput
 from quire.errors import ModelError
-from quire.model.assemble import Assembly
-from quire.model.decoder import Decoder
 from quire.model.families.names import TensorNames
 from quire.model.pack import Packer, WeightTypes
-from quire.model.spec import ArchSpec
-from quire.model.weights import LayerWeights
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.tensors import Tensors
 from quire.quantize.watch import Input, Noted, watched
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.protocol import Unquantized
@@ -39,7 +37,7 @@ class Changed(Unquantized):
 class LayerRunner:
     """`tokens` [N, S] are the samples; `hidden` [N, S, D] the input of the layer that runs next, None for the first."""
 
-    spec: ArchSpec
+    spec: DecoderConfig
     names: TensorNames
     checkpoint: Checkpoint
     backend: Backend
@@ -59,11 +57,11 @@ class LayerRunner:
         changed: Mapping[str, Array],
         observe: Observe | None = None,
         keep: bool = False,
-    ) -> tuple[list[Input], LayerWeights]:
+    ) -> list[Input]:
         """Run layer `index`, with the tensors in `changed` replaced, over all samples.
 
         `observe` gets each input of weights with its values [S, K], sample by sample. With `keep` the layer's output
-        becomes `hidden`. Returns the inputs and the layer's weights.
+        becomes `hidden`. Returns the inputs.
         """
         decoder, noted = self._decoder(index, changed)
         self._noted = noted
@@ -95,7 +93,7 @@ class LayerRunner:
                     f"layer {index} gives values that are not finite: the weights or the text are broken"
                 )
             self.hidden = out
-        return inputs, decoder.weights.layers[index]
+        return inputs
 
     def _decoder(self, index: int, changed: Mapping[str, Array]) -> tuple[Decoder, Noted]:
         types = WeightTypes.of("float32", None)
@@ -106,11 +104,12 @@ class LayerRunner:
             return not name.startswith(others) and name != f"{self.names.head}.weight"
 
         noted = Noted(
+            Tensors(self.spec, self.names),
             Packer(checkpoint, self.backend, types),
             Packer(None, self.backend.outline(), types, outline=True),
             wanted,
         )
-        return Decoder(self.spec, Assembly(self.spec, self.names, noted).weights()), noted
+        return Decoder(self.spec, noted), noted
 
     def _step(self, sample: int) -> ModelInput:
         length = self.tokens.shape[1]

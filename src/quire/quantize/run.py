@@ -17,7 +17,6 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.apart import taken_apart
 from quire.model.load import open_for_reading
-from quire.model.weights import LayerWeights
 from quire.quantize.files import Output
 from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner
@@ -77,18 +76,18 @@ class Quantizer:
     def _layer(self, runner: LayerRunner, index: int, own: list[str], kept: list[str]) -> dict[str, Array]:
         """The tensors of a layer as they are written; the runner goes on to the next."""
         prefix = runner.names.layer.format(i=index)
-        folding = Folding(runner.spec, runner.names, runner.checkpoint, prefix)
+        folding = Folding(runner.spec.layers[index], runner.names, runner.checkpoint, prefix)
         if runner.hidden is None and index and not self.method.calibrated:
             runner.hidden = np.zeros((*self.tokens.shape, runner.spec.stream_width), np.float32)
-        inputs, stats, layer = self._observe(runner, index, folding, self.method.outer and self.method.folds)
+        inputs, stats = self._observe(runner, index, folding, self.method.outer and self.method.folds)
         unfit = self._unfit(inputs, folding)
         if self.method.folds:
-            folding.fold(inputs, stats, layer, runner.noted, self.method)
+            folding.fold(inputs, stats, runner.noted, self.method)
         floats, quantized = dict(folding.changed), set[str]()
         encoded: dict[str, Array] = {}
         for places in _stages(inputs):
             if self.method.sequential:
-                _, stats, _ = self._observe(runner, index, folding, self.method.outer, places)
+                _, stats = self._observe(runner, index, folding, self.method.outer, places)
             for place in places:
                 names = [name for name in inputs[place].tensors if name not in unfit]
                 encoded |= self._encode(names, stats.get(place), folding)
@@ -111,7 +110,7 @@ class Quantizer:
         folding: Folding,
         outer: bool,
         places: Sequence[int] | None = None,
-    ) -> tuple[list[Input], dict[int, InputStats], LayerWeights]:
+    ) -> tuple[list[Input], dict[int, InputStats]]:
         """The inputs of a layer by place, and statistics of those at `places`, or of all."""
         stats: dict[int, InputStats] = {}
         keep = max(1, SAMPLED // len(self.tokens))
@@ -123,9 +122,9 @@ class Quantizer:
                 stats[found.tap] = InputStats.of(x.shape[1], outer)
             stats[found.tap].add(x, keep)
 
-        inputs, layer = runner.run(index, folding.changed, observe)
+        inputs = runner.run(index, folding.changed, observe)
         tapped = sorted((found for found in inputs if found.tap >= 0), key=lambda found: found.tap)
-        return tapped, stats, layer
+        return tapped, stats
 
     def _unfit(self, inputs: Sequence[Input], folding: Folding) -> set[str]:
         """The matrices that the format cannot hold and that stay float, with a warning for each reason.

@@ -11,47 +11,49 @@ import numpy as np
 from quire.devices.graph import Graph, Recorder
 from quire.devices.ops import GatedLinear, Linear, Op, RunExperts, Tap, Value, operands
 from quire.devices.protocol import FloatArray, Matrix
-from quire.model.assemble_parts import Use
 from quire.model.pack import Packer
+from quire.model.parts.source import Piece, Use
+from quire.model.tensors import Tensors
 from quire.weights.parts import Part
 
 
-@dataclass(slots=True)
 class Noted:
-    """A `WeightSource` that remembers the tensors of each matrix, and reads only those whose names are `wanted`."""
+    """A `WeightSource` that notes the parts of each matrix by path, and reads only those whose names are `wanted`."""
 
-    packer: Packer
-    outline: Packer
-    wanted: Callable[[str], bool]
-    parts: dict[int, tuple[Matrix, tuple[Part, ...], Use]] = field(default_factory=dict)
+    def __init__(
+        self, tensors: Tensors, packer: Packer, outline: Packer, wanted: Callable[[str], bool]
+    ) -> None:
+        self._tensors, self._packer, self._outline, self._wanted = tensors, packer, outline, wanted
+        self._parts: dict[str, tuple[list[Part], Use]] = {}
 
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Matrix:
-        matrix = self._packer(parts).matrix(parts, use)
-        self.parts[id(matrix)] = matrix, tuple(parts), use
-        return matrix
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
+        parts = [self._tensors.part(piece) for piece in pieces]
+        self._parts[path] = parts, use
+        return self._reader(parts).matrix(parts, use)
 
-    def gated(self, gate: Part, up: Part) -> Matrix:
-        matrix = self._packer([gate, up]).gated(gate, up)
-        self.parts[id(matrix)] = matrix, (gate, up), "linear"
-        return matrix
+    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
+        parts = [self._tensors.part(gate), self._tensors.part(up)]
+        self._parts[path] = parts, "linear"
+        return self._reader(parts).gated(*parts)
 
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
-        if self._packer(parts) is self.packer:
-            return self.packer.vector(parts)
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        parts = [self._tensors.part(piece) for piece in pieces]
+        if self._reader(parts) is self._packer:
+            return self._packer.vector(parts)
         return np.concatenate([np.array(part.outline(), np.float32) for part in parts])
 
-    def _packer(self, parts: Sequence[Part]) -> Packer:
-        wanted = all(self.wanted(name) for part in parts for name, _ in part.tensors)
-        return self.packer if wanted else self.outline
+    def _reader(self, parts: Sequence[Part]) -> Packer:
+        wanted = all(self._wanted(name) for part in parts for name, _ in part.tensors)
+        return self._packer if wanted else self._outline
 
-    def names(self, matrix: Matrix) -> list[str]:
+    def names(self, path: str) -> list[str]:
         """All tensors that a matrix is made of."""
-        _, parts, _ = self.parts[id(matrix)]
+        parts, _ = self._parts[path]
         return [name for part in parts for name, _ in part.tensors]
 
-    def tensors(self, matrix: Matrix) -> tuple[str, ...] | None:
+    def tensors(self, path: str) -> tuple[str, ...] | None:
         """The tensors of a matrix; None if they are not whole rows of matrices, or stay float."""
-        _, parts, use = self.parts[id(matrix)]
+        parts, use = self._parts[path]
         plain = use == "linear" and all(
             len(part.tensors) == 1 and part.shape is None and len(part.tensors[0][1]) == 2
             and part.rows() is not None for part in parts
@@ -84,22 +86,23 @@ def watched(graph: Graph, noted: Noted) -> tuple[Graph, list[Input]]:
     g.ops.extend(graph.ops)
     found: dict[Value, Input] = {}
 
-    def see(x: Value, weight: Matrix) -> None:
+    def see(x: Value, path: str) -> None:
         seen = found.setdefault(x, Input(x, g.ops[x]))
-        tensors = noted.tensors(weight)
+        tensors = noted.tensors(path)
         if tensors is None:
-            seen.others += noted.names(weight)
+            seen.others += noted.names(path)
         else:
             seen.tensors += [name for name in tensors if name not in seen.tensors]
 
     for op in graph.ops:
         if isinstance(op, (Linear, GatedLinear)):
-            see(op.x, op.weight)
+            see(op.x, op.path)
         elif isinstance(op, RunExperts):
             for expert in filter(None, op.experts):
-                see(op.x, expert.up)
-                inner = GatedLinear(op.x, expert.up, op.activation, expert.up_bias, expert.limit)
-                see(g(inner), expert.down)
+                path = f"{expert.path}.gate_up"
+                see(op.x, path)
+                inner = GatedLinear(op.x, expert.up, op.activation, expert.up_bias, expert.limit, path)
+                see(g(inner), f"{expert.path}.down")
     inputs = list(found.values())
     for tap, seen in enumerate([seen for seen in inputs if seen.tensors]):
         seen.tap = tap

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from quire.devices.protocol import Array, Backend, FloatArray, Graph, IntArray, KVSpec, Matrix, Norm
+from quire.devices.protocol import Array, Backend, FloatArray, Graph, IntArray, KVSpec, Matrix
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.pack import Packer, WeightTypes
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.source import Piece, Use
+from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
@@ -113,18 +118,13 @@ class HeadSource:
     ) -> Matrix:
         """Matrices [rows[i], width] stacked; `take` picks from each."""
         parts = [self.part(name, (count, width), take) for name, count in zip(names, rows, strict=True)]
-        return self._count(self.packer.matrix(parts, use))
-
-    def gated(self, gate: str, up: str, rows: int, width: int) -> Matrix:
-        return self._count(self.packer.gated(self.part(gate, (rows, width)), self.part(up, (rows, width))))
+        return self.count(self.packer.matrix(parts, use))
 
     def vector(self, name: str, size: int) -> FloatArray:
         return self.packer.vector([self.part(name, (size,))])
 
     def norm(self, name: str, size: int, eps: float, bias: bool = False) -> Norm:
-        module = name.removesuffix(".weight")
-        shift = self.vector(f"{module}.bias", size) if bias else None
-        return Norm("rms", self.vector(f"{module}.weight", size), shift, eps)
+        return Norm(NormConfig("rms", eps, bias=bias), Named(self), name, size)
 
     def token_ids(self, name: str, size: int) -> Array:
         self.part(name, (size,))
@@ -145,7 +145,8 @@ class HeadSource:
         self.used.add(name)
         return Part(((name, shape),), take)
 
-    def _count(self, matrix: Matrix) -> Matrix:
+    def count(self, matrix: Matrix) -> Matrix:
+        """Add the matrix to the bytes of the head."""
         self.nbytes += matrix.nbytes
         return matrix
 
@@ -160,6 +161,35 @@ class HeadSource:
             raise ModelError(
                 f"{self.path}: nothing reads tensor {left[0]}; this kind of drafter has none of that name"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A `WeightSource` over a head's tensors: those of a decoder's parts, or paths that are names themselves."""
+
+    source: HeadSource
+    tensors: Tensors | None = None
+
+    @classmethod
+    def of(cls, source: HeadSource, config: DecoderConfig, names: TensorNames) -> Named:
+        return cls(source, Tensors(config, names))
+
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
+        return self.source.count(self.source.packer.matrix([self._part(piece) for piece in pieces], use))
+
+    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
+        return self.source.count(self.source.packer.gated(self._part(gate), self._part(up)))
+
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        return self.source.packer.vector([self._part(piece) for piece in pieces])
+
+    def _part(self, piece: Piece) -> Part:
+        if self.tensors is None:
+            return self.source.part(piece.path, piece.shape)
+        wanted = self.tensors.part(piece)
+        for name, shape in wanted.tensors:
+            self.source.part(name, shape)
+        return wanted
 
 
 def _open(path: Path) -> Checkpoint:

@@ -88,7 +88,7 @@ class Drafter:
         longest = self.options.max_model_len or spec.max_position
         return Head(
             first=model.graph,
-            kv_spec=spec.kv_spec(model.dtype),
+            kv_spec=model.info.kv_spec(model.dtype),
             num_tokens=DRAFT_MODEL_TOKENS,
             max_len=longest,
             weight_bytes=model.weight_bytes,

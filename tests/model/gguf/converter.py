@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 import torch
 
-from quire.model.spec import ArchSpec, RopeSpec
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec
 from tests.gguf_files import add_tensor, finish, turned
 
 TURNED = ("llama", "granite", "smollm3", "granitemoe", "arcee", "mistral3", "olmo", "deci", "bailingmoe")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,23 +10,23 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from msgspec import Struct
-from msgspec.structs import astuple
 from safetensors.numpy import load_file
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use
+from quire.files import read_json
+from quire.model.expand import decoder_config
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.gguf.architectures import ARCHITECTURES
 from quire.model.load import inspect_model, load_model, open_checkpoint_files
 from quire.model.pack import wanted_tensors
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Piece, Use
 from quire.model.spec import ArchSpec
+from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.protocol import Unquantized
-from quire.weights.parts import Part
 from quire.weights.schemes import Kept
 from tests.model.gguf.converter import write
 from tests.model.tiny_models import SMALL, VARIANTS, YARN, Session, make_model
@@ -213,31 +213,25 @@ def test_every_architecture_has_a_case() -> None:
 class Values:
     """A `WeightSource` of plain values."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, tensors: Tensors, checkpoint: Checkpoint) -> None:
+        self.tensors, self.checkpoint = tensors, checkpoint
 
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
-        return np.concatenate([part.read(self.checkpoint) for part in parts])
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Any:
+        return np.concatenate([self.tensors.part(piece).read(self.checkpoint) for piece in pieces])
 
-    def gated(self, gate: Part, up: Part) -> Any:
-        return self.matrix([gate, up])
+    def gated(self, path: str, gate: Piece, up: Piece) -> Any:
+        return self.matrix(path, [gate, up])
 
-    def vector(self, parts: Sequence[Part]) -> Any:
-        return np.concatenate([np.array(part.read(self.checkpoint), np.float32) for part in parts])
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    """The arrays and numbers of a model's weights."""
-    if isinstance(tree, Struct):
-        tree = astuple(tree)
-    if isinstance(tree, tuple):
-        for item in tree:
-            yield from leaves(item)
-    else:
-        yield tree
+    def vector(self, path: str, pieces: Sequence[Piece]) -> Any:
+        return np.array(self.matrix(path, pieces), np.float32)
 
 
-class Tensors(Unquantized):
+def values(config: DecoderConfig, names: TensorNames, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The weights by path."""
+    return dict(Decoder(config, Values(Tensors(config, names), checkpoint)).weights)
+
+
+class Memory(Unquantized):
     """A checkpoint in memory."""
 
     def __init__(self, tensors: dict[str, Any]) -> None:
@@ -266,34 +260,35 @@ def test_spec_and_weights_come_back(variant: str, tmp_path: Path, monkeypatch: p
     model.config.architectures = [type(model).__name__.replace("Gemma3Text", "Gemma3")]
     model.save_pretrained(tmp_path / "model")
     expected = open_checkpoint_files(tmp_path / "model").opened()
+    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     model.config.xielu = original
-    file = write(tmp_path / "m.gguf", CASES[variant], expected.spec, original, model.config)
-    check(file, expected.spec, expected.names, expected.checkpoint)
+    file = write(tmp_path / "m.gguf", CASES[variant], spec, original, model.config)
+    check(file, spec, expected.names, expected.checkpoint)
 
 
 def check(file: Path, spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:
     """The file gives the spec and the weights of the checkpoint, and all its tensors are used."""
-    model = open_checkpoint_files(file).opened()
-    assert model.spec == spec
-    found = leaves(Assembly(spec, model.names, Values(model.checkpoint)).weights())
-    wanted = leaves(Assembly(spec, names, Values(checkpoint)).weights())
-    for i, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
-        assert np.array_equal(ours, theirs), i
+    model, config = open_checkpoint_files(file).opened(), decoder_config(spec)
+    assert model.spec == config
+    found, wanted = values(config, model.names, model.checkpoint), values(config, names, checkpoint)
+    assert found.keys() == wanted.keys()
+    for path, theirs in wanted.items():
+        assert np.array_equal(found[path], theirs), path
 
 
 @pytest.mark.parametrize("called", CONFIGS)
 def test_spec_and_weights_of_a_config_come_back(called: str, tmp_path: Path) -> None:
     architecture, changes = CONFIGS[called]
-    values = {"architectures": [architecture], **SMALL, **changes}
-    spec, names = read_config(values)
+    config = {"architectures": [architecture], **SMALL, **changes}
+    spec, names = read_config(config)
     rng = np.random.default_rng(4)
     original = {
         name: rng.standard_normal(wanted.shape).astype(np.float32)
-        for name, wanted in wanted_tensors(spec, names).items()
+        for name, wanted in wanted_tensors(decoder_config(spec), names).items()
     }
-    file = write(tmp_path / "m.gguf", called, spec, original, SimpleNamespace(**values))
-    check(file, spec, names, Tensors(original))
+    file = write(tmp_path / "m.gguf", called, spec, original, SimpleNamespace(**config))
+    check(file, spec, names, Memory(original))
 
 
 WIDE: dict[str, dict[str, Any]] = {
@@ -323,8 +318,7 @@ def test_quantized_matrices_keep_their_blocks(
     model = make_model(variant, **WIDE[variant])
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(tmp_path / "model")
-    spec = inspect_model(tmp_path / "model").spec
-    assert isinstance(spec, ArchSpec)
+    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     file = write(tmp_path / "m.gguf", CASES[variant], spec, original, model.config, kind="Q8_0")
     backend, tokens = NativeBackend(1), [7 * i % 90 + 3 for i in range(30)]
@@ -342,13 +336,12 @@ def test_fused_tensors_are_read_like_separate_ones(tmp_path: Path) -> None:
     model = make_model("qwen3-moe")
     model.config.architectures = ["Qwen3MoeForCausalLM"]
     model.save_pretrained(tmp_path / "model")
-    spec = inspect_model(tmp_path / "model").spec
-    assert isinstance(spec, ArchSpec)
+    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     apart = write(tmp_path / "apart.gguf", "qwen3moe", spec, original, model.config)
     fused = write(tmp_path / "fused.gguf", "qwen3moe", spec, original, model.config, fuse=True)
     assert len(gguf.GGUFReader(fused).tensors) < len(gguf.GGUFReader(apart).tensors)
-    assert inspect_model(fused).spec == inspect_model(apart).spec == spec
+    assert inspect_model(fused).spec == inspect_model(apart).spec == decoder_config(spec)
     tensors, separate = (open_checkpoint_files(file).opened().checkpoint for file in (fused, apart))
     assert set(tensors.names()) == set(separate.names())
     for name in separate.names():
@@ -359,20 +352,18 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     model = make_model("glm4_moe")
     model.config.architectures = ["Glm4MoeForCausalLM"]
     model.save_pretrained(tmp_path / "model")
-    spec = inspect_model(tmp_path / "model").spec
-    assert isinstance(spec, ArchSpec)
+    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     more = {"blk.3.nextn.eh_proj.weight": np.zeros((48, 96), np.float32)}
     file = write(tmp_path / "m.gguf", "glm4moe", spec, original, model.config, more=more)
-    assert inspect_model(file).spec == spec
+    assert inspect_model(file).spec == decoder_config(spec)
 
 
 def test_a_file_of_another_kind_of_expert_is_refused(tmp_path: Path) -> None:
     model = make_model("glm4_moe")
     model.config.architectures = ["Glm4MoeForCausalLM"]
     model.save_pretrained(tmp_path / "model")
-    spec = inspect_model(tmp_path / "model").spec
-    assert isinstance(spec, ArchSpec)
+    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     model.config.scoring_func = "softmax"
     file = write(tmp_path / "m.gguf", "glm4moe", spec, original, model.config)

@@ -18,8 +18,10 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.devices.cpu.pack import describe
 from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
+from quire.model.cost import matrices
+from quire.model.expand import decoder_config
 from quire.model.gguf import read_gguf
-from quire.model.gguf.adapted import by_family_names
+from quire.model.gguf.adapted import by_family_names, family_names
 from quire.model.info import EngineLimits, Reading
 from quire.model.load import inspect_model
 from quire.model.spec import ArchSpec, RopeSpec
@@ -97,7 +99,8 @@ def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path)
     directory = write_checkpoint(tmp_path / "model", "llama", **sizes)
     file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
     model = read_gguf(file)
-    tensors = by_family_names(model.spec, model.names, model.checkpoint)
+    names = family_names(model.spec)
+    tensors = by_family_names(decoder_config(model.spec), names, model.names, model.checkpoint)
     original = load_file(directory / "model.safetensors")
     values = {name: tensors.get(name) if data.ndim > 1 else data for name, data in original.items()}
     save_file(values, directory / "model.safetensors")
@@ -131,13 +134,14 @@ def test_files_are_served_and_planned_in_their_own_types(kind: str, tmp_path: Pa
             find_files(config.model).load(backend),
         )
         assert planned.weight_bytes == real.weight_bytes
-        weights = real.weights  # type: ignore[attr-defined]
-        about = describe(weights.layers[0].mlp.down.packed)
+        weights = matrices(real.decoder.weights)  # type: ignore[attr-defined]
+        downs = [weights[path] for path in weights if path.endswith(".mlp.down")]
+        about = describe(downs[0].packed)  # type: ignore[attr-defined]
         if options.get("quantization") == "int4":  # asked for: the values are rounded again
             assert about["layout"] == "int4"
             continue
-        for matrix in (weights.embedding, *(layer.mlp.down for layer in weights.layers)):
-            about = describe(matrix.packed)
+        for matrix in (weights["embedding"], *downs):
+            about = describe(matrix.packed)  # type: ignore[attr-defined]
             kinds = [name for name, _ in about["blocks"]]
             assert (about["layout"], kinds) == ("blocks", [kind.lower()])
             assert about["int8_rows"] == ("quantization_activations" not in options)

@@ -25,15 +25,15 @@ class AdapterPacker:
     def changes(self, adapter: Adapter, recording: Recording) -> list[tuple[Any, ...]]:
         """What Plan.set_adapter takes. EngineError for a weight that the plan does not multiply with."""
         found: list[tuple[Any, ...]] = []
-        for key, change in adapter.products.items():
-            packed = self._product(change, adapter.dtype)
-            found += [(*place, *packed, None) for place in _places(recording.products, key)]
-        for key, change in adapter.embeddings.items():
-            packed = self._embedding(change)
-            found += [(*place, *packed, None) for place in _places(recording.embeddings, key)]
-        for key, norm in adapter.norms.items():
+        for path, change in adapter.changes.items():
+            if path in recording.embeddings:
+                packed, places = self._embedding(change), recording.embeddings
+            else:
+                packed, places = self._product(change, adapter.dtype), recording.products
+            found += [(*place, *packed, None) for place in _places(places, path)]
+        for path, norm in adapter.norms.items():
             nothing: tuple[Any, ...] = (None, None, [], None, None, None, None)
-            found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recording.norms, key)]
+            found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recording.norms, path)]
         return found
 
     def _product(self, change: Change, dtype: WeightType) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ def _rest(change: Change) -> tuple[Any, ...]:
     return float_array(change.gain), float_array(change.shift), weight, float_array(change.bias)
 
 
-def _places(places: dict[int, list[tuple[int, int]]], key: int) -> list[tuple[int, int]]:
-    if key not in places:
-        raise EngineError("the adapter changes a weight that the model does not compute with in that way")
-    return places[key]
+def _places(places: dict[str, list[tuple[int, int]]], path: str) -> list[tuple[int, int]]:
+    if path not in places:
+        raise EngineError(f"the adapter changes {path}, which the model does not compute with in that way")
+    return places[path]

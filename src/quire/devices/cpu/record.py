@@ -37,15 +37,15 @@ def _buffer(value: int | None) -> int:
 
 
 class Recording:
-    """A plan, and where each matrix and norm acts in it, by identity: (buffer of the op, place of the weight in it)."""
+    """A plan, and where each matrix and norm acts in it, by path: (buffer of the op, place of the weight in it)."""
 
     def __init__(self, plan: Any, graph: Graph) -> None:
         """EngineError if the head does not give `vocab_size` logits."""
         self.plan = plan
         self.taps: list[int] = []
-        self.products: dict[int, list[tuple[int, int]]] = {}
-        self.embeddings: dict[int, list[tuple[int, int]]] = {}
-        self.norms: dict[int, list[tuple[int, int]]] = {}
+        self.products: dict[str, list[tuple[int, int]]] = {}
+        self.embeddings: dict[str, list[tuple[int, int]]] = {}
+        self.norms: dict[str, list[tuple[int, int]]] = {}
         self.output: int | None = None  # the result of a graph without a head
         self._buffers: dict[Value, int] = {}
         for index, op in enumerate(graph.ops):
@@ -71,22 +71,20 @@ class Recording:
             return int(op.x)
         out = int(ENCODERS[type(op)](self.plan, op))
         if isinstance(op, ops.Embed):
-            self._place(self.embeddings, op.table, out)
+            self._place(self.embeddings, op.path, out)
         elif isinstance(op, ops.Normalize):
-            self._place(self.norms, op.norm, out)
+            self._place(self.norms, op.path, out)
         elif isinstance(op, (ops.Linear, ops.GatedLinear)):
-            self._place(self.products, op.weight, out)
+            self._place(self.products, op.path, out)
         elif isinstance(op, ops.RunExperts):
             for i, expert in enumerate(op.experts):
                 if expert is not None:
-                    self._place(self.products, expert.up, out, 2 * i)
-                    self._place(self.products, expert.down, out, 2 * i + 1)
+                    self._place(self.products, f"{expert.path}.gate_up", out, 2 * i)
+                    self._place(self.products, f"{expert.path}.down", out, 2 * i + 1)
         return out
 
-    def _place(
-        self, places: dict[int, list[tuple[int, int]]], weight: object, out: int, index: int = 0
-    ) -> None:
-        places.setdefault(id(weight), []).append((out, index))
+    def _place(self, places: dict[str, list[tuple[int, int]]], path: str, out: int, index: int = 0) -> None:
+        places.setdefault(path, []).append((out, index))
 
 
 def _apply(plan: Any, op: ops.Apply[int]) -> Any:

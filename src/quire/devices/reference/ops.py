@@ -93,10 +93,12 @@ class ReferenceStep:
     adapters: StepAdapters = field(default_factory=StepAdapters)
     tapped: list[FloatArray] = field(default_factory=list)
 
-    def product(self, weight: Matrix, row: FloatArray, i: int, bias: FloatArray | None) -> Float64Array:
+    def product(
+        self, weight: Matrix, path: str, row: FloatArray, i: int, bias: FloatArray | None
+    ) -> Float64Array:
         """weight @ row + bias as the adapter of row `i` of the step changes it."""
         own = own_matrix(weight)
-        change = self.adapters.product(i, weight) if self.adapters.active else None
+        change = self.adapters.change(i, path) if self.adapters.active else None
         if change is not None and change.weight is not None:
             own = own_matrix(change.weight)
         if change is not None and change.bias is not None:
@@ -117,6 +119,7 @@ class ReferenceStep:
         self,
         x: FloatArray,
         weight: Matrix,
+        path: str,
         bias: FloatArray | None,
         activation: Activation | None,
         residual: FloatArray | None,
@@ -125,7 +128,7 @@ class ReferenceStep:
         """`linear`; row i of x belongs to row places[i] of the step."""
         out = np.empty((len(x), weight.shape[0]), np.float32)
         for i, row in enumerate(x):
-            y = self.product(weight, row, places[i], bias)
+            y = self.product(weight, path, row, places[i], bias)
             if activation is not None:
                 y = activate(activation, y)
             out[i] = y if residual is None else y + residual[i]
@@ -135,6 +138,7 @@ class ReferenceStep:
         self,
         x: FloatArray,
         weight: Matrix,
+        path: str,
         activation: Activation,
         bias: FloatArray | None,
         places: Sequence[int],
@@ -143,7 +147,7 @@ class ReferenceStep:
         half = weight.shape[0] // 2
         out = np.empty((len(x), half), np.float32)
         for i, row in enumerate(x):
-            y = self.product(weight, row, places[i], bias)
+            y = self.product(weight, path, row, places[i], bias)
             out[i] = gate(activation, y[:half], y[half:], limit)
         return out
 
@@ -177,7 +181,7 @@ class ReferenceStep:
 def embed(step: ReferenceStep, op: Embed[FloatArray]) -> FloatArray:
     rows = _values(op.table)[step.inputs.tokens_T]
     for i, token in enumerate(step.inputs.tokens_T.tolist() if step.adapters.active else ()):
-        change = step.adapters.embedding(i, op.table)
+        change = step.adapters.change(i, op.path)
         if change is None:
             continue
         y = rows[i] if change.weight is None else _values(change.weight)[token]
@@ -242,18 +246,19 @@ def match_rms(step: ReferenceStep, op: MatchRMS[FloatArray]) -> FloatArray:
 def normalize_rows(step: ReferenceStep, op: Normalize[FloatArray]) -> FloatArray:
     if step.adapters.active:
         own = [
-            normalize(row, step.adapters.norm(i, op.norm)) for i, row in enumerate(op.x.astype(np.float64))
+            normalize(row, step.adapters.norm(i, op.path, op.norm))
+            for i, row in enumerate(op.x.astype(np.float64))
         ]
         return np.array(own, np.float32).reshape(op.x.shape)
     return by_row(lambda row: normalize(row, op.norm), op.x, op.x.shape[1])
 
 
 def linear(step: ReferenceStep, op: Linear[FloatArray]) -> FloatArray:
-    return step.linear(op.x, op.weight, op.bias, op.activation, op.residual, range(len(op.x)))
+    return step.linear(op.x, op.weight, op.path, op.bias, op.activation, op.residual, range(len(op.x)))
 
 
 def gated_linear(step: ReferenceStep, op: GatedLinear[FloatArray]) -> FloatArray:
-    return step.gated(op.x, op.weight, op.activation, op.bias, range(len(op.x)), op.limit)
+    return step.gated(op.x, op.weight, op.path, op.activation, op.bias, range(len(op.x)), op.limit)
 
 
 def rope_angles(step: ReferenceStep, op: RopeAngles[FloatArray]) -> FloatArray:
@@ -332,8 +337,9 @@ def run_experts(step: ReferenceStep, op: RunExperts[FloatArray]) -> FloatArray:
             row = op.x[t : t + 1] * weight if op.weigh_inputs else op.x[t : t + 1]
             weight = np.float32(1) if op.weigh_inputs else weight
             if expert is not None:
-                inner = step.gated(row, expert.up, op.activation, expert.up_bias, [t], expert.limit)
-                row = step.linear(inner, expert.down, expert.down_bias, None, None, [t])
+                up, down = f"{expert.path}.gate_up", f"{expert.path}.down"
+                inner = step.gated(row, expert.up, up, op.activation, expert.up_bias, [t], expert.limit)
+                row = step.linear(inner, expert.down, down, expert.down_bias, None, None, [t])
             out[t] += weight * row[0]
     return out.astype(np.float32)
 

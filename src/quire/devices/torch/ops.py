@@ -125,12 +125,14 @@ def prepare_heads(heads_NH: Any, norm: Norm | None, angles: Any) -> Any:
     return norm_heads(heads_NH, norm) if norm is not None and norm.after_rope else heads_NH
 
 
-def products(step: TorchStep, x: Any, weight: Matrix, bias: FloatArray | None, places: Sequence[int]) -> Any:
+def products(
+    step: TorchStep, x: Any, weight: Matrix, path: str, bias: FloatArray | None, places: Sequence[int]
+) -> Any:
     """x @ weight.T + bias as adapters change it; row i of x belongs to row places[i] of the step."""
     y = by_row(own_matrix(weight).times, x)
     added = y if bias is None else y + tensor_like(x, bias)
     for i, place in enumerate(places if step.adapters.active else ()):
-        change = step.adapters.product(place, weight)
+        change = step.adapters.change(place, path)
         if change is None:
             continue
         row = y[i] if change.weight is None else own_matrix(change.weight).times(x[i].clone())
@@ -152,12 +154,13 @@ def gated(
     step: TorchStep,
     x: Any,
     weight: Matrix,
+    path: str,
     activation: Activation,
     bias: FloatArray | None,
     places: Sequence[int],
     limit: float,
 ) -> Any:
-    y = products(step, x, weight, bias, places)
+    y = products(step, x, weight, path, bias, places)
     half = y.shape[1] // 2
     return by_row(lambda row: gate(activation, row[:half], row[half:], limit), y)
 
@@ -189,7 +192,7 @@ def store(step: TorchStep, layer: int, t: int, keys_GH: Any, values_GH: Any) -> 
 def embed(step: TorchStep, op: Embed[Any]) -> Any:
     rows = own_matrix(op.table).values[step.tokens_T]
     for i, token in enumerate(step.tokens_T.tolist() if step.adapters.active else ()):
-        change = step.adapters.embedding(i, op.table)
+        change = step.adapters.change(i, op.path)
         if change is None:
             continue
         y = rows[i] if change.weight is None else own_matrix(change.weight).values[token]
@@ -254,20 +257,23 @@ def match_rms(step: TorchStep, op: MatchRMS[Any]) -> Any:
 def normalize_rows(step: TorchStep, op: Normalize[Any]) -> Any:
     if step.adapters.active:
         return torch.stack(
-            [norm_row(step.adapters.norm(i, op.norm), op.x)(row.clone()) for i, row in enumerate(op.x)]
+            [
+                norm_row(step.adapters.norm(i, op.path, op.norm), op.x)(row.clone())
+                for i, row in enumerate(op.x)
+            ]
         )
     return by_row(norm_row(op.norm, op.x), op.x)
 
 
 def linear(step: TorchStep, op: Linear[Any]) -> Any:
-    y = products(step, op.x, op.weight, op.bias, range(len(op.x)))
+    y = products(step, op.x, op.weight, op.path, op.bias, range(len(op.x)))
     if op.activation is not None:
         y = by_row(partial(activate, op.activation), y)
     return y if op.residual is None else y + op.residual
 
 
 def gated_linear(step: TorchStep, op: GatedLinear[Any]) -> Any:
-    return gated(step, op.x, op.weight, op.activation, op.bias, range(len(op.x)), op.limit)
+    return gated(step, op.x, op.weight, op.path, op.activation, op.bias, range(len(op.x)), op.limit)
 
 
 def rope_angles(step: TorchStep, op: RopeAngles[Any]) -> Any:
@@ -333,8 +339,9 @@ def run_experts(step: TorchStep, op: RunExperts[Any]) -> Any:
             expert, weight = op.experts[int(op.routes[t, place])], op.routes[t, chosen + place]
             y = row[None] * weight if op.weigh_inputs else row[None]
             if expert is not None:
-                inner = gated(step, y, expert.up, op.activation, expert.up_bias, [t], expert.limit)
-                y = products(step, inner, expert.down, expert.down_bias, [t])
+                up, down = f"{expert.path}.gate_up", f"{expert.path}.down"
+                inner = gated(step, y, expert.up, up, op.activation, expert.up_bias, [t], expert.limit)
+                y = products(step, inner, expert.down, down, expert.down_bias, [t])
             total += y[0].double() * (1.0 if op.weigh_inputs else weight.double())
         rows.append(total.float())
     return torch.stack(rows)

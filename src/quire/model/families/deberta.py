@@ -11,8 +11,8 @@ from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import architecture_of
 from quire.model.families.names import TensorNames, bert_names
+from quire.model.parts.scores import RelativeConfig
 from quire.model.spec import ArchSpec
-from quire.model.spec_parts import RelativeSpec
 
 UNUSED = """hidden_dropout_prob attention_probs_dropout_prob pooler_dropout pooler_hidden_size initializer_range legacy
     cls_dropout padding_idx classifier_dropout"""
@@ -93,7 +93,7 @@ def _read(config: ConfigReader, buckets: int, **relative: bool) -> ArchSpec:
     reach = reach if reach > 0 else positions
     near = None
     if config.boolean("relative_attention") and kinds:
-        near = RelativeSpec(buckets or reach, buckets, reach, "c2p" in kinds, "p2c" in kinds, **relative)
+        near = RelativeConfig(buckets or reach, buckets, reach, "c2p" in kinds, "p2c" in kinds, **relative)
     size = config.integer("hidden_size") // config.integer("num_attention_heads")
     spec = post_norm(
         config,

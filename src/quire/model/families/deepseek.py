@@ -13,7 +13,9 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe, sparse_after
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope
-from quire.model.spec import MAX_LAYERS, ArchSpec, LatentSpec, MoESpec, RopeSpec
+from quire.model.parts.bounds import MAX_LAYERS
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 
 
 def deepseek_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:

@@ -8,7 +8,8 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, read_decoder
 from quire.model.families.gpt import PLAIN
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec, Placement
+from quire.model.parts.layer import Placement
+from quire.model.spec import ArchSpec
 
 BLOOM_NAMES = TensorNames(
     base="transformer.",

@@ -12,7 +12,8 @@ from quire.devices.protocol import Activation, Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import PARTIAL, context_length, read_rope, rotary_dim
-from quire.model.spec import MAX_LAYERS, ArchSpec, MoESpec
+from quire.model.parts.bounds import MAX_LAYERS
+from quire.model.spec import ArchSpec, MoESpec
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

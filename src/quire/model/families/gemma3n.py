@@ -22,8 +22,8 @@ from quire.model.families.gemma import GEMMA, NEWER, SANDWICH_NAMES, cap
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_layer_ropes
 from quire.model.families.unlike import PER_LAYER_NAMES, last_of_kind, without_shared_keys
-from quire.model.spec import ArchSpec, LayerShape, PerLayerSpec
-from quire.model.spec_parts import AltUpSpec
+from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
+from quire.model.spec import ArchSpec, LayerShape
 
 
 def read_gemma3n(config: ConfigReader) -> ArchSpec:
@@ -64,10 +64,10 @@ def read_gemma3n(config: ConfigReader) -> ArchSpec:
         windows=windows_of(config, kinds),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         logit_cap=cap(config, "final_logit_softcapping"),
-        per_layer=PerLayerSpec(
+        per_layer=LayerInputsConfig(
             config.integer("hidden_size_per_layer_input"), config.integer("vocab_size_per_layer_input")
         ),
-        altup=AltUpSpec(streams, active, config.boolean("altup_correct_scale")),
+        altup=AltUpConfig(streams, active, config.boolean("altup_correct_scale")),
         laurel_rank=config.integer("laurel_rank"),
         gate_cutoffs=_cutoffs(config, layers),
     )

@@ -10,7 +10,8 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, num_layers, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
-from quire.model.spec import ArchSpec, RopeSpec
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec
 
 GPT2_NAMES = TensorNames(
     base="transformer.",

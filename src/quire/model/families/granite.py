@@ -20,7 +20,8 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec, RopeSpec
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec
 
 
 def read_granite(config: ConfigReader, **fields: Any) -> ArchSpec:

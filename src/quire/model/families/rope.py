@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from quire.errors import ModelError
 from quire.model.families.config import ConfigReader
-from quire.model.spec import RopeKind, RopeSpec
+from quire.model.parts.rope import RopeKind, RopeSpec
 
 KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}

@@ -25,7 +25,8 @@ from quire.model.families.family import (
 from quire.model.families.gemma import SANDWICH_NAMES, cap
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import kind_dims, read_layer_ropes
-from quire.model.spec import ArchSpec, LayerShape, PerLayerSpec
+from quire.model.parts.gemma3n import LayerInputsConfig
+from quire.model.spec import ArchSpec, LayerShape
 
 KINDS = (FULL, SLIDING)
 
@@ -68,7 +69,7 @@ def read_gemma4(config: ConfigReader) -> ArchSpec:
         keys_as_values=tuple(kind == FULL for kind in kinds) if shared else None,
         value_norm=True,
         layer_scale=True,
-        per_layer=PerLayerSpec(size, config.integer("vocab_size")) if size else None,
+        per_layer=LayerInputsConfig(size, config.integer("vocab_size")) if size else None,
         placement="sandwich",
         qk_norm="head",
         attention_scale=1.0,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.model.checkpoint import CheckpointFiles, OpenModel, model_info
+from quire.model.expand import decoder_config
 from quire.model.families.names import TensorNames
+from quire.model.gguf.adapted import family_names
 from quire.model.gguf.architectures import ARCHITECTURES
 from quire.model.gguf.keys import Keys
 from quire.model.gguf.names import tensor_names
@@ -87,10 +90,11 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     if reading.dummy:
         raise ModelError(f"{path}: --load-format dummy makes float weights, and a GGUF file has its own")
     spec, names, checkpoint, generation = read_gguf(path, reading.config, reading.architecture)
-    spec = spec.with_spare_tokens(reading.spare_tokens) if reading.spare_tokens else spec
-    wanted = check_tensors(spec, names, checkpoint, path)
+    config = decoder_config(spec)
+    config = config.with_spare_tokens(reading.spare_tokens) if reading.spare_tokens else config
+    wanted = check_tensors(config, names, checkpoint, path)
     dtype = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
     ends = tuple(generation.get("eos_token_id", ()))
-    info = model_info(path, spec, names, dtype, quantized, ends, generation)
-    return OpenModel(info, spec, checkpoint, names)
+    info = model_info(path, config, names, dtype, quantized, ends, generation)
+    return OpenModel(info, config, checkpoint, names, partial(family_names, spec))

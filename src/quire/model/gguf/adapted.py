@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
 from quire.model.apart import ApartCheckpoint, Piece
-from quire.model.assemble import Assembly
-from quire.model.assemble_parts import Use
 from quire.model.families import load_family
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Listing
 from quire.model.spec import ArchSpec
+from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.parts import Part
-from quire.weights.tensor import Array, FloatArray
+from quire.weights.tensor import Array
 
 
 def family_names(spec: ArchSpec) -> TensorNames:
@@ -24,34 +19,22 @@ def family_names(spec: ArchSpec) -> TensorNames:
     return names(spec, ConfigReader({}, spec.architecture)) if callable(names) else names
 
 
-def by_family_names(spec: ArchSpec, own: TensorNames, checkpoint: Checkpoint) -> ApartCheckpoint:
-    """Give matrices that both formats store alike the family's names."""
-    names = family_names(spec)
+def by_family_names(
+    config: DecoderConfig, names: TensorNames, own: TensorNames, checkpoint: Checkpoint
+) -> ApartCheckpoint:
+    """Give matrices that both formats store alike the family's `names`."""
+    listing, theirs, ours = Listing(), Tensors(config, names), Tensors(config, own)
+    Decoder(config, listing)
     pieces: dict[str, Piece] = {}
-    for theirs, ours in zip(_Asked(spec, names).matrices, _Asked(spec, own).matrices, strict=True):
-        for wanted, part in zip(theirs, ours, strict=False):
-            (name, shape), (source, found) = wanted.tensors[0], part.tensors[0]
-            if shape == found and len(theirs) == len(ours) and not names.transposed:
-                pieces[name] = Piece(source, _whole, shape)
+    for piece in listing.pieces:
+        wanted, found = theirs.part(piece).tensors, ours.part(piece).tensors
+        if len(piece.shape) < 2 or names.transposed or not len(wanted) == len(found) == 1:
+            continue
+        (name, shape), (source, stored) = wanted[0], found[0]
+        if shape == stored:
+            pieces[name] = Piece(source, _whole, shape)
     return ApartCheckpoint(checkpoint, pieces)
 
 
 def _whole(array: Array) -> Array:
     return array
-
-
-class _Asked:
-    """A `WeightSource` that notes the parts of each matrix, in the order of the assembly."""
-
-    def __init__(self, spec: ArchSpec, names: TensorNames) -> None:
-        self.matrices: list[list[Part]] = []
-        Assembly(spec, names, self).weights()
-
-    def matrix(self, parts: Sequence[Part], use: Use = "linear") -> Any:
-        self.matrices.append([part for part in parts if len(part.tensors) == 1])
-
-    def gated(self, gate: Part, up: Part) -> Any:
-        return self.matrix([gate, up])
-
-    def vector(self, parts: Sequence[Part]) -> FloatArray:
-        return np.concatenate([part.outline() for part in parts])

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from quire.devices.protocol import Routing
 from quire.model.families.rope import MAX_FACTOR, context_length
 from quire.model.gguf.keys import Keys
-from quire.model.spec import ArchSpec, MoESpec, RopeSpec
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec, MoESpec
 
 
 def decoder(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelError
-from quire.model.spec import MAX_LAYERS
+from quire.model.parts.bounds import MAX_LAYERS
 from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.parts import GGUFParts
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from quire.model.gguf.decoder import decoder, mixture, read_rope, routed, temperature, windows
 from quire.model.gguf.keys import Keys
-from quire.model.spec import ArchSpec, LatentSpec, LayerShape, PerLayerSpec, RopeSpec
-from quire.model.spec_parts import AltUpSpec
+from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
+from quire.model.parts.rope import RopeSpec
+from quire.model.spec import ArchSpec, LatentSpec, LayerShape
 
 
 def two_ropes(
@@ -141,10 +142,10 @@ def gemma3n(keys: Keys) -> ArchSpec:
         **_gemma(keys, slides, shapes),
         rope=rope,
         layer_ropes=two_ropes(keys, slides, rope),
-        per_layer=PerLayerSpec(
+        per_layer=LayerInputsConfig(
             keys.integer("embedding_length_per_layer_input"), keys.rows("per_layer_token_embd.weight")
         ),
-        altup=AltUpSpec(streams, active, scaled=True),
+        altup=AltUpConfig(streams, active, scaled=True),
         laurel_rank=keys.rows("blk.0.laurel_l.weight"),
         gate_cutoffs=_cutoffs(keys),
     )
@@ -195,7 +196,7 @@ def gemma4(keys: Keys) -> ArchSpec:
         layer_ropes=tuple(near if slide else far for slide in slides),
         keys_as_values=tuple(not slide for slide in slides) if shared else None,
         layer_scale=True,
-        per_layer=PerLayerSpec(hidden, keys.rows("token_embd.weight")) if hidden else None,
+        per_layer=LayerInputsConfig(hidden, keys.rows("token_embd.weight")) if hidden else None,
         moe=moe,
     )
 

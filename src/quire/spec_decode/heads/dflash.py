@@ -5,19 +5,22 @@ A block is the newest token and masks; inside it attention goes both ways. Only 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from quire.devices.graph import Recorder, record
-from quire.devices.ops import Embed, Linear, Normalize, Receive, RopeAngles, SelectRows, StoreKV, Value
-from quire.devices.protocol import KVSpec, Matrix, Norm
+from quire.devices.ops import Embed, Linear, Receive, SelectRows, Value
+from quire.devices.protocol import Matrix
 from quire.errors import ModelError
-from quire.model.decoder import Layers
+from quire.model.expand import decoder_config
 from quire.model.loaded import LoadedModel
-from quire.model.rope import make_rope
-from quire.model.spec import ArchSpec
-from quire.model.weights import LayerWeights
+from quire.model.parts.attention import Attention
+from quire.model.parts.layer import Layer
+from quire.model.parts.norm import Norm
+from quire.model.parts.recording import Recording
 from quire.spec_decode.head import Head, HeadSource, integer
-from quire.spec_decode.heads.layer import layer_spec, plain_layer
+from quire.spec_decode.heads.layer import layer_spec, own_layers
 
 
 def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
@@ -39,20 +42,20 @@ def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
             f"{path}: a drafter {spec.hidden_size} wide with mask token {mask} and blocks of {size} does not fit its "
             f"target, {width} wide with {vocab} tokens"
         )
+    decoder = decoder_config(replace(spec, bidirectional=True))
     graph = DFlash(
-        replace(spec, bidirectional=True),
         target,
         source.matrix(["fc.weight"], [width], len(taps) * width),
         source.norm("hidden_norm", width, spec.norm_eps),
-        tuple(plain_layer(source, spec, i, f"layers.{i}.") for i in range(spec.num_layers)),
+        own_layers(source, decoder),
         source.norm("norm", width, spec.norm_eps),
     )
     source.refuse_left()
     layers = range(spec.num_layers)
     return Head(
         first=record(graph.context, None, vocab, width, layers),
-        block=record(graph.hidden, graph.head, vocab, width, layers),
-        kv_spec=KVSpec(spec.num_layers, spec.num_kv_heads, spec.head_dim, target.dtype),
+        block=record(graph.hidden, target.decoder.logits, vocab, width, layers),
+        kv_spec=decoder.kv_spec(target.dtype),
         taps=tuple(taps),
         num_tokens=size - 1,
         most=size - 1,
@@ -65,36 +68,23 @@ class DFlash:
     """Two graphs over one cache: what the context adds to it, and a block."""
 
     def __init__(
-        self,
-        spec: ArchSpec,
-        target: LoadedModel,
-        fc: Matrix,
-        hidden_norm: Norm,
-        layers: tuple[LayerWeights, ...],
-        norm: Norm,
+        self, target: LoadedModel, fc: Matrix, hidden_norm: Norm, layers: Sequence[Layer], norm: Norm
     ) -> None:
-        self.spec, self.head = spec, target.decoder.head
-        self._embedding = target.weights.table
-        self._fc, self._hidden_norm, self._weights, self._norm = fc, hidden_norm, layers, norm
-        self._layers = Layers(spec)
+        self._embedding = target.decoder.table
+        self._fc, self._hidden_norm, self._layers, self._norm = fc, hidden_norm, layers, norm
 
     def context(self, g: Recorder) -> Value:
         """Keys and values of the target's features go into the cache of every layer."""
-        c = g(Normalize(g(Linear(g(Receive(self._fc.shape[1])), self._fc)), self._hidden_norm))
-        for index, layer in enumerate(self._weights):
-            rope, weights = self.spec.rope_of(index), layer.attention
-            assert weights is not None
-            assert weights.qkv is not None
-            angles = None if rope is None else g(RopeAngles(make_rope(rope)))
-            qkv = g(Linear(c, weights.qkv, weights.qkv_bias))
-            g(StoreKV(qkv, index, self.spec.num_heads, angles, weights.q_norm, weights.k_norm))
+        r = Recording(g)
+        c = self._hidden_norm(g, g(Linear(g(Receive(self._fc.shape[1])), self._fc)))
+        for layer in self._layers:
+            assert isinstance(layer.attention, Attention)
+            layer.attention.store(r, c)
         return c
 
     def hidden(self, g: Recorder) -> Value:
         """The block's tokens -> final hidden states of the logit rows."""
-        x = g(Embed(self._embedding))
-        ropes = {rope for rope in map(self.spec.rope_of, range(self.spec.num_layers)) if rope is not None}
-        angles = {rope: g(RopeAngles(make_rope(rope))) for rope in ropes}
-        for index, layer in enumerate(self._weights):
-            x = self._layers.layer(g, x, angles, index, index, layer)
-        return g(Normalize(g(SelectRows(x)), self._norm))
+        r, x = Recording(g), g(Embed(self._embedding))
+        for layer in self._layers:
+            x = layer(r, x)
+        return self._norm(g, g(SelectRows(x)))

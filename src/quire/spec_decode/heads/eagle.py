@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from quire.devices.graph import Graph, Recorder, record
-from quire.devices.ops import Embed, Linear, Normalize, Receive, RopeAngles, SelectRows, Tap, Value
-from quire.devices.protocol import FloatArray, KVSpec, Matrix, Norm
+from quire.devices.ops import Embed, Linear, Receive, SelectRows, Tap, Value
+from quire.devices.protocol import FloatArray, Matrix
 from quire.errors import ModelError
-from quire.model.decoder import Layers
+from quire.model.expand import decoder_config
 from quire.model.loaded import LoadedModel
-from quire.model.rope import make_rope
-from quire.model.spec import ArchSpec
-from quire.model.weights import LayerWeights
+from quire.model.parts.layer import Layer
+from quire.model.parts.recording import Recording
 from quire.spec_decode.head import Head, HeadSource
-from quire.spec_decode.heads.layer import layer_spec, plain_layer
+from quire.spec_decode.heads.layer import layer_spec, own_layers
 
 
 def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
@@ -30,28 +31,25 @@ def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
         raise ModelError(
             f"{source.path}: the head is {spec.hidden_size} wide and its target {width}: use a head made for the target"
         )
-    embedding = target.weights.table
+    embedding = target.decoder.table
     if source.has("embed_tokens.weight"):
         embedding = source.matrix(["embed_tokens.weight"], [vocab], width, use="table")
     token_half = source.matrix(["fc.weight"], [width], 2 * width, lambda array: array[:, :width])
     hidden_half = source.matrix(["fc.weight"], [width], 2 * width, lambda array: array[:, width:])
-    graph = Eagle(
-        spec,
-        target,
-        embedding,
-        (token_half, hidden_half),
-        source.vector("fc.bias", width) if source.has("fc.bias") else None,
-        plain_layer(source, spec, 0, "layers.0.", first_norm=False),
-    )
+    bias = source.vector("fc.bias", width) if source.has("fc.bias") else None
+    config = decoder_config(spec)
+    config = replace(config, layers=(replace(config.layers[0], bare=True),))
+    graph = Eagle(target, embedding, (token_half, hidden_half), bias, own_layers(source, config)[0])
     source.refuse_left(("rotary_emb", "lm_head", "embed_tokens"))
 
     def made(feed: bool) -> Graph:
-        return record(partial(graph.hidden, feed=feed), graph.head, vocab, width, range(1), (0,))
+        hidden = partial(graph.hidden, feed=feed)
+        return record(hidden, target.decoder.logits, vocab, width, range(1), (0,))
 
     return Head(
         first=made(True),
         again=made(False),
-        kv_spec=KVSpec(1, spec.num_kv_heads, spec.head_dim, target.dtype),
+        kv_spec=config.kv_spec(target.dtype),
         taps=(target.spec.num_layers - 1,),
         weight_bytes=source.nbytes,
     )
@@ -62,26 +60,21 @@ class Eagle:
 
     def __init__(
         self,
-        spec: ArchSpec,
         target: LoadedModel,
         embedding: Matrix,
         fc: tuple[Matrix, Matrix],
         fc_bias: FloatArray | None,
-        layer: LayerWeights,
+        layer: Layer,
     ) -> None:
-        self.spec, self.head = spec, target.decoder.head
-        self._norm: Norm | None = target.weights.norm
+        self._width, self._norm = target.spec.hidden_size, target.decoder.norm
         self._embedding, self._fc, self._fc_bias, self._layer = embedding, fc, fc_bias, layer
-        self._layers = Layers(spec)
 
     def hidden(self, g: Recorder, feed: bool) -> Value:
-        x = g(Receive(self.spec.hidden_size))
+        x = g(Receive(self._width))
         if feed and self._norm is not None:
-            x = g(Normalize(x, self._norm))
+            x = self._norm(g, x)
         token = g(Linear(g(Embed(self._embedding)), self._fc[0], self._fc_bias))
         z = g(Linear(x, self._fc[1], residual=token))
-        assert self.spec.rope is not None
-        angles = {self.spec.rope: g(RopeAngles(make_rope(self.spec.rope)))}
-        y = self._layers.layer(g, z, angles, 0, 0, self._layer)
+        y = self._layer(Recording(g), z)
         g(Tap(y))
         return g(SelectRows(y))

@@ -6,38 +6,31 @@ speculators library, with its additions: norms before `fc`, and EAGLE 3.1's norm
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from quire.devices.graph import Graph, Recorder, record
-from quire.devices.ops import (
-    Attend,
-    Embed,
-    GatedLinear,
-    Linear,
-    Normalize,
-    Receive,
-    RopeAngles,
-    SelectRows,
-    StoreKV,
-    Tap,
-    Value,
-)
-from quire.devices.protocol import Attention, FloatArray, KVSpec, Matrix, Norm
+from quire.devices.ops import Attend, Embed, Linear, Receive, SelectRows, StoreKV, Tap, Value
+from quire.devices.protocol import Attention, FloatArray, Matrix
+from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
-from quire.model.decoder import Layers
+from quire.model.expand import decoder_config
+from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
-from quire.model.rope import make_rope
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.layer import Layer
+from quire.model.parts.mlp import MLP
+from quire.model.parts.norm import Norm
+from quire.model.parts.recording import Recording
+from quire.model.shard import WHOLE
 from quire.model.spec import ArchSpec
-from quire.model.weights import LayerWeights, MLPWeights
-from quire.spec_decode.head import Head, HeadSource, target_map
-from quire.spec_decode.heads.layer import layer_spec, mlp, plain_layer, published_tokens
+from quire.spec_decode.head import Head, HeadSource, Named, target_map
+from quire.spec_decode.heads.layer import layer_spec, own_layers, published_tokens
 from quire.weights.parts import Take
 
 
-def tap_layers(config: dict[str, Any], target: ArchSpec, path: Any) -> tuple[int, ...]:
+def tap_layers(config: dict[str, Any], target: DecoderConfig, path: Any) -> tuple[int, ...]:
     """The target's layers whose outputs the head reads.
 
     The official ids name layers by what they read, which is the output of the layer before. Ids in `eagle_config` (of
@@ -71,14 +64,14 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     if source.has("lm_head.weight"):
         draft_vocab = source.shape("lm_head.weight")[0]
         head = source.matrix(["lm_head.weight"], [draft_vocab], h, use="head")
-    elif target.weights.head is not None and h == width:
-        draft_vocab, head = vocab, target.weights.head
+    elif target.decoder.head is not None and h == width:
+        draft_vocab, head = vocab, target.decoder.head.weight
     else:
         raise ModelError(f"{source.path}: lm_head.weight is missing, and the target's head has another width")
     if source.has("embed_tokens.weight"):
         embedding = source.matrix(["embed_tokens.weight"], [vocab], h, use="table")
     elif h == width:
-        embedding = target.weights.table
+        embedding = target.decoder.table
     else:
         raise ModelError(f"{source.path}: embed_tokens.weight is missing, and the target's has another width")
     chunk_norms = tuple(
@@ -93,7 +86,10 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     def columns(start: int) -> Take:
         return lambda array: array[:, start : start + h]
 
-    normed = spec.norms_qk(0)
+    normed, own = spec.norms_qk(0), decoder_config(spec)
+    mlp = own.layers[0].mlp
+    assert mlp is not None
+    first = Named.of(source, own, TensorNames(layer=prefix))
     weights = Eagle3Weights(
         input_norm=source.norm("input_norm", features, eps) if config.get("norm_before_fc") else None,
         fc=source.matrix(["fc.weight"], [h], features),
@@ -103,14 +99,14 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
         hidden_norm=source.norm(f"{prefix}hidden_norm", h, eps),
         qkv_token=source.matrix(qkv, rows, 2 * h, columns(0)),
         qkv_hidden=source.matrix(qkv, rows, 2 * h, columns(h)),
-        q_norm=source.norm(f"{prefix}self_attn.q_norm", d, eps) if normed else None,
-        k_norm=source.norm(f"{prefix}self_attn.k_norm", d, eps) if normed else None,
+        q_norm=source.norm(f"{prefix}self_attn.q_norm", d, eps).operand if normed else None,
+        k_norm=source.norm(f"{prefix}self_attn.k_norm", d, eps).operand if normed else None,
         out=source.matrix([f"{prefix}self_attn.o_proj.weight"], [h], n * d),
         mlp_norm=source.norm(f"{prefix}post_attention_layernorm", h, eps),
-        mlp=mlp(source, spec, prefix),
+        mlp=MLP(mlp, first, "layers.0.mlp", WHOLE),
         norm=source.norm("norm", h, eps),
         head=head,
-        rest=tuple(plain_layer(source, spec, i, f"layers.{i}.") for i in range(1, spec.num_layers)),
+        rest=tuple(own_layers(source, own, first=1)),
     )
     residual = config.get("norm_before_residual", is_library)
     graph = Eagle3(spec, weights, bool(residual), bool(config.get("norm_output", False)))
@@ -124,7 +120,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     return Head(
         first=made(True),
         again=made(False),
-        kv_spec=KVSpec(spec.num_layers, g, d, target.dtype),
+        kv_spec=own.kv_spec(target.dtype),
         taps=taps,
         tap_norms=chunk_norms,
         tap_eps=eps,
@@ -134,7 +130,8 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     )
 
 
-class Eagle3Weights(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Eagle3Weights:
     """The tensors of a head: h its width, F that of the target's features, D its vocabulary.
 
     fc [h, F]; qkv of the token's and of the hidden half [., h]; head [D, h]; `rest` are the layers after the first.
@@ -148,14 +145,14 @@ class Eagle3Weights(msgspec.Struct, frozen=True):
     hidden_norm: Norm
     qkv_token: Matrix
     qkv_hidden: Matrix
-    q_norm: Norm | None
-    k_norm: Norm | None
+    q_norm: NormOperand | None
+    k_norm: NormOperand | None
     out: Matrix
     mlp_norm: Norm
-    mlp: MLPWeights
+    mlp: MLP
     norm: Norm
     head: Matrix
-    rest: tuple[LayerWeights, ...]
+    rest: tuple[Layer, ...]
 
 
 class Eagle3:
@@ -166,32 +163,28 @@ class Eagle3:
     ) -> None:
         self.spec, self.weights = spec, weights
         self._normed_residual, self._normed_output = normed_residual, normed_output
-        self._layers = Layers(spec)
 
     def hidden(self, g: Recorder, feed: bool) -> Value:
-        spec, w = self.spec, self.weights
+        spec, w, r = self.spec, self.weights, Recording(g)
         x = g(Receive(w.fc.shape[1] if feed else spec.hidden_size))
         if feed:
-            x = x if w.input_norm is None else g(Normalize(x, w.input_norm))
+            x = x if w.input_norm is None else w.input_norm(g, x)
             x = g(Linear(x, w.fc, w.fc_bias))
-        hidden = g(Normalize(x, w.hidden_norm))
-        token = g(Normalize(g(Embed(w.embedding)), w.token_norm))
+        hidden = w.hidden_norm(g, x)
+        token = w.token_norm(g, g(Embed(w.embedding)))
         qkv = g(Linear(hidden, w.qkv_hidden, residual=g(Linear(token, w.qkv_token))))
-        assert spec.rope is not None
-        angles = g(RopeAngles(make_rope(spec.rope)))
-        q = g(StoreKV(qkv, 0, spec.num_heads, angles, w.q_norm, w.k_norm))
+        q = g(StoreKV(qkv, 0, spec.num_heads, r.angles(spec.rope), w.q_norm, w.k_norm))
         heads = g(Attend(q, 0, spec.num_heads, Attention(spec.attention_scale, spec.windows[0])))
         y = g(Linear(heads, w.out, residual=hidden if self._normed_residual else x))
-        inner = g(GatedLinear(g(Normalize(y, w.mlp_norm)), w.mlp.up, spec.activation))
-        y = g(Linear(inner, w.mlp.down, residual=y))
-        for index, layer in enumerate(w.rest, 1):
-            y = self._layers.layer(g, y, {spec.rope: angles}, index, index, layer)
+        y = w.mlp.out(g, w.mlp(g, w.mlp_norm(g, y)), y)
+        for layer in w.rest:
+            y = layer(r, y)
         if self._normed_output:
-            y = g(Normalize(y, w.norm))
+            y = w.norm(g, y)
             g(Tap(y))
             return g(SelectRows(y))
         g(Tap(y))
-        return g(Normalize(g(SelectRows(y)), w.norm))
+        return w.norm(g, g(SelectRows(y)))
 
     def head(self, g: Recorder, hidden: Value) -> Value:
         return g(Linear(hidden, self.weights.head))

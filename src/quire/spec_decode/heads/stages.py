@@ -12,9 +12,11 @@ import numpy as np
 
 from quire.devices.graph import Graph, Recorder, record
 from quire.devices.ops import Add, Apply, Embed, Linear, Normalize, Receive, SelectRows, Tap, Value
-from quire.devices.protocol import GELU, FloatArray, Matrix, Norm
+from quire.devices.protocol import GELU, FloatArray, Matrix
+from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
 from quire.model.loaded import LoadedModel
+from quire.model.parts.norm import Norm
 from quire.spec_decode.head import Head, HeadSource, integer
 
 
@@ -32,7 +34,7 @@ def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
                 (source.matrix([f"{name}.weight"], [width], width), source.vector(f"{name}.bias", width))
             )
         head = source.matrix([f"{prefix}{len(blocks)}.weight"], [vocab], width, use="head")
-        hidden = partial(medusa_hidden, width=width, norm=target.weights.norm, blocks=tuple(blocks))
+        hidden = partial(medusa_hidden, width=width, norm=target.decoder.norm, blocks=tuple(blocks))
         stages.append(record(hidden, partial(linear, weight=head), vocab, width))
     if not stages:
         raise ModelError(f"{source.path}: there are no Medusa heads (0.0.linear.weight)")
@@ -50,7 +52,7 @@ def medusa_hidden(
     g: Recorder, width: int, norm: Norm | None, blocks: tuple[tuple[Matrix, FloatArray], ...]
 ) -> Value:
     x = g(Receive(width))
-    x = x if norm is None else g(Normalize(x, norm))
+    x = x if norm is None else norm(g, x)
     for weight, bias in blocks:
         x = g(Linear(x, weight, bias, "silu", residual=x))
     return g(SelectRows(x))
@@ -88,9 +90,9 @@ def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
             made[shared] = source.matrix([shared], [rows], columns, use=use)
         return made[shared]
 
-    norms = [target.weights.norm] if target.weights.norm is not None else []
+    norms = [] if target.decoder.norm is None else [target.decoder.norm.operand]
     if scaled:
-        norms.append(Norm("rms", np.full(width, 1 / math.sqrt(2), np.float32), None, 1e-6))
+        norms.append(NormOperand("rms", np.full(width, 1 / math.sqrt(2), np.float32), None, 1e-6))
     stages = []
     for i in range(count):
         columns = inner if i else width
@@ -118,7 +120,7 @@ def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
 def mlp_hidden(
     g: Recorder,
     width: int,
-    norms: tuple[Norm, ...],
+    norms: tuple[NormOperand, ...],
     projection: Matrix,
     embedding: Matrix,
     scale: float,
@@ -128,6 +130,6 @@ def mlp_hidden(
     for each in norms:
         state = g(Normalize(state, each))
     state = g(Add(g(Linear(state, projection)), g(Embed(embedding)), scale))
-    state = g(Apply(g(Normalize(state, norm)), GELU()))
+    state = g(Apply(norm(g, state), GELU()))
     g(Tap(state))
     return g(SelectRows(state))

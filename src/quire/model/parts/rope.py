@@ -1,17 +1,67 @@
-"""Rotary frequencies of each RopeSpec kind. Knows no config spelling and no backend."""
+"""Rotary position embedding: its kinds as data, and the frequencies of each. Knows no config spelling."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.devices.protocol import Rope
-from quire.model.spec import RopeSpec
+from quire.errors import ModelError
+from quire.model.parts.bounds import MAX_HEAD_DIM, MAX_POSITION
 
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 Frequencies = NDArray[np.float64]
+
+
+class RopeSpec(msgspec.Struct, frozen=True):
+    """Rotary position embedding, half-split pairs.
+
+    Kinds: default; linear (positions divided by factor); dynamic (equals default within the trained length, which the
+    engine does not exceed); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope
+    (frequencies divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
+    pairs turn at the frequencies of the whole head, the others do not turn). Some kinds need the fields beyond theta
+    and rotary_dim. `backwards` turns by the negative angle. `share` is an odd number of elements, of which one more
+    turn: their frequencies fall over `share`.
+    """
+
+    kind: RopeKind
+    theta: float
+    rotary_dim: int
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+    rotated_pairs: int = 0
+    backwards: bool = False
+    share: int | None = None
+
+    def check(self, where: str) -> None:
+        """Raise ModelError, naming `where` and the field, for a rope whose frequencies are no numbers."""
+        scaled = self.kind in ("llama3", "yarn", "longrope")
+        for name, sound in (
+            ("rotary_dim", 2 <= self.rotary_dim <= MAX_HEAD_DIM and self.rotary_dim % 2 == 0),
+            ("theta", self.theta > 1),
+            ("factor", self.factor > 0),
+            ("original_max_position", not scaled or 2 <= self.original_max_position <= MAX_POSITION),
+            ("high_freq_factor", self.high_freq_factor > self.low_freq_factor),
+            ("beta_fast", self.beta_fast > 0),
+            ("beta_slow", self.beta_slow > 0),
+            ("factors", self.kind != "longrope" or len(self.factors) == self.rotary_dim // 2),
+            ("factors", all(factor > 0 for factor in self.factors)),
+        ):
+            if not sound:
+                raise ModelError(f"{where}: {name} of the rope cannot be {getattr(self, name)!r:.80}")
 
 
 def make_rope(spec: RopeSpec) -> Rope:
@@ -69,61 +119,6 @@ def _longrope_scale(spec: RopeSpec) -> float:
     if spec.factor <= 1:
         return 1.0
     return math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max_position))
-
-
-def sinusoids(positions: int, width: int, steps: int) -> NDArray[np.float32]:
-    """Sines, then cosines, of positions by frequencies that fall to 1 / 10000 over `steps`: [positions, width].
-
-    Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
-    """
-    frequencies = (10000.0 ** (-np.arange(width // 2) / steps)).astype(np.float32)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-
-
-BUCKETED_DISTANCE = 128
-
-
-def position_buckets(buckets: int) -> NDArray[np.int64]:
-    """The bucket of each distance from -128 to 128 from a query to a key (Raffel et al. 2020, arXiv:1910.10683).
-
-    Half of the buckets are for keys after the query. In each half, half are for one distance each, the others for
-    ranges that grow exponentially; the last also takes all farther distances.
-    """
-    distances = np.arange(-BUCKETED_DISTANCE, BUCKETED_DISTANCE + 1)
-    half = buckets // 2
-    exact = half // 2
-    away = np.abs(distances)
-    grown = np.log(np.maximum(away, 1).astype(np.float32) / exact) / math.log(BUCKETED_DISTANCE / exact)
-    far = np.minimum(exact + (grown * (half - exact)).astype(np.int64), half - 1)
-    return np.where(distances > 0, half, 0) + np.where(away < exact, away, far)
-
-
-def relative_places(positions: int, span: int, buckets: int, reach: int) -> NDArray[np.int32]:
-    """DeBERTa's row for each distance j - i from a query at i to a key at j, from 1 - positions to positions - 1.
-
-    Of 2 span rows, those before the middle are for later keys. With `buckets` (He et al. 2021, arXiv:2111.09543) half
-    as many near distances have rows of their own, and ranges that grow exponentially up to `reach` have the others.
-    """
-    before = np.arange(positions - 1, -positions, -1)  # i - j
-    if buckets:
-        middle, away = buckets // 2, np.abs(before)
-        far = np.where(away < middle, middle - 1, away).astype(np.float32) / np.float32(middle)
-        most = np.log(np.float32((reach - 1) / middle))
-        grown = np.ceil(np.log(far) / most * np.float32(middle - 1)) + middle
-        before = np.where(away <= middle, before, grown.astype(np.int64) * np.sign(before))
-    return np.clip(before + span, 0, 2 * span - 1).astype(np.int32)
-
-
-def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
-    """A geometric sequence by head; heads beyond a power of two take every other slope of twice as many.
-
-    Press et al. 2022, arXiv:2108.12409, and the paper's released code.
-    """
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return np.array(slopes, np.float32)
 
 
 def _yarn_scale(spec: RopeSpec) -> float:

@@ -1,0 +1,336 @@
+"""The decoder: an embedding, layers around a residual stream, a final norm and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from itertools import pairwise
+
+import msgspec
+
+from quire.devices.graph import Graph, Recorder, record
+from quire.devices.ops import Embed, Receive, Scale, SelectRows, Tap, Value
+from quire.devices.protocol import KVDtype, KVLayer, KVSpec, Matrix
+from quire.errors import ConfigError, ModelError
+from quire.model.parts.attention import AttentionConfig
+from quire.model.parts.bounds import MAX_LAYERS, MAX_TABLE, check_bounds
+from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
+from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig, Streams
+from quire.model.parts.latent import LatentConfig
+from quire.model.parts.layer import Layer, LayerConfig
+from quire.model.parts.linear import Linear
+from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.recording import Recording
+from quire.model.parts.source import Kept, Piece, Weights, WeightSource, matrix_of
+from quire.model.shard import MOST_RANKS, WHOLE, Shard, even
+
+
+class DecoderConfig(msgspec.Struct, frozen=True):
+    """A decoder-only transformer as data: a tree of the configs of its parts.
+
+    `max_position` is the longest sequence. `bidirectional` attention sees the whole sequence; such a model runs on
+    whole sequences only. Without a head, the logits are the final hidden states. `inputs` and `altup` repeat what its
+    layers say of inputs by layer and of streams.
+    """
+
+    architecture: str
+    max_position: int
+    embedding: EmbeddingConfig
+    layers: tuple[LayerConfig, ...]
+    norm: NormConfig | None
+    head: HeadConfig | None
+    bidirectional: bool = False
+    inputs: LayerInputsConfig | None = None
+    altup: AltUpConfig | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.embedding.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """The most query heads of a layer."""
+        return max((part.num_heads for part in self._attentions()), default=0)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The most key/value heads of a layer."""
+        return max((part.groups for part in self._attentions()), default=0)
+
+    @property
+    def head_dim(self) -> int:
+        """The longest key."""
+        return max((part.head_dim for part in self._attentions()), default=1)
+
+    @property
+    def windows(self) -> list[int]:
+        """The windows of the layers that have one."""
+        return [part.scores.window for part in self._attentions() if part.scores.window is not None]
+
+    @property
+    def segments(self) -> int:
+        return self.embedding.segments
+
+    @property
+    def has_head(self) -> bool:
+        return self.head is not None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.head is not None and self.head.tied
+
+    @property
+    def stream_width(self) -> int:
+        """Elements of a token between two layers."""
+        return self.hidden_size * (1 if self.altup is None else self.altup.streams)
+
+    def with_spare_tokens(self, count: int) -> DecoderConfig:
+        """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""
+        for missing, what in (
+            (not self.has_head or self.bidirectional, "makes no text"),
+            (self.inputs is not None, "has a table of tokens for each layer"),
+            (self.head is not None and self.head.cap is not None, "caps its logits"),
+        ):
+            if missing:
+                raise ConfigError(
+                    f"--lora-extra-vocab-size: {self.architecture} {what}: leave the option out"
+                )
+        size = self.vocab_size + count
+        embedding = msgspec.structs.replace(self.embedding, vocab_size=size, spare_tokens=count)
+        return msgspec.structs.replace(self, embedding=embedding)
+
+    def check(self, where: str) -> None:
+        """Raise ModelError, naming `where` and the field, for a model that no machine could hold or compute."""
+        if not 1 <= self.num_layers <= MAX_LAYERS:
+            raise ModelError(f"{where}: there must be from 1 to {MAX_LAYERS} layers, got {self.num_layers}")
+        check_bounds(self, where)
+        for i, layer in enumerate(self.layers):
+            layer.check(i, f"{where}: layer {i}")
+            if layer.hidden_size != self.hidden_size:
+                raise ModelError(f"{where}: layer {i} has another hidden_size than the embedding")
+        for before, after in pairwise((*self.layers, None)):
+            if before is not None and before.carries and (after is None or after.mixture is not None):
+                raise ModelError(f"{where}: a mixture that joins later needs a layer after it without one")
+        positions = self.embedding.positions
+        if positions is not None and positions.rows > MAX_TABLE:
+            raise ModelError(f"{where}: a table of {positions.rows} positions; at most {MAX_TABLE} are read")
+
+    def division(self, shard: Shard) -> Shard:
+        """The share as the parts see it: ranks also gather if a part needs all inputs."""
+        needed = any(layer.gathers for layer in self.layers)
+        return msgspec.structs.replace(shard, exact=shard.exact or needed)
+
+    def parts_before(self, layer: int) -> bool:
+        """Whether a pipeline stage may begin with `layer`: nothing but the residual stream reaches across."""
+        if layer and self.layers[layer - 1].carries:
+            return False
+        backs = (0 if one.attention is None else one.attention.back for one in self.layers[layer:])
+        return all(back <= i for i, back in enumerate(backs))
+
+    def stage(self, shard: Shard) -> range:
+        """The layers of a stage. ConfigError: the model has too few layers, or none where it could be parted."""
+        if shard.stages == 1:
+            return range(self.num_layers)
+        places = [i for i in range(1, self.num_layers) if self.parts_before(i)]
+        if len(places) < shard.stages - 1:
+            raise ConfigError(
+                f"--pipeline-parallel-size {shard.stages}: {self.architecture} with {self.num_layers} layers can be "
+                f"parted into at most {len(places) + 1} stages"
+            )
+        bounds = [0]
+        for stage, wanted in enumerate(even(self.num_layers, shard.stages)[1:], 1):
+            later = shard.stages - 1 - stage  # bounds that must still find a place
+            free = [place for place in places if place > bounds[-1]]
+            bounds.append(
+                min(free[: len(free) - later], key=lambda place: (abs(place - wanted.start), place))
+            )
+        bounds.append(self.num_layers)
+        return range(bounds[shard.stage], bounds[shard.stage + 1])
+
+    def embeds(self, shard: Shard) -> bool:
+        """Whether a stage looks tokens up in the embedding."""
+        return shard.begins or self.inputs is not None
+
+    def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
+        """The KV cache of a rank."""
+        division = self.division(shard)
+        own = [self.layers[i].attends for i in self.stage(shard)]
+        size = self.head_dim
+        layers = [KVLayer(0, size) if part is None else part.cache(division) for part in own]
+        latent = next((layer.latent for layer in self.layers if layer.latent is not None), None)
+        return KVSpec(
+            num_layers=len(layers),
+            num_kv_heads=max(layer.num_kv_heads for layer in layers),
+            head_dim=size,
+            dtype=dtype,
+            value_dim=None if latent is None else latent.kv_rank,
+            layers=None if len(set(layers)) == 1 else tuple(layers),
+        )
+
+    def messages(self, shard: Shard) -> list[int]:
+        """The activations per token that a rank sends to each other one of its stage: one entry per message."""
+        if shard.whole:
+            return []
+        division = self.division(shard)
+        return [size for i in self.stage(shard) for size in self.layers[i].messages(division)]
+
+    def sent_bytes(self, shard: Shard) -> int:
+        """Bytes of activations that a rank sends to each other rank of its stage for one token, without logits."""
+        return 4 * sum(self.messages(shard))
+
+    def passed_bytes(self, shard: Shard) -> int:
+        """Bytes of activations that a stage sends to the next one for one token."""
+        return 0 if shard.ends else 4 * self.stream_width
+
+    def check_share(self, shard: Shard) -> None:
+        """Raise ConfigError, naming the sizes that fit, if the model cannot be divided so."""
+        self.stage(shard)
+        if shard.whole:
+            return
+        mixtures = [layer.mixture for layer in self.layers if layer.mixture is not None]
+        most = max((mixture.routing.num_experts for mixture in mixtures), default=0)
+        if shard.whole_experts and most < shard.size:
+            raise ConfigError(
+                f"--enable-expert-parallel: {self.architecture} has fewer than {shard.size} experts: leave it out"
+            )
+        if not self._fits(shard.size, shard.whole_experts):
+            sizes = [str(n) for n in range(1, MOST_RANKS + 1) if self._fits(n, shard.whole_experts)]
+            raise ConfigError(
+                f"--tensor-parallel-size {shard.size}: {self.num_heads} heads with {self.num_kv_heads} key/value heads "
+                f"can be divided among {', '.join(sizes)} ranks"
+            )
+
+    def _fits(self, size: int, whole_experts: bool) -> bool:
+        heads = [(part.num_heads, part.groups) for part in self._attentions() if part.separable]
+        columns = [self.vocab_size]
+        for layer in self.layers:
+            columns += [] if layer.mlp is None else [layer.mlp.intermediate_size]
+            if (mixture := layer.mixture) is not None:
+                columns += [] if whole_experts else [mixture.intermediate_size]
+                columns += [mixture.shared_intermediate_size] if mixture.shared_intermediate_size else []
+        fits = all(n // g >= -(-size // g) for n, g in heads if g < size)
+        return fits and all(count >= size for count in columns)
+
+    def _attentions(self) -> list[AttentionConfig | LatentConfig]:
+        return [part for layer in self.layers if (part := layer.attends) is not None]
+
+
+class Decoder:
+    """The parts of a model that a rank of a stage has, and their `weights` by path."""
+
+    def __init__(self, config: DecoderConfig, source: WeightSource, shard: Shard = WHOLE) -> None:
+        self.config, self.shard = config, shard
+        division, kept, d = config.division(shard), Kept(source), config.hidden_size
+        embeds, ends = config.embeds(shard), shard.ends
+        tied = config.tied and shard.alone
+        self.embedding = Embedding(config.embedding, kept, tied) if embeds else None
+        stage, count = config.stage(shard), config.num_layers
+        self.layers = {i: Layer(config.layers[i], kept, f"layers.{i}", (i, count), division) for i in stage}
+        self.norm = None if config.norm is None or not ends else Norm(config.norm, kept, "norm", d)
+        self._project = None
+        if config.embedding.projected and ends:
+            self._project = Linear.plain(kept, "project_out", config.embedding.width, d)
+        self.head: Head | None = None
+        if config.head is not None and ends:
+            table = self.table if tied else None
+            self.head = Head(config.head, config.embedding, kept, shard, table)
+            kept.weights["head"] = self.head.weight
+        self._streams: Streams | None = None
+        if config.altup is not None:
+            self._streams = Streams(config.altup, kept, d, shard.begins, ends)
+        self._layer_inputs: Matrix | None = None
+        if config.inputs is not None:
+            self._layer_inputs = kept.matrix("layer_inputs", self._input_pieces(config.inputs), "table")
+        self.weights: Weights = kept.weights
+
+    @property
+    def table(self) -> Matrix:
+        """The embedding. ModelError: another stage has it."""
+        if self.embedding is None:
+            raise ModelError("the embedding is in another pipeline stage")
+        return self.embedding.table
+
+    def with_head(self, head: Head) -> Decoder:
+        """The same parts with another head."""
+        changed = copy(self)
+        changed.head, changed.shard = head, WHOLE
+        return changed
+
+    def graph(self, layers: range | None = None, taps: Sequence[int] = (), headless: bool = False) -> Graph:
+        """The model, or the stage of it that computes `layers` and keeps the output of the layers `taps`.
+
+        Only layers of the stage are tapped. With `headless` the last stage, too, gives the output of its last layer
+        for all tokens. ModelError if `layers` or `taps` are not layers of the model.
+        """
+        config, count = self.config, self.config.num_layers
+        layers = config.stage(self.shard) if layers is None else layers
+        if not layers or layers.step != 1 or layers.start < 0 or layers.stop > count:
+            raise ModelError(f"a stage must be a run of the model's {count} layers, got {layers}")
+        if not all(0 <= tap < count for tap in taps):
+            raise ModelError(f"only layers 0 to {count - 1} can be tapped, got {list(taps)}")
+        own = tuple(sorted({tap for tap in taps if tap in layers}))
+        for place in (layers.start, layers.stop):
+            if 0 < place < count and not config.parts_before(place):
+                raise ModelError(
+                    f"the model cannot be parted before layer {place}: later layers read earlier ones"
+                )
+        ends = layers.stop == count and not headless
+        hidden = partial(self._hidden, layers=layers, taps=own, ends=ends)
+        if not ends:
+            return record(hidden, None, config.vocab_size, config.stream_width, layers, own)
+        if self.head is None:
+            return record(hidden, self.logits, config.hidden_size, config.hidden_size, layers, own)
+        return record(hidden, self.logits, config.vocab_size, self.head.weight.shape[1], layers, own)
+
+    def logits(self, g: Recorder, hidden: Value) -> Value:
+        """[L, D] -> logits [L, V], or the hidden states of a model without a head."""
+        return g(Scale(hidden, 1.0)) if self.head is None else self.head(g, hidden)
+
+    def _hidden(self, g: Recorder, layers: range, taps: tuple[int, ...], ends: bool) -> Value:
+        """The step's tokens, or the previous stage's output -> final hidden states of the logit rows: [L, D].
+
+        For a stage that does not end the model: the hidden states of all tokens [T, D].
+        """
+        r, streams = Recording(g, layers.start), self._streams
+        x = g(Receive(self.config.stream_width)) if layers.start else self._embed(g)
+        if self._layer_inputs is not None and self.config.inputs is not None:
+            r.embedding = self._embed(g) if layers.start else x  # a later stage embeds the tokens again
+            r.table = g(Embed(self._layer_inputs, self.config.inputs.size**0.5))
+        if streams is not None and not layers.start:
+            x = streams.spread(g, x)
+        for index in layers:
+            x = self.layers[index](r, x)
+            if index in taps:
+                g(Tap(x if streams is None else streams.active(g, x)))
+        if not ends:
+            return x
+        x = g(SelectRows(x))
+        if streams is not None:
+            x = streams.merge(g, x)
+        if self.norm is not None:
+            x = self.norm(g, x)
+        return x if self._project is None else self._project(g, x)
+
+    def _embed(self, g: Recorder) -> Value:
+        if self.embedding is None:
+            raise ModelError("the embedding is in another pipeline stage")
+        return self.embedding(g)
+
+    def _input_pieces(self, inputs: LayerInputsConfig) -> list[Piece]:
+        """The table of all layers' inputs. Tokens beyond it have the first row."""
+        count, width = self.config.vocab_size, self.config.num_layers * inputs.size
+        rows = range(count) if inputs.vocab_size > count else None
+        pieces = [matrix_of("layer_inputs", inputs.vocab_size, width, rows)]
+        if inputs.vocab_size < count:
+            pieces.append(matrix_of("layer_inputs.others", count - inputs.vocab_size, width))
+        return pieces

@@ -1,0 +1,164 @@
+"""A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538) in place of an MLP, or beside one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from quire.devices.graph import Recorder
+from quire.devices.ops import Add, Normalize, Route, RunExperts, Scale, Value
+from quire.devices.protocol import Activation, Expert, FloatArray, Routing
+from quire.devices.protocol import Norm as NormOperand
+from quire.model.parts.linear import Linear
+from quire.model.parts.mlp import GatedWeight
+from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.shard import PANEL, Shard, even
+
+Division = Literal["parts", "experts", "rows", "copy"]
+"""A rank has a part of each expert, some whole experts, all but rows of the last projections, or everything."""
+
+
+class MixtureConfig(msgspec.Struct, frozen=True):
+    """Routed experts with I = `intermediate_size`, and perhaps a shared one.
+
+    `bias`: the router and the experts have biases; `correction`: the choice adds its own bias. `scale` multiplies the
+    sum of all experts, including the shared one; with `norm` a norm follows. The last `zero_experts` of
+    routing.num_experts return their input. With `beside` the layer also has its MLP: both read the residual stream
+    through norms of their own, the router through one without weights, and their results are normed and added; the
+    weight of each expert has a learned scale (Gemma 4). `score_cap` caps the router's scores. With `shortcut` the layer
+    also has its MLP, and the mixture's result joins the residual stream after the layer that follows (LongCat).
+    `limit` and `shared_limit` bound the factors of the experts' gated products (0: none).
+    """
+
+    hidden_size: int
+    routing: Routing
+    intermediate_size: int
+    activation: Activation
+    shared_intermediate_size: int = 0
+    bias: bool = False
+    correction: bool = False
+    scale: float = 1.0
+    norm: NormConfig | None = None
+    zero_experts: int = 0
+    beside: NormConfig | None = None
+    score_cap: float | None = None
+    shortcut: bool = False
+    limit: float = 0.0
+    shared_limit: float = 0.0
+
+    def division(self, shard: Shard) -> Division:
+        """What each rank has of it."""
+        if shard.whole_experts and not shard.whole:
+            return "experts"
+        if not shard.gathers:
+            return "parts"
+        return "copy" if self.zero_experts else "rows"
+
+    def experts(self, shard: Shard) -> range:
+        """The routed experts that a rank has, or has a part of.
+
+        The first rank has those that return their input, unless all ranks have all, or they too are spread.
+        """
+        count, division = self.routing.num_experts, self.division(shard)
+        if division == "experts":
+            return even(count, shard.size)[shard.rank]
+        return range(count if shard.first or division == "copy" else count - self.zero_experts)
+
+
+class Mixture:
+    """The sum of a token's experts. The shared expert is the last."""
+
+    def __init__(self, config: MixtureConfig, source: WeightSource, path: str, shard: Shard) -> None:
+        self.config, self._source, self._path, self._shard = config, source, path, shard
+        self._division = config.division(shard)
+        d, routing, scored = config.hidden_size, config.routing, config.routing.num_experts
+        count, own = scored - config.zero_experts, config.experts(shard)
+        router = [matrix_of(f"{path}.router", scored, d)]
+        if routing.shared_gate:
+            router.append(matrix_of(f"{path}.shared_gate", 1, d))
+        experts: list[Expert | None] = []
+        silent = None if len(own) == scored else self._silent_expert()
+        for e in range(scored):
+            if e not in own:
+                experts.append(silent)
+            else:
+                experts.append(self._expert(f"{path}.experts.{e}", False) if e < count else None)
+        if routing.shared:
+            experts.append(self._expert(f"{path}.shared", True))
+        self.experts = tuple(experts)
+        self.router = Linear(source, f"{path}.router", router, use="exact")
+        if config.bias:
+            self.router.bias = self._vector("router.bias", count)
+        self._correction = self._vector("correction", scored) if config.correction else None
+        self._norm = None if config.norm is None else Norm(config.norm, source, f"{path}.norm", d)
+        self._beside = None if config.beside is None else _Beside(config.beside, source, path, d, scored)
+        del self._source  # all is read
+
+    def __call__(self, g: Recorder, x: Value) -> Value:
+        """The experts of x, or with `beside` of the residual stream."""
+        config, beside, routing = self.config, self._beside, self.config.routing
+        scores = self.router(g, x if beside is None else beside.router_norm(g, x))
+        if config.score_cap is not None:
+            scores = g(Scale(scores, 1.0, config.score_cap))
+        scales = None if beside is None else beside.expert_scales
+        routes = g(Route(scores, routing, self._correction, scales))
+        x = x if beside is None else beside.norm(g, x)
+        y = g(RunExperts(x, routes, self.experts, config.activation, routing.weigh_inputs))
+        if self._division == "rows":
+            y = self._shard.gather(g, y, self._shard.widths(config.hidden_size))
+        elif self._division != "copy":
+            y = self._shard.sum(g, y)
+        if config.scale != 1.0:
+            y = g(Scale(y, config.scale))
+        return y if self._norm is None else self._norm(g, y)
+
+    def added(self, g: Recorder, dense: Value, source: Value) -> Value:
+        """The MLP's result, normed, plus the experts of the residual stream `source`."""
+        assert self._beside is not None
+        routed = self(g, source)
+        return g(Add(self._beside.mlp_norm(g, dense), routed))
+
+    def _vector(self, name: str, size: int) -> FloatArray:
+        path = f"{self._path}.{name}"
+        return self._source.vector(path, [Piece(path, (size,))])
+
+    def _expert(self, path: str, shared: bool) -> Expert:
+        config, shard, division, source = self.config, self._shard, self._division, self._source
+        d = config.hidden_size
+        inner = config.shared_intermediate_size if shared else config.intermediate_size
+        divided = division == "parts" or (division == "experts" and shared)
+        own = shard.columns(inner) if divided and not shard.whole else None
+        rows, bias = shard.columns(d) if division == "rows" else None, config.bias and not shared
+        gate, up = (matrix_of(f"{path}.{name}", inner, d, own) for name in ("gate", "up"))
+        both = GatedWeight(source, f"{path}.gate_up", gate, up, bias)
+        down_bias = bias and (division != "parts" or shard.first)
+        piece = matrix_of(f"{path}.down", d, inner, rows, None if division == "rows" else own)
+        down = Linear(source, f"{path}.down", [piece], down_bias)
+        limit = config.shared_limit if shared else config.limit
+        return Expert(both.weight, both.bias, down.weight, down.bias, limit, path)
+
+    def _silent_expert(self) -> Expert:
+        """Stands for an expert that another rank has: its output is zero."""
+        d, path = self.config.hidden_size, f"{self._path}.silent"
+        inner, out = Piece("", (PANEL, d), fill=0.0), Piece("", (d, PANEL), fill=0.0)
+        up = self._source.gated(f"{path}.gate_up", inner, inner)
+        return Expert(up, None, self._source.matrix(f"{path}.down", [out]), None)
+
+
+class _Beside:
+    """Norms before the router, before the experts, and after the MLP; and the scales of the experts' weights."""
+
+    def __init__(self, config: NormConfig, source: WeightSource, path: str, d: int, count: int) -> None:
+        scale = source.vector(f"{path}.router_scale", [Piece(f"{path}.router_scale", (d,))])
+        operand = NormOperand(config.kind, scale * np.float32(d**-0.5), None, config.eps)
+        self._router_norm = operand
+        self.norm = Norm(config, source, f"{path}.experts_norm", d)
+        self.mlp_norm = Norm(config, source, f"{path}.mlp_norm", d)
+        path = f"{path}.expert_scales"
+        self.expert_scales = source.vector(path, [Piece(path, (count,))])
+
+    def router_norm(self, g: Recorder, x: Value) -> Value:
+        return g(Normalize(x, self._router_norm))
