@@ -10,6 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from tests.exactness.test_schedule import SCHEDULES
+from tests.stand_ins import METHODS, write_quantized
 
 # One of each layout, and of each way to round activations or caches.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,7 +66,20 @@ def load(folder: Path, options: dict[str, Any], **schedule: Any) -> LLM:
 @pytest.mark.parametrize("case", CASES)
 def test_any_schedule_equals_alone(case: str, data: Path) -> None:
     name, options = CASES[case]
-    folder = data / "quantized" / name
+    check(data / "quantized" / name, options)
+
+
+@pytest.mark.parametrize("activations", ["float", "rounded"])
+@pytest.mark.parametrize("method", METHODS)
+def test_random_codes_give_what_they_give_alone(method: str, activations: str, tmp_path: Path) -> None:
+    """Formats whose libraries are not needed to make a checkpoint: a clone with nothing beside it runs these."""
+    rounded = "int8" if method in ("awq", "gptq") else "checkpoint"
+    options = {"quantization_activations": "float" if activations == "float" else rounded}
+    check(write_quantized(tmp_path / method, method), options)
+
+
+def check(folder: Path, options: dict[str, Any]) -> None:
+    """Each schedule gives the bits that each request gives alone."""
     with load(folder, options, threads=1, enable_prefix_caching=False, async_scheduling=False) as llm:
         pairs = zip(prompts(), PARAMS, strict=True)
         wanted = [answers(llm, [prompt], [params])[0] for prompt, params in pairs]
