@@ -84,6 +84,19 @@ def test_a_near_miss_is_refused_with_the_name_that_was_meant(http: httpx.Client,
     assert f"Did you mean {meant[1]}?" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("value", "code"), [(-1, "invalid_value"), (2e6, "invalid_value"), ("hot", "invalid_type")]
+)
+def test_a_wrong_value_is_refused_by_the_words_of_its_field(
+    http: httpx.Client, value: object, code: str
+) -> None:
+    answer = http.post("/v1/chat/completions", json={**BODIES["/v1/chat/completions"], "temperature": value})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "temperature", code), error
+    assert error["message"].startswith("temperature must be a number in [0, 1000000], or None, got ")
+    assert error["message"].endswith("(0 takes the likeliest token)")
+
+
 def test_slips_that_are_seen() -> None:
     known = ("temperature", "top_p", "top_k", "max_tokens", "stop", "model", "presence_penalty")
     slips = {

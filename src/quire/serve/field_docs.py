@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.fields import fields_of
+from quire.fields import Field, fields_of
+from quire.params import SamplingParams
 from quire.serve.anthropic.protocol import COUNT_TOKENS, MESSAGES
 from quire.serve.fields.foreign import OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.shapes import Fields, Refused, Shape
@@ -35,6 +36,15 @@ TABLES: tuple[Fields[Any], ...] = (
 # Endpoints that take the same body as another one.
 _SAME = ((CHAT_TOKENS, CHAT.path), (RESPONSE_TOKENS, RESPONSES.path))
 
+_PARAMETERS = """
+## SamplingParams
+
+The same fields in Python, with what they may be. [More on sampling](sampling.md).
+
+| Parameter | Default | Must be | |
+|---|---|---|---|
+"""
+
 _HEAD = """# Fields of requests
 
 <!-- Printed by `python -m quire.serve.field_docs`. -->
@@ -62,7 +72,13 @@ def page() -> str:
         parts.append(f"\n## {fields.path}\n\n")
         same = next((path for table, path in _SAME if table is fields), None)
         parts.append(section(fields) if same is None else f"The same body as {same}.\n")
-    return "".join(parts)
+    return "".join([*parts, _PARAMETERS, *map(_parameter, fields_of(SamplingParams).values())])
+
+
+def _parameter(field: Field) -> str:
+    if not field.sentence:
+        return ""
+    return f"| `{field.name}` | {field.default} | {field.must} | {field.sentence} |\n"
 
 
 def section(shape: Shape) -> str:
