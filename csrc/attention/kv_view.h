@@ -1,6 +1,7 @@
 // How keys and values of a cache lie in memory, layer by layer. Knows the layout; knows no sequence and no block table.
 //
-// [block][layer], so that memory is touched as blocks are used; in each, keys come first, then values:
+// [slab][layer], so that memory is touched as blocks are used. A block is a slab of all layers or, with columns, a slab
+// of each column's layers, wherever `place_blocks` puts it. In each layer, keys come first, then values:
 //   K [kv_head][head_dim][block_size]   transposed: vector lanes are positions, so scores need no horizontal sums
 //   V [kv_head][block_size][head_dim]
 // Elements are float, float16, bfloat16 (uint16_t), FP8 of two kinds, or int8. A head's tile is contiguous: head_dim *
@@ -23,8 +24,9 @@ enum class KVType : int { f32, bf16, i8, f16, e4m3, e5m2 };
 
 // Plain view of one layer of a cache, safe to use in per-ISA code.
 struct KVView {
-  char* base = nullptr;     // of the layer in block 0
-  size_t block_stride = 0;  // bytes from block to block, all layers
+  char* base = nullptr;            // of the layer in slab 0
+  size_t slab_bytes = 0;           // all layers of a column
+  const int32_t* slabs = nullptr;  // of each block, in the layer's column; null: block i is slab i
   int num_kv_heads = 0, head_dim = 0, value_dim = 0, num_blocks = 0, block_size = 0;
   KVType type = KVType::f32;
   bool shared_values = false;
@@ -50,7 +52,7 @@ struct KVView {
 
   // First byte of the tile of (block, kv head).
   QUIRE_INLINE char* key_tile(int block, int head) const {
-    return base + size_t(block) * block_stride + size_t(head) * tile_bytes();
+    return base + size_t(slabs ? slabs[block] : block) * slab_bytes + size_t(head) * tile_bytes();
   }
   QUIRE_INLINE char* value_tile(int block, int head) const { return key_tile(block, head) + side_bytes(); }
 };

@@ -354,6 +354,12 @@ void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
   kv.copy_blocks(source.data(), destination.data(), source.shape(0));
 }
 
+void place_blocks(KVStore& kv, const IntTable& rows) {
+  if (kv.num_columns() == 0 || rows.shape(1) != kv.num_columns() + 1)
+    throw std::invalid_argument("a row to place is a block and the slab of each column");
+  kv.place_blocks(rows.data(), rows.shape(0));
+}
+
 void bind_recording(nb::class_<Plan>& c) {
   c.def("embed", &Plan::embed, "table"_a, "scale"_a)
       .def("norm", [](Plan& p, int x, const NormTuple& norm) { return p.norm(x, to_norm(norm)); })
@@ -521,13 +527,14 @@ void bind_plan(nb::module_& m) {
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",
            [](KVStore* self, const LayerTuples& layers, int value_dim, const std::string& type, int num_blocks,
-              int block_size, std::vector<std::vector<float>> scales) {
+              int block_size, std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs) {
              new (self) KVStore(to_layers(layers), value_dim, to_kv_type(type), num_blocks, block_size,
-                                std::move(scales));
+                                std::move(scales), std::move(columns), num_slabs);
            },
            "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a,
-           "scales"_a = std::vector<std::vector<float>>{})
+           "scales"_a = std::vector<std::vector<float>>{}, "columns"_a = std::vector<int>{}, "num_slabs"_a = 0)
       .def_prop_ro("nbytes", &KVStore::nbytes)
+      .def("place_blocks", &place_blocks, "rows"_a.noconvert())
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");

@@ -1,6 +1,7 @@
 // Allocation and block copies of the KV cache. Knows the layout; knows no sequence and no block table.
 #include "plan/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -9,13 +10,18 @@
 namespace quire {
 
 KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
-                 std::vector<std::vector<float>> scales)
+                 std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs)
     : layers_(std::move(layers)), scales_(std::move(scales)) {
   if (layers_.empty() || num_blocks < 1 || block_size < 1)
     throw std::invalid_argument("every size of a KV cache must be at least 1");
   if (type == KVType::i8 && block_size % 4 != 0)
     throw std::invalid_argument("an int8 KV cache needs a block size that is a multiple of 4");
-  size_t block_bytes = 0;
+  if (columns.empty()) columns.assign(layers_.size(), 0);
+  const int last = *std::max_element(columns.begin(), columns.end());
+  if (columns.size() != layers_.size() || *std::min_element(columns.begin(), columns.end()) < 0 ||
+      last >= int(layers_.size()) || (last > 0 && num_slabs < 1))
+    throw std::invalid_argument("the columns of a KV cache are not those of its layers");
+  std::vector<size_t> column_bytes(size_t(last) + 1);
   std::vector<size_t> offsets;
   for (const KVLayer& layer : layers_) {
     if (layer.num_kv_heads < 0 || layer.head_dim < 1)
@@ -30,8 +36,9 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
     view.num_blocks = num_blocks;
     view.block_size = block_size;
     view.type = type;
-    offsets.push_back(block_bytes);
-    block_bytes += view.layer_bytes();
+    size_t& bytes = column_bytes[size_t(columns[views_.size()])];
+    offsets.push_back(bytes);
+    bytes += view.layer_bytes();
     views_.push_back(view);
   }
   const bool fp8 = type == KVType::e4m3 || type == KVType::e5m2;
@@ -44,11 +51,15 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
     if (!right) throw std::invalid_argument("a layer's KV cache needs a positive scale for the keys and values of each head");
     if (!own.empty()) views_[i].scales = own.data();
   }
-  if (block_bytes == 0) throw std::invalid_argument("a KV cache needs a layer that keeps something");
-  memory_ = HugeBuffer(block_bytes * size_t(num_blocks));
+  const size_t slab_bytes = *std::max_element(column_bytes.begin(), column_bytes.end());
+  if (slab_bytes == 0) throw std::invalid_argument("a KV cache needs a layer that keeps something");
+  if (last > 0) slabs_.assign(size_t(last) + 1, std::vector<int32_t>(size_t(num_blocks)));
+  num_slabs_ = last > 0 ? num_slabs : num_blocks;
+  memory_ = HugeBuffer(slab_bytes * size_t(num_slabs_));
   for (size_t i = 0; i < views_.size(); ++i) {
     views_[i].base = static_cast<char*>(memory_.data()) + offsets[i];
-    views_[i].block_stride = block_bytes;
+    views_[i].slab_bytes = slab_bytes;
+    if (last > 0) views_[i].slabs = slabs_[size_t(columns[i])].data();
   }
 }
 
@@ -84,8 +95,25 @@ void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, siz
       if (block < 0 || block >= first.num_blocks)
         throw std::out_of_range("block " + std::to_string(block) + " is outside the cache's " +
                                 std::to_string(first.num_blocks) + " blocks");
+  char* memory = static_cast<char*>(memory_.data());
+  auto copy = [&](int32_t from, int32_t to) {
+    std::memmove(memory + size_t(to) * first.slab_bytes, memory + size_t(from) * first.slab_bytes, first.slab_bytes);
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (slabs_.empty()) copy(source[i], destination[i]);
+    for (const auto& column : slabs_) copy(column[size_t(source[i])], column[size_t(destination[i])]);
+  }
+}
+
+void KVStore::place_blocks(const int32_t* rows, size_t count) {
+  const size_t width = slabs_.size() + 1;
+  for (size_t i = 0; i < count * width; ++i) {
+    const int most = i % width ? num_slabs_ : num_blocks();
+    if (rows[i] < 0 || rows[i] >= most)
+      throw std::out_of_range(std::to_string(rows[i]) + " is not a block, or not a slab, of the cache");
+  }
   for (size_t i = 0; i < count; ++i)
-    std::memmove(first.key_tile(destination[i], 0), first.key_tile(source[i], 0), first.block_stride);
+    for (size_t c = 0; c < slabs_.size(); ++c) slabs_[c][size_t(rows[i * width])] = rows[i * width + c + 1];
 }
 
 }  // namespace quire

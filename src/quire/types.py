@@ -136,6 +136,49 @@ class NewSeq:
     tokens: list[int]
 
 
+class BlockShape(msgspec.Struct, frozen=True):
+    """How many slabs a block takes: `full` ones for layers that see all positions, `windowed` ones for the others.
+
+    The windowed layers see at most the last `reach` positions, their own included, and read `tile` aligned positions
+    at a time. Slabs are of one size.
+    """
+
+    full: int = 1
+    windowed: int = 0
+    reach: int = 0
+    tile: int = 64
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of a whole block."""
+        return self.full + self.windowed
+
+    def first_in_sight(self, position: int, block_size: int) -> int:
+        """The first block that a token at `position` reads through a window."""
+        return max(0, position - self.reach + 1) // self.tile * self.tile // block_size
+
+    def most_in_sight(self, block_size: int, budget: int) -> int:
+        """The most blocks of a sequence in sight while it grows by at most `budget` tokens at a time.
+
+        It loses sight of blocks after a step, so it may have grown twice before that.
+        """
+        return -(-(self.reach + self.tile + 2 * budget) // block_size) + 1 if self.windowed else 0
+
+    def cost(self, num_tokens: int, block_size: int, budget: int) -> int:
+        """The most slabs that a sequence takes while it grows to `num_tokens`."""
+        blocks = -(-num_tokens // block_size)
+        return self.full * blocks + self.windowed * min(blocks, self.most_in_sight(block_size, budget))
+
+    def longest(self, num_slabs: int, block_size: int, budget: int) -> int:
+        """The most tokens of a sequence for which there are `num_slabs`."""
+        passing = num_slabs - self.windowed * self.most_in_sight(block_size, budget)
+        return max(num_slabs // self.slabs, passing // self.full) * block_size
+
+
+WHOLE_BLOCK = BlockShape()
+"""A block without windowed layers."""
+
+
 class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's part of a step: it computes `tokens`, then `draft`, at positions start, start + 1, ...
 
@@ -154,8 +197,8 @@ class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
 class ScheduledBatch(msgspec.Struct, frozen=True):
     """One step, as a delta against the state that the executor keeps per slot.
 
-    It takes effect in this order: forget `freed` slots, make `copies` (source block, destination block), set up
-    `new` slots, compute `seqs`.
+    It takes effect in this order: forget `freed` slots, place the blocks of `mapped` in slabs (block, slab of each
+    column), make `copies` (source block, destination block), set up `new` slots, compute `seqs`.
     """
 
     step: int
@@ -163,6 +206,7 @@ class ScheduledBatch(msgspec.Struct, frozen=True):
     seqs: list[ScheduledSeq]
     freed: list[int]
     copies: list[tuple[int, int]]
+    mapped: list[list[int]] = []
 
     @property
     def num_tokens(self) -> int:

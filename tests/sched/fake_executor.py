@@ -12,6 +12,8 @@ from quire.params import SamplingParams
 from quire.sched import Scheduler
 from quire.types import (
     UNSEEN,
+    WHOLE_BLOCK,
+    BlockShape,
     Delta,
     FinishReason,
     Request,
@@ -97,8 +99,19 @@ class Slot:
 class FakeExecutor:
     """Follows batches as a real one does; asserts that each sequence reads the KV of its own prefix."""
 
-    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, draft_rate: float = 0.0) -> None:
-        self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        rng: random.Random,
+        draft_rate: float = 0.0,
+        shape: BlockShape = WHOLE_BLOCK,
+    ) -> None:
+        self.shape = shape
+        columns = self.shape.full + self.shape.windowed
+        self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks * columns)]
+        # The slabs of each block; without windowed layers, slab i is block i.
+        self.mapped = {} if shape.windowed else {block: [block] for block in range(num_blocks)}
         self.block_size = block_size
         self.slots: dict[int, Slot] = {}
         self.rng = rng
@@ -109,12 +122,15 @@ class FakeExecutor:
         size, slots = self.block_size, self.slots
         for slot in batch.freed:
             del slots[slot]
+        for block, *slabs in batch.mapped:
+            self.mapped[block] = slabs
         sources = {src for src, _ in batch.copies}
         targets = [dst for _, dst in batch.copies]
         assert len(set(targets)) == len(targets)
         assert not sources & set(targets)
         for src, dst in batch.copies:
-            self.kv[dst] = list(self.kv[src])
+            for column, slab in enumerate(self.mapped[dst]):
+                self.kv[slab] = list(self.kv[self.mapped[src][column]])
         for new in batch.new:
             assert new.slot not in slots, "a slot was reused before it was freed"
             hashes = [root_hash(new.request.adapter, new.request.salt)]
@@ -141,19 +157,24 @@ class FakeExecutor:
                 block = slot.blocks[position // size]
                 assert holders[block] == 1, "a shared block was written to"
                 assert block not in sources or position >= item.start
-                self.kv[block][position % size] = hashes[position + 1]
+                for slab in self.mapped[block]:
+                    self.kv[slab][position % size] = hashes[position + 1]
         output = StepOutput(batch.step, {})
         for item in batch.seqs:
             if not slots[item.slot].failed:
-                self._read(item.slot, item.start + len(item.tokens))
+                self._read(item.slot, item.start, item.start + len(item.tokens))
             self._sample(item.slot, item.start, len(item.tokens), item.draft, item.wants_logits, output)
         return output
 
-    def _read(self, number: int, end: int) -> None:
-        slot, size = self.slots[number], self.block_size
+    def _read(self, number: int, start: int, end: int) -> None:
+        """Read what tokens from `start` on see: all positions, through windows the tiles that reach into them."""
+        slot, size, shape = self.slots[number], self.block_size, self.shape
+        first = max(0, start - shape.reach + 1) // shape.tile * shape.tile
         for position in range(end):
-            found = self.kv[slot.blocks[position // size]][position % size]
-            assert found == slot.hashes[position + 1], f"position {position} holds another sequence's KV"
+            slabs = self.mapped[slot.blocks[position // size]]
+            for slab in slabs if position >= first else slabs[: shape.full]:
+                found = self.kv[slab][position % size]
+                assert found == slot.hashes[position + 1], f"position {position} holds another sequence's KV"
 
     def _sample(
         self, number: int, start: int, count: int, draft: list[int], wants_logits: bool, output: StepOutput
@@ -211,8 +232,11 @@ class FakeExecutor:
             hashes = [root_hash(adapter, salt)]
             extend_hashes(hashes, tokens)
             first = (len(tokens) - 1) // self.block_size * self.block_size
-            for position in range(first, len(tokens)):
-                assert self.kv[block][position - first] == hashes[position + 1], "the index names wrong KV"
+            slabs, owned = self.mapped[block], scheduler._tables.slabs
+            whole = owned is None or owned.is_whole(block)
+            for slab in slabs if whole else slabs[: self.shape.full]:
+                for position in range(first, len(tokens)):
+                    assert self.kv[slab][position - first] == hashes[position + 1], "the index names wrong KV"
 
 
 class Journal:

@@ -12,13 +12,14 @@ from fake_executor import VOCAB, FakeExecutor, Journal, Loop, alone, embedding, 
 from quire.config import SchedulerConfig
 from quire.params import OutputKind
 from quire.sched import Scheduler
-from quire.types import FinishReason, Request
+from quire.sched.tables import BlockTables
+from quire.types import WHOLE_BLOCK, BlockShape, FinishReason, Request
 
 
 class Trace:
     """One random world: its configuration, traffic and faults come from one seed."""
 
-    def __init__(self, seed: int, faults: bool, depth: int) -> None:
+    def __init__(self, seed: int, faults: bool, depth: int, windowed: bool = False) -> None:
         rng = self.rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         self.num_blocks = rng.randint(5, 40)
@@ -35,6 +36,13 @@ class Trace:
             long_prefill_token_threshold=rng.choice([0, 5, 20]),
         )
         self.budget = config.max_num_batched_tokens
+        shape = WHOLE_BLOCK
+        if windowed:
+            shape = BlockShape(
+                rng.randint(1, 3), rng.randint(1, 6), rng.randint(1, 12), rng.choice([1, 2, 4])
+            )
+            tables = BlockTables(self.num_blocks, self.block_size, False, shape=shape, budget=self.budget)
+            self.max_total = min(self.max_model_len, tables.most_tokens)
         clock = itertools.count()
         self.scheduler = Scheduler(
             config,
@@ -44,8 +52,10 @@ class Trace:
             self.caching,
             recompute_last=seed % 3 == 0,
             clock=lambda: 0.05 * next(clock),
+            shape=shape,
         )
-        self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, rng.choice([0.0, 0.7]))
+        draft_rate = rng.choice([0.0, 0.7])
+        self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, draft_rate, shape)
         self.loop = Loop(self.scheduler, self.executor, depth)
         self.faults = faults
         self.executor.error_rate = 0.01 if faults else 0.0
@@ -186,6 +196,15 @@ class Trace:
 @pytest.mark.parametrize("seed", range(40))
 def test_without_faults_every_sequence_says_what_it_says_alone(seed: int, depth: int) -> None:
     trace = Trace(seed, faults=False, depth=depth)
+    trace.run()
+    trace.verify()
+
+
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_windowed_layers_read_only_what_is_stored(seed: int, depth: int, faults: bool) -> None:
+    trace = Trace(2000 + seed, faults, depth, windowed=True)
     trace.run()
     trace.verify()
 

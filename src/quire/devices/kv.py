@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from quire.types import WHOLE_BLOCK, BlockShape
+
 KVDtype = Literal["float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
 ELEMENT_BYTES: dict[KVDtype, int] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1
@@ -14,10 +16,14 @@ FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are sto
 
 
 class KVLayer(msgspec.Struct, frozen=True):
-    """The cache of one layer, per token: G x H keys and as many values. No heads: the layer keeps nothing."""
+    """The cache of one layer, per token: G x H keys and as many values. No heads: the layer keeps nothing.
+
+    A query sees at most the last `reach` positions, its own included; 0: all.
+    """
 
     num_kv_heads: int
     head_dim: int
+    reach: int = 0
 
 
 class KVScales(msgspec.Struct, frozen=True):
@@ -37,6 +43,9 @@ class KVSpec(msgspec.Struct, frozen=True):
     has any.
     With `value_dim` (latent attention) there are no values: a value is the first value_dim elements of its key.
     `layers`, if given, is the shape of each layer; num_kv_heads and head_dim are then the largest.
+
+    With `apart`, a block consists of slabs of one size, and layers with a reach lie in slabs of their own, which are
+    given back when no query will see the block again (`columns`, `block_shape`).
     """
 
     num_layers: int
@@ -46,6 +55,39 @@ class KVSpec(msgspec.Struct, frozen=True):
     value_dim: int | None = None
     layers: tuple[KVLayer, ...] | None = None
     scales: tuple[KVScales | None, ...] = ()
+    apart: bool = False
+
+    def divided(self) -> KVSpec:
+        """The same cache with its windowed layers apart, if it has any."""
+        reaches = [layer.reach for layer in self.layers or () if layer.num_kv_heads]
+        return msgspec.structs.replace(self, apart=any(reaches) and len(reaches) > 1)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The number of the slab of a block in which each layer lies."""
+        return self._columns[0]
+
+    @property
+    def block_shape(self) -> BlockShape:
+        """The slabs of a block."""
+        columns, full = self._columns
+        if not self.apart:
+            return WHOLE_BLOCK
+        reach = max(layer.reach for layer in self.layers or ())
+        return BlockShape(full, max(columns) + 1 - full, reach)
+
+    @property
+    def _columns(self) -> tuple[tuple[int, ...], int]:
+        """Columns by layer, and how many of them hold layers that see all positions: the division that wastes least."""
+        sizes = [self.layer_bytes(index) for index in range(self.num_layers)]
+        if not self.apart:
+            return (0,) * self.num_layers, 1
+        windowed = [self.layer(index).reach > 0 for index in range(self.num_layers)]
+        if all(windowed):  # what is left of a block must lie somewhere
+            windowed[0] = False
+        most = max(sizes)
+        found = [_packed(sizes, windowed, count * most) for count in range(1, self.num_layers + 1)]
+        return min(found, key=lambda division: (_block_bytes(division[0], sizes), max(division[0])))
 
     def scales_of(self, layer: int) -> KVScales | None:
         return self.scales[layer] if self.scales else None
@@ -55,7 +97,8 @@ class KVSpec(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_token(self) -> int:
-        return sum(self.layer_bytes(index) for index in range(self.num_layers))
+        sizes = [self.layer_bytes(index) for index in range(self.num_layers)]
+        return _block_bytes(self.columns, sizes)
 
     def layer_bytes(self, index: int) -> int:
         """Bytes that one token takes in a layer."""
@@ -64,3 +107,25 @@ class KVSpec(msgspec.Struct, frozen=True):
         if self.dtype == "int8":
             return heads * (-(-layer.head_dim // 4) * 4 + 4)
         return heads * layer.head_dim * ELEMENT_BYTES[self.dtype]
+
+
+def _packed(sizes: list[int], windowed: list[bool], most: int) -> tuple[tuple[int, ...], int]:
+    """Columns by layer, in order, each of at most `most` bytes: first those that are not windowed. And their number."""
+    columns, column, full = [0] * len(sizes), -1, 0
+    for kind in (False, True):
+        left = 0
+        for layer in [i for i, own in enumerate(windowed) if own == kind]:
+            if sizes[layer] > left:
+                column, left = column + 1, most
+            columns[layer] = max(column, 0)
+            left -= sizes[layer]
+        full = full or column + 1
+    return tuple(columns), full
+
+
+def _block_bytes(columns: tuple[int, ...], sizes: list[int]) -> int:
+    """Bytes of a block whose slabs are as large as the largest column."""
+    sums = [0] * (max(columns) + 1)
+    for column, size in zip(columns, sizes, strict=True):
+        sums[column] += size
+    return max(sums) * len(sums)

@@ -54,7 +54,11 @@ Arithmetic = Literal["fp32", "bf16", "int8"]
 
 
 class KVCache(Protocol):
-    """Paged storage. A block holds `block_size` tokens of every layer."""
+    """Paged storage. A block holds `block_size` tokens of every layer.
+
+    If `spec` is `apart`, the cache has memory for the whole blocks that it was made for, more ids than that, and each
+    block is placed in slabs before it is used. A slab may be in several blocks, of which one is in use.
+    """
 
     @property
     def spec(self) -> KVSpec: ...
@@ -64,6 +68,9 @@ class KVCache(Protocol):
 
     @property
     def block_size(self) -> int: ...
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        """Place blocks, in order: each row is a block and the slab of each of its columns (KVSpec.columns)."""
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) of every layer, in order."""
@@ -221,6 +228,10 @@ class Backend(Protocol):
 
     def restore(self, about: dict[str, Any], data: Array) -> Matrix:
         """The matrix that `export` described, in place in `data`, 64-byte aligned. ModelError if they disagree."""
+
+    @property
+    def places_blocks(self) -> bool:
+        """Whether its caches may have windowed layers apart (KVSpec.apart)."""
 
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
 

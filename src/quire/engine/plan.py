@@ -156,6 +156,8 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         own, last = replaced(shard, stage=stage), stage == stages - 1
         drafts, share = (draft, sketch) if last else (DraftNeed(), files.outline(outline, own))
         kv_spec = model.kv_spec(dtype, own)
+        if backend.places_blocks and shard.alone and not model.spec.bidirectional and not draft.kv_per_token:
+            kv_spec = kv_spec.divided()
         own_tokens = tree_blocks(drafts.trees, config.cache.block_size) * config.cache.block_size
         need = MemoryNeed(
             weights=share.weight_bytes
@@ -171,6 +173,8 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,
             max_num_seqs=max_num_seqs,
+            shape=kv_spec.block_shape,
+            budget=config.scheduler.max_num_batched_tokens,
         )
         memory = plan_memory(config.cache, need, available)
         planned.append(StagePlan(own, kv_spec, memory, share.cost))

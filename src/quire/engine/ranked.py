@@ -22,7 +22,7 @@ from quire.engine.commands import (
 )
 from quire.engine.memory_release import MemoryRelease, check_parts
 from quire.engine.ranks import Ranks
-from quire.errors import QuireError
+from quire.errors import EngineError, QuireError
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -89,6 +89,9 @@ class RankedKVCache:
     @property
     def block_size(self) -> int:
         return self.own.block_size
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        raise EngineError("ranks keep blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._ranks.send(CopyBlocks(list(copies)))

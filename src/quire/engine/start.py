@@ -218,6 +218,7 @@ def _make_scheduler(plan: EnginePlan, recompute_last: bool) -> Scheduler:
         recompute_last=recompute_last,
         max_adapters=config.lora.max_loras if config.lora.enable_lora else None,
         stages=config.parallel.pipeline_parallel_size,
+        shape=plan.kv_spec.block_shape,
         rates=step_rates(plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * threads),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.config import CacheConfig
 from quire.errors import ConfigError
+from quire.types import WHOLE_BLOCK, BlockShape
 
 GIB = 1 << 30
 
@@ -45,12 +46,15 @@ class MemoryNeed:
     max_model_len: int
     max_model_len_is_given: bool
     max_num_seqs: int
+    shape: BlockShape = WHOLE_BLOCK
+    budget: int = 0  # tokens of a step
 
 
 def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryPlan:
     """Size the KV cache. Raises ConfigError if the model, or one sequence of max_model_len, cannot fit."""
     block_bytes = need.kv_bytes_per_token * cache.block_size
-    useful = need.max_num_seqs * -(-need.max_model_len // cache.block_size)
+    shape, size, budget = need.shape, cache.block_size, need.budget
+    useful = need.max_num_seqs * -(-shape.cost(need.max_model_len, size, budget) // shape.slabs)
     rest = available - need.weights - need.workspace
     if rest <= 0:
         raise ConfigError(
@@ -65,8 +69,8 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
         num_blocks = cache.kv_cache_memory_bytes // block_bytes
         asked = f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}"
     else:
-        budget = int(available * cache.gpu_memory_utilization) - need.weights - need.workspace
-        num_blocks = min(useful, budget // block_bytes)
+        memory = int(available * cache.gpu_memory_utilization) - need.weights - need.workspace
+        num_blocks = min(useful, memory // block_bytes)
         asked = f"--gpu-memory-utilization {cache.gpu_memory_utilization}"
     if num_blocks * block_bytes > rest:
         raise ConfigError(
@@ -74,7 +78,7 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
             "are free after weights and workspace: ask for less"
         )
     max_model_len = need.max_model_len
-    fits = max(0, num_blocks) * cache.block_size
+    fits = shape.longest(max(0, num_blocks) * shape.slabs, size, budget)
     if fits < max_model_len:
         if need.max_model_len_is_given or fits < cache.block_size:
             raise ConfigError(

@@ -134,6 +134,9 @@ class Runner:
         if batch.freed or batch.new:
             self._active = [part for part in self.parts if part.active]
             self._greedy = all(part.greedy for part in self._active)
+        if batch.mapped:
+            for cache in self._caches:
+                cache.place_blocks(batch.mapped)
         if batch.copies:
             for cache in self._caches:
                 cache.copy_blocks(batch.copies)

@@ -37,6 +37,7 @@ import msgspec
 
 from quire.config import SchedulerConfig
 from quire.sched.pace import Pace
+from quire.sched.prefix import PrefixMatch
 from quire.sched.queue import WaitingQueue, key_of
 from quire.sched.sequence import RUNNING, Sequence
 from quire.sched.tables import BlockTables
@@ -213,19 +214,19 @@ class Planner:
 
     def _grow(self, seq: Sequence, count: int, behind: int, plan: Plan) -> int:
         """Make room for `count` more tokens at the expense of running[behind:]; returns how many fit."""
-        tables, pool = self._tables, self._tables.pool
+        tables = self._tables
         start, have = seq.num_computed, len(seq.blocks)
         need = tables.count(start + count) - have
-        if need > pool.num_available and seq.draft:  # a guess never preempts a sequence
+        if need > tables.num_available and seq.draft:  # a guess never preempts a sequence
             count = min(count, len(seq.tokens) - start)
             need = tables.count(start + count) - have
-        while need > pool.num_available:
+        while need > tables.num_available:
             plan.short = True
             if self._queue.drop_bases():
                 continue
             victim = self._victim(behind, plan)
             if victim is None:  # keep what it has, compute what fits
-                count = min(count, (have + pool.num_available) * tables.block_size - start)
+                count = min(count, (have + tables.num_available) * tables.block_size - start)
                 need = tables.count(start + count) - have
                 break
             self._preempt(victim)
@@ -275,8 +276,7 @@ class Planner:
                 if len(self.running) < self._max_running:
                     return
             else:
-                gain = sum(len(s.blocks) for s in lower) + self._tables.pool.num_available
-                if gain < self._tables.count(len(head.tokens)) - len(found[0].blocks):
+                if not self._tables.can_gain(sum(map(self._tables.gain, lower)), head, found[0]):
                     return
             self._preempt(lower.pop())
 
@@ -291,7 +291,7 @@ class Planner:
             if tables.fit(seq, found[0]) is not None:
                 if len(self.running) < self._max_running:
                     return
-            elif self._turns.gain(self.running) + tables.pool.num_available < tables.count(len(seq.tokens)):
+            elif not tables.can_gain(self._turns.gain(self.running, tables.gain), seq, PrefixMatch()):
                 return
             self._preempt(other)
 
@@ -406,7 +406,7 @@ class Planner:
         """
         tables, queue = self._tables, self._queue
         while not self._is_in_flight(seq):
-            if not tables.pool.num_available and not queue.drop_bases(spare=seq):
+            if not tables.num_available and not queue.drop_bases(spare=seq):
                 return False
             found = tables.match(seq)
             if found is None:
@@ -452,12 +452,15 @@ class Planner:
         Blocks enter the index as soon as their tokens are known, so that a prompt is shared while it is computed.
         """
         self.in_flight.append(plan)
+        windowed = self._tables.slabs is not None
         for item, seq in zip(plan.seqs, plan.flight, strict=True):
             seq.num_computed = item.start + len(item.tokens) + len(item.draft)
             if item.wants_logits and seq.request.pooling is None:
                 seq.num_unseen += 1
             if seq.num_computed >= seq.index_at:
                 self._tables.index(seq)
+            if windowed:
+                self._tables.pass_by(seq, item.start)  # a draft that is refused goes back to there at most
             if seq.group.held and seq.num_settled >= seq.num_prompt_tokens:
                 self._queue.requeue_held(seq.group)
 

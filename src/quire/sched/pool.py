@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from quire.errors import EngineError
 
@@ -16,7 +16,8 @@ class BlockPool:
     The pool never drops a name by itself: the index evicts.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_free: Callable[[int], None] | None = None) -> None:
+        """`on_free` is told each block that becomes free."""
         if num_blocks < 1:
             raise EngineError(f"a block pool needs at least 1 block, got {num_blocks}")
         self.num_blocks = num_blocks
@@ -24,11 +25,16 @@ class BlockPool:
         self._named = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._on_free = on_free
         self.num_shared = 0  # blocks that more than one table holds
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def free(self) -> set[int]:
+        return set(self._free)
 
     @property
     def num_cached(self) -> int:
@@ -77,7 +83,7 @@ class BlockPool:
             if self._named[block]:
                 self._cached[block] = None
             else:
-                self._free.append(block)
+                self._add_free(block)
 
     def name(self, block: int) -> None:
         """Record that the prefix index names `block`, which is in use."""
@@ -90,7 +96,12 @@ class BlockPool:
         self._named[block] = 0
         if self._refs[block] == 0:
             del self._cached[block]
-            self._free.append(block)
+            self._add_free(block)
+
+    def _add_free(self, block: int) -> None:
+        self._free.append(block)
+        if self._on_free is not None:
+            self._on_free(block)
 
     def touch(self, block: int) -> None:
         """Make `block` the most recently used of the cached ones, if it is cached."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from quire.radix import RadixNode, RadixTree
@@ -37,8 +37,12 @@ class PrefixIndex:
     blocks; the first is indexed, the other stays unnamed, and its sequence goes on below the first.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, is_whole: Callable[[int], bool] | None = None
+    ) -> None:
+        """A block that `is_whole` denies makes way for another one with the same tokens."""
         self._pool = pool
+        self._is_whole = is_whole
         self._block_size = block_size
         self._tree: RadixTree[int] = RadixTree()
         self._nodes: list[Node | None] = [None] * pool.num_blocks
@@ -109,6 +113,11 @@ class PrefixIndex:
     def _insert(self, cursor: Node, span: list[int], block: int, namespace: Hashable) -> Node:
         key: list[Hashable] = [*span] if cursor is not self.root else [namespace, *span]
         node = self._tree.insert(key, block, cursor)
+        old = node.value
+        if self._is_whole is not None and old is not None and old != block and not self._is_whole(old):
+            self._nodes[old] = None
+            self._pool.forget(old)
+            node.value = block
         if node.value == block and self._nodes[block] is None:
             self._nodes[block] = node
             self._pool.name(block)

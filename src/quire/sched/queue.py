@@ -105,7 +105,7 @@ class WaitingQueue:
         All kept prefixes hold at most half of the pool: the oldest make room.
         """
         self.let_go(key)
-        most = self._tables.pool.num_blocks // 2
+        most = self._tables.num_blocks // 2
         size = self._tables.count(match.num_tokens)
         if not size or size > most:
             return 0

@@ -27,7 +27,17 @@ from quire.sched.sequence import (
 )
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepRates
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
+from quire.types import (
+    WHOLE_BLOCK,
+    BlockShape,
+    Delta,
+    EngineStats,
+    FinishReason,
+    Request,
+    ScheduledBatch,
+    StepOutput,
+    ends,
+)
 
 
 class Scheduler:
@@ -37,7 +47,7 @@ class Scheduler:
     and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
     whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
     `max_model_len`. With pipeline `stages`, that many steps are meant to be in flight. `rates` are what steps are
-    expected to cost before any is measured; `clock` gives seconds.
+    expected to cost before any is measured; `clock` gives seconds. With windowed layers, `shape` is that of blocks.
     """
 
     def __init__(
@@ -53,14 +63,22 @@ class Scheduler:
         stages: int = 1,
         rates: StepRates | None = None,
         clock: Callable[[], float] = time.monotonic,
+        shape: BlockShape = WHOLE_BLOCK,
     ) -> None:
         self._by_priority = config.scheduling_policy == "priority"
         self._stream_interval = config.stream_interval
         self._max_model_len = max_model_len
-        self._max_total = min(max_model_len, num_blocks * block_size)
         self._arrivals = 0
         self._stats = EngineStats(num_blocks=num_blocks)
-        self._tables = BlockTables(num_blocks, block_size, enable_prefix_caching, recompute_last)
+        self._tables = BlockTables(
+            num_blocks,
+            block_size,
+            enable_prefix_caching,
+            recompute_last,
+            shape,
+            config.max_num_batched_tokens,
+        )
+        self._max_total = min(max_model_len, self._tables.most_tokens)
         self._queue = WaitingQueue(self._tables)
         self.pace = Pace(config, rates or StepRates(), max_model_len, clock)
         self._planner = Planner(
@@ -138,7 +156,7 @@ class Scheduler:
         """
         if not self._tables.caching:
             return 0
-        match, _ = self._tables.prefix.match(tokens, Group(request).namespace, len(tokens))
+        match, _ = self._tables.find(tokens, Group(request).namespace, len(tokens))
         return self._queue.keep(key, match)
 
     def let_go(self, key: str) -> None:
@@ -193,7 +211,9 @@ class Scheduler:
         plan = self._planner.plan()
         if plan is None:
             return None
-        return ScheduledBatch(plan.step, plan.new, plan.seqs, self._planner.take_freed(), plan.copies)
+        slabs = self._tables.slabs
+        mapped = [] if slabs is None else slabs.take_mapped()
+        return ScheduledBatch(plan.step, plan.new, plan.seqs, self._planner.take_freed(), plan.copies, mapped)
 
     def update(self, batch: ScheduledBatch, output: StepOutput, seconds: float = 0.0) -> list[Delta]:
         """Take in the result of `batch`, the oldest one in flight; returns the deltas of its sequences.
@@ -241,10 +261,11 @@ class Scheduler:
         stats.num_running = len(self._planner.running)
         stats.num_waiting = len(self._queue.seqs) + self._queue.num_held
         stats.num_waiting_tokens = self._queue.num_tokens
-        stats.num_used_blocks = pool.num_used
+        free, available = self._tables.num_free, self._tables.num_available
+        stats.num_used_blocks = self._tables.num_blocks - available
         stats.num_shared_blocks = pool.num_shared
-        stats.num_cached_blocks = pool.num_cached
-        stats.num_free_blocks = pool.num_free
+        stats.num_cached_blocks = available - free
+        stats.num_free_blocks = free
         stats.num_kept_blocks = self._queue.num_kept_blocks
         return EngineStats(**{**stats.as_dict(), "spec_accepted_per_pos": list(stats.spec_accepted_per_pos)})
 

@@ -57,6 +57,7 @@ class Sequence:
     num_computed: int = 0
     num_unseen: int = 0
     blocks: list[int] = field(default_factory=list)
+    num_passed: int = 0  # first blocks that no further token sees through a window
     base: PrefixMatch | None = None
     repetition: RepetitionDetectionParams | None = None
     status: SequenceStatus = WAITING

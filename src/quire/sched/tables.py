@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 from quire.radix import RadixNode
 from quire.sched.pool import BlockPool
 from quire.sched.prefix import PrefixIndex, PrefixMatch
 from quire.sched.sequence import Sequence
+from quire.sched.slabs import SlabPool
+from quire.types import WHOLE_BLOCK, BlockShape
 
 Cursor = RadixNode[int]
 Copies = list[tuple[int, int]]
@@ -24,13 +27,68 @@ class BlockTables:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, recompute_last: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        recompute_last: bool = False,
+        shape: BlockShape = WHOLE_BLOCK,
+        budget: int = 0,
     ) -> None:
+        """With windowed layers in `shape`, `num_blocks` is for whole blocks; tables grow by at most `budget` tokens.
+
+        A cost is in slabs: those of one block are `shape.full` and, while its window is in sight, `shape.windowed`.
+        """
         self._recompute_last = recompute_last
         self.block_size = block_size
         self.caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
-        self.prefix = PrefixIndex(self.pool, block_size)
+        self.num_blocks = num_blocks
+        self._full, self._windowed = shape.full, shape.windowed
+        self._num_slabs = num_blocks * shape.slabs
+        self.slabs: SlabPool | None = None
+        self._most_in_sight = shape.most_in_sight(block_size, budget)
+        self.most_tokens = shape.longest(self._num_slabs, block_size, budget)
+        if shape.windowed:
+            self.slabs = slabs = SlabPool(shape, self._num_slabs, block_size)
+            self.pool = BlockPool(self._num_slabs // shape.full, slabs.take_back)
+            self.prefix = PrefixIndex(self.pool, block_size, slabs.is_whole)
+        else:
+            self.pool = BlockPool(num_blocks)
+            self.prefix = PrefixIndex(self.pool, block_size)
+
+    @property
+    def num_available(self) -> int:
+        """Whole blocks that can be allocated: free ones, and cached ones after eviction."""
+        if self.slabs is None:
+            return self.pool.num_available
+        return self._available // (self._full + self._windowed)
+
+    @property
+    def num_free(self) -> int:
+        """Whole blocks that can be allocated without forgetting anything."""
+        if self.slabs is None:
+            return self.pool.num_free
+        return self.slabs.num_free // (self._full + self._windowed)
+
+    @property
+    def _available(self) -> int:
+        """Slabs that can be allocated."""
+        if self.slabs is None:
+            return self.pool.num_available
+        used, in_sight = self.pool.num_used, self.slabs.num_in_sight
+        return self._num_slabs - self._full * used - self._windowed * in_sight
+
+    def cost(self, num_blocks: int) -> int:
+        """What a table takes at most while it grows by `num_blocks` blocks."""
+        return self._full * num_blocks + self._windowed * min(num_blocks, self._most_in_sight)
+
+    def gain(self, seq: Sequence) -> int:
+        """The most that a running sequence gives back."""
+        return self._full * len(seq.blocks) + self._windowed * (len(seq.blocks) - seq.num_passed)
+
+    def can_gain(self, gain: int, seq: Sequence, match: PrefixMatch) -> bool:
+        """Whether a waiting sequence would find room if others gave `gain` back."""
+        return gain + self._available >= self.cost(self.count(len(seq.tokens)) - len(match.blocks))
 
     def count(self, num_tokens: int) -> int:
         """The number of blocks for `num_tokens` tokens."""
@@ -44,11 +102,12 @@ class BlockTables:
         limit = seq.match_limit
         match, cursor = PrefixMatch(), self.prefix.root
         if self.caching:
-            match, cursor = self.prefix.match(seq.tokens, seq.group.namespace, limit)
+            match, cursor = self.find(seq.tokens, seq.group.namespace, limit)
             if self._recompute_last and match.num_tokens:
                 match, cursor = self._less_one(match, cursor)
+                match = self._whole(match)
         if seq.base is not None and min(limit, seq.base.num_tokens) > match.num_tokens:
-            match = self._shorten(seq.base, limit)
+            match = self._whole(self._shorten(seq.base, limit))
         reach = min(limit, seq.num_prompt_tokens)
         if match.num_tokens < reach and len(seq.group.live) > 1:
             holder, computing = seq.group.prompt_holder()
@@ -58,13 +117,31 @@ class BlockTables:
                 return None
         return match, cursor
 
+    def find(self, tokens: list[int], namespace: Hashable, limit: int) -> tuple[PrefixMatch, Cursor]:
+        """The longest reusable prefix of tokens[:limit] in the index, and the cursor of its last full block."""
+        match, cursor = self.prefix.match(tokens, namespace, limit)
+        whole = self._whole(match)
+        return (match, cursor) if whole is match else self._cut(match, cursor, whole.num_tokens)
+
+    def _whole(self, match: PrefixMatch) -> PrefixMatch:
+        """`match` up to the last place from which a sequence can go on: all that it sees there is still stored."""
+        slabs, blocks = self.slabs, match.blocks
+        if slabs is None or all(map(slabs.is_whole, self._in_sight(match))):
+            return match
+        end = first = len(blocks)
+        while first > slabs.first_in_sight(end * self.block_size):
+            first -= 1
+            if not slabs.is_whole(blocks[first]):
+                end = first
+        return self._shorten(match, end * self.block_size)
+
     def fork(self, seq: Sequence, num_tokens: int) -> PrefixMatch:
-        """The KV of the first `num_tokens` (at most `num_settled`) tokens of a running sequence.
+        """The KV of the first `num_tokens` (at most `num_settled`) tokens of a running sequence, or of fewer.
 
         Full blocks are shared. The last one is copied unless `num_tokens` fills it: both sequences write to it.
         """
         full, tail = divmod(num_tokens, self.block_size)
-        return PrefixMatch(seq.blocks[:full], seq.blocks[full] if tail else -1, tail, num_tokens)
+        return self._whole(PrefixMatch(seq.blocks[:full], seq.blocks[full] if tail else -1, tail, num_tokens))
 
     def _shorten(self, match: PrefixMatch, limit: int) -> PrefixMatch:
         if match.num_tokens <= limit:
@@ -75,7 +152,10 @@ class BlockTables:
 
     def _less_one(self, match: PrefixMatch, cursor: Cursor) -> tuple[PrefixMatch, Cursor]:
         """`match` without its last token. The block that had it is the same, as the token after it may count."""
-        match = self._shorten(match, match.num_tokens - 1)
+        return self._cut(match, cursor, match.num_tokens - 1)
+
+    def _cut(self, match: PrefixMatch, cursor: Cursor, limit: int) -> tuple[PrefixMatch, Cursor]:
+        match = self._shorten(match, limit)
         depth = len(match.blocks) * self.block_size
         while cursor.depth > depth + 1:
             assert cursor.parent is not None
@@ -86,37 +166,72 @@ class BlockTables:
         """Keep the blocks of `match` until `let_go`, even if all others release them."""
         for block in _blocks(match):
             self.pool.acquire(block)
+        if self.slabs is not None:
+            self.slabs.sight(self._in_sight(match))
 
     def let_go(self, match: PrefixMatch) -> None:
+        if self.slabs is not None:
+            self._lose(self._in_sight(match), ended=True)
         for block in _blocks(match):
             self.pool.release(block)
+
+    def _in_sight(self, match: PrefixMatch) -> list[int]:
+        """The blocks that a sequence sees through windows after `match`, and the source of its copy."""
+        assert self.slabs is not None
+        return _blocks(match)[self.slabs.first_in_sight(match.num_tokens) :]
+
+    def _lose(self, blocks: list[int], ended: bool) -> None:
+        assert self.slabs is not None
+        for block in blocks:
+            self.slabs.lose(block, self.pool.is_named(block), ended)
+
+    def pass_by(self, seq: Sequence, position: int) -> None:
+        """Lose sight of the blocks that no token of `seq` from `position` on sees through a window."""
+        if self.slabs is None:
+            return
+        first = self.slabs.first_in_sight(position)
+        if first > seq.num_passed:
+            self._lose(seq.blocks[seq.num_passed : first], ended=False)
+            seq.num_passed = first
 
     def count_cached(self, seq: Sequence) -> int:
         """Tokens of a new sequence whose KV exists, as far as its fork's base and the prefix index tell."""
         held = 0 if seq.base is None else seq.base.num_tokens
         if not self.caching:
             return held
-        match, _ = self.prefix.match(seq.tokens, seq.group.namespace, seq.match_limit)
+        match, _ = self.find(seq.tokens, seq.group.namespace, seq.match_limit)
         return max(held, match.num_tokens)
 
     def owed(self, seq: Sequence) -> int:
-        """Blocks that a running sequence still needs for its known tokens."""
-        return max(0, self.count(len(seq.tokens)) - len(seq.blocks))
+        """The cost of the blocks that a running sequence still needs for its known tokens."""
+        return self.cost(max(0, self.count(len(seq.tokens)) - len(seq.blocks)))
 
     def fit(self, seq: Sequence, match: PrefixMatch, owed: int = 0) -> PrefixMatch | None:
-        """`match` if there are blocks for all tokens of `seq` beside `owed` others, else None.
+        """`match` if there is room for all tokens of `seq` beside the cost `owed`, else None.
 
         The source of a copy cannot be evicted in the same step. If that block is needed, the match gives up its
         tail.
         """
-        pool = self.pool
-        wanted = self.count(len(seq.tokens)) - len(match.blocks) + pool.count_cached(match.blocks)
-        spare = pool.num_available - wanted - owed
+        new, idle = self.count(len(seq.tokens)) - len(match.blocks), self._count_idle(match)
+        wanted = self._full * (new + self.pool.count_cached(match.blocks))
+        wanted += self._windowed * min(new + idle, self._most_in_sight)
+        spare = self._available - wanted - owed
         if spare < 0:
             return None
-        if match.tail and spare < pool.count_cached((match.source,)):
-            return PrefixMatch(match.blocks, num_tokens=match.num_tokens - match.tail)
+        if match.tail:
+            source = PrefixMatch([match.source])
+            if spare < self._full * self.pool.count_cached(source.blocks) + self._windowed * self._count_idle(
+                source
+            ):
+                shorter = PrefixMatch(match.blocks, num_tokens=match.num_tokens - match.tail)
+                return self.fit(seq, self._whole(shorter), owed)
         return match
+
+    def _count_idle(self, match: PrefixMatch) -> int:
+        """Full blocks of `match` that a sequence would see through windows, and no table sees now."""
+        if self.slabs is None:
+            return 0
+        return self.slabs.count_idle(match.blocks[self.slabs.first_in_sight(match.num_tokens) :])
 
     def open(self, seq: Sequence, match: PrefixMatch, cursor: Cursor, num_tokens: int) -> Copies:
         """Make the table of `seq` for its first `num_tokens` tokens, beginning with the blocks of `match`.
@@ -124,10 +239,11 @@ class BlockTables:
         Returns the copies (source, destination) to make. Each source has an extra holder until `unpin`, so
         that no block is both a source and newly written in one step.
         """
-        for block in _blocks(match):
-            self.pool.acquire(block)
+        self.hold(match)
         own = self.allocate(self.count(num_tokens) - len(match.blocks))
         seq.blocks = match.blocks + own
+        if self.slabs is not None:
+            seq.num_passed = min(len(match.blocks), self.slabs.first_in_sight(match.num_tokens))
         seq.num_computed = match.num_tokens
         seq.cursor = cursor
         if self.caching:
@@ -138,13 +254,27 @@ class BlockTables:
     def unpin(self, copies: Copies) -> None:
         """Release the sources of the copies, once all blocks of the step are allocated."""
         for source, _ in copies:
+            if self.slabs is not None:
+                self._lose([source], ended=True)
             self.pool.release(source)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks. Evicts cached ones if too few are free."""
-        if count > self.pool.num_free:
-            self.prefix.evict(count)
-        return self.pool.allocate(count)
+        """Take `count` whole blocks. If too few are free, gives up windows out of sight, then evicts cached blocks."""
+        slabs = self.slabs
+        if slabs is None:
+            if count > self.pool.num_free:
+                self.prefix.evict(count)
+            return self.pool.allocate(count)
+        while slabs.num_free < count * (self._full + self._windowed):
+            if slabs.drop_passed():
+                continue
+            if self.pool.num_cached:
+                self.prefix.evict(self.pool.num_free + 1)
+            else:
+                slabs.drop_ended()
+        blocks = self.pool.allocate(count)
+        slabs.assign(blocks)
+        return blocks
 
     def loss(self, seq: Sequence) -> int | None:
         """Computed tokens whose KV only `seq` holds, lost with its blocks; None if it would free no block."""
@@ -171,10 +301,13 @@ class BlockTables:
         elif self.caching and failed_from is not None:
             full = failed_from // self.block_size
             seq.cursor = self.prefix.forget(seq.cursor, frozenset(seq.blocks[full:]))
+        if self.slabs is not None:
+            self._lose(seq.blocks[seq.num_passed :][::-1], ended=True)
         for block in reversed(seq.blocks):
             self.pool.release(block)
         self.prefix.touch(seq.cursor)
         seq.blocks = []
+        seq.num_passed = 0
         seq.draft = []
         seq.num_computed = 0
         seq.cursor = self.prefix.root
@@ -184,6 +317,10 @@ class BlockTables:
         pool, size = self.pool, self.block_size
         pool.check([*(seq.blocks for seq in running), *map(_blocks, held)])
         self.prefix.check()
+        if self.slabs is not None:
+            in_sight = Counter(block for seq in running for block in seq.blocks[seq.num_passed :])
+            in_sight.update(block for match in held for block in self._in_sight(match))
+            self.slabs.check(dict(in_sight), set(range(pool.num_blocks)) - pool.free)
         holders = Counter(block for seq in running for block in seq.blocks)
         shared = {block for match in held for block in match.blocks}
         for seq in running:

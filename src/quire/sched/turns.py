@@ -8,6 +8,7 @@ displaces a sample of a request, or an owner, with more than one running.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import Sequence
@@ -80,10 +81,10 @@ class Turns:
                 best, most = other, size
         return best
 
-    def gain(self, running: list[Sequence]) -> int:
-        """An upper bound on the blocks that displacing can free."""
+    def gain(self, running: list[Sequence], gain: Callable[[Sequence], int]) -> int:
+        """An upper bound on what displacing can free; `gain` is what one sequence gives back."""
         several = len(self._owners) < self._num_running and len(self._queue.owners) > len(self._owners)
-        return sum(len(seq.blocks) for seq in running if several or self._groups[seq.request.id] > 1)
+        return sum(gain(seq) for seq in running if several or self._groups[seq.request.id] > 1)
 
     def check(self, running: list[Sequence]) -> None:
         """Assert that the counts are those of `running`."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.devices.protocol import IntArray, KVCache, KVSpec
+from quire.errors import EngineError
 
 
 class DraftBlocks:
@@ -42,6 +43,9 @@ class DraftBlocks:
     @property
     def block_size(self) -> int:
         return self.kv.block_size
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        raise EngineError("with a drafter blocks are whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self.kv.copy_blocks(copies)

@@ -101,6 +101,10 @@ class NativeBackend:
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         return place(about, data, self.pool)
 
+    @property
+    def places_blocks(self) -> bool:
+        return True
+
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> NativeKVCache:
         return NativeKVCache(spec, num_blocks, block_size)
 

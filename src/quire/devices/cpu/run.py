@@ -31,15 +31,19 @@ class NativeKVCache:
     """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages are allocated when first written."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
-        self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
+        shape = spec.block_shape
+        num_slabs = num_blocks * (shape.full + shape.windowed)
+        self._spec, self._num_blocks, self._block_size = spec, num_slabs // shape.full, block_size
         with native_errors:
             self.store = _native.KVStore(
                 layer_tuples(spec),
                 spec.value_dim or 0,
                 spec.dtype,
-                num_blocks,
+                self._num_blocks,
                 block_size,
                 scale_lists(spec),
+                spec.columns,
+                num_slabs,
             )
 
     @property
@@ -53,6 +57,10 @@ class NativeKVCache:
     @property
     def block_size(self) -> int:
         return self._block_size
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        with native_errors:
+            self.store.place_blocks(np.array(rows, np.int32))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         if copies:

@@ -80,6 +80,10 @@ class ReferenceBackend:
             matrix.inputs = Inputs(np.array(order, np.int32), np.array(factors, np.float32))
         return matrix
 
+    @property
+    def places_blocks(self) -> bool:
+        return False
+
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:
         return ReferenceKVCache(spec, num_blocks, block_size)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import Array, FloatArray, KVDtype, KVSpec
+from quire.errors import EngineError
 from quire.weights.activations import round_int8
 
 KEPT: dict[KVDtype, Any] = {
@@ -58,6 +59,9 @@ class ReferenceKVCache:
             return round_int8(values)
         most = FP8_MOST.get(self._spec.dtype)
         return values if most is None else np.clip(values, -most, most)
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        raise EngineError("this backend keeps blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         sides = self.keys + (self.values if self._spec.value_dim is None else [])

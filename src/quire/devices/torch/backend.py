@@ -82,6 +82,10 @@ class TorchBackend:
         values = torch.tensor(data.view(np.float32).reshape(about["rows"], -1), device=self._device)
         return TorchMatrix(values, restored_rounding(about["rounding"]))
 
+    @property
+    def places_blocks(self) -> bool:
+        return False
+
     def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> TorchKVCache:
         return TorchKVCache(spec, num_blocks, block_size, self._device)
 

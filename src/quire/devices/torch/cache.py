@@ -11,6 +11,7 @@ import torch
 
 from quire.devices.adapters import StepAdapters
 from quire.devices.protocol import IntArray, KVDtype, KVSpec, ModelInput
+from quire.errors import EngineError
 
 # int8 values are kept in float32, rounded.
 DTYPES: dict[KVDtype, Any] = {
@@ -45,6 +46,9 @@ class TorchKVCache:
     def _column(self, scales: tuple[float, ...] | None) -> Any:
         """[G, 1], or 1 for all."""
         return torch.tensor((1.0,) if scales is None else scales, device=self.device)[:, None]
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        raise EngineError("this backend keeps blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for side in self._sides:

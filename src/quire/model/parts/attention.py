@@ -102,7 +102,8 @@ class AttentionConfig(msgspec.Struct, frozen=True):
 
     def cache(self, shard: Shard) -> KVLayer:
         """What a rank keeps per token."""
-        return KVLayer(0 if self.back else len(self.heads(shard)[1]), self.head_dim)
+        kept = 0 if self.back else len(self.heads(shard)[1])
+        return KVLayer(kept, self.head_dim, self.scores.reach)
 
 
 class Attention:

@@ -167,6 +167,11 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         own = [self.layers[i].attends for i in self.stage(shard)]
         size = self.head_dim
         layers = [KVLayer(0, size) if part is None else part.cache(division) for part in own]
+        for i, part in enumerate(own):
+            if isinstance(part, AttentionConfig) and part.back:  # its source keeps what it sees
+                source = layers[i - part.back]
+                reach = max(source.reach, part.scores.reach) if part.scores.reach else 0
+                layers[i - part.back] = msgspec.structs.replace(source, reach=source.reach and reach)
         latent = next((layer.latent for layer in self.layers if layer.latent is not None), None)
         return KVSpec(
             num_layers=len(layers),
@@ -174,7 +179,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
             head_dim=size,
             dtype=dtype,
             value_dim=None if latent is None else latent.kv_rank,
-            layers=None if len(set(layers)) == 1 else tuple(layers),
+            layers=None if len(set(layers)) == 1 and not layers[0].reach else tuple(layers),
         )
 
     def messages(self, shard: Shard) -> list[int]:

@@ -30,6 +30,12 @@ class ScoresConfig(msgspec.Struct, frozen=True):
     sinks: bool = False
     position_buckets: int | None = None
 
+    @property
+    def reach(self) -> int:
+        """The last positions that a query sees, its own included; 0: all of them."""
+        spans = [span for span in (self.window, self.chunk) if span is not None]
+        return 0 if self.ahead else min(spans, default=0)
+
 
 def make_scores(config: ScoresConfig, source: WeightSource, path: str, heads: range) -> Attention:
     """The operand of the `heads` of a rank. Its sinks and its bias are vectors below the path of the attention."""
