@@ -1,4 +1,4 @@
-"""The parameters of a request with their checks: sampling and structured outputs. No arrays, no text model."""
+"""Parameters of a request with their checks: sampling and structured outputs. No arrays, no text model."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @property
     def kind(self) -> str:
-        """The name of the field that is given."""
+        """Name the field that is given."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
 
@@ -134,7 +134,7 @@ class GuidedDecodingParams(StructuredOutputsParams, frozen=True, kw_only=True, o
     disable_fallback: bool = False
 
     def current(self) -> StructuredOutputsParams:
-        """The same constraint under its current name."""
+        """Return the same constraint under its current name."""
         names = StructuredOutputsParams.__struct_fields__
         return StructuredOutputsParams(**{name: getattr(self, name) for name in names})
 
@@ -180,7 +180,7 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     With `num_beam_groups` the beams are divided into groups that search in turn (diverse beam search, Vijayakumar et
     al. 2016, arXiv:1610.02424): a token loses `diversity_penalty` for each beam of earlier groups that took it in the
-    same step. `no_repeat_ngram_size` bans runs of so many tokens that prompt or output hold already.
+    same step. `no_repeat_ngram_size` bans runs of this many tokens that prompt or output hold already.
     """
 
     beam_width: Annotated[int, says("sequences that the search keeps", ge=1, le=MAX_BEAMS)]
@@ -203,13 +203,13 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def of_group(self) -> BeamRules:
-        """The rules of each group by itself."""
+        """Make the rules of each group by itself."""
         return msgspec.structs.replace(
             self, beam_width=self.beam_width // self.num_beam_groups, num_beam_groups=1, diversity_penalty=0.0
         )
 
     def score(self, total: float, prompt_len: int, num_tokens: int, ended: bool) -> float:
-        """The score of a sequence of `num_tokens` new tokens whose log-probabilities sum to `total`."""
+        """Score a sequence of `num_tokens` new tokens whose log-probabilities sum to `total`."""
         length = num_tokens
         if self.early_stopping is None:
             length = max(1, prompt_len + num_tokens - (1 if ended else 0))
@@ -286,7 +286,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Parameters where None means the default. Token ids in `logit_bias` may be text, biases are clamped."""
+        """Make parameters where None means the default. Token ids in `logit_bias` may be text, biases are clamped."""
         if given.get("logit_bias"):
             given["logit_bias"] = {
                 int(token): min(100.0, max(-100.0, float(bias)))
@@ -296,7 +296,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         return cls(**{name: value for name, value in given.items() if name not in unset})
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """A checked copy with `changes`, which shares nothing mutable with this one."""
+        """Make a checked copy with `changes`, which shares nothing mutable with this one."""
         copies = {
             "logit_bias": self.logit_bias and dict(self.logit_bias),
             "extra_args": deepcopy(self.extra_args),
@@ -438,7 +438,7 @@ _POOLING_CHECKS = checks_of(PoolingParams)
 
 
 def token_lists(params: SamplingParams) -> list[tuple[str, Iterable[int]]]:
-    """The parameters that name tokens of the model, as (name, token ids), without those that are not given."""
+    """List the given parameters that name tokens of the model, as (name, token ids)."""
     names = (
         "allowed_token_ids",
         "stop_token_ids",

@@ -117,7 +117,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     negate: bool = False
 
     def holds(self, value: str) -> bool:
-        """Whether `value` passes."""
+        """Tell whether `value` passes."""
         text = value.strip()
         found = (
             (self.equals is None or text == self.equals.strip())
@@ -187,7 +187,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def weight(self) -> int:
-        """About how many tokens its own texts have."""
+        """Estimate the tokens of its own texts."""
         steps = (step for lane in self.lanes.values() for step in walk(lane))
         return 1 + sum(len(step.text) // 4 for step in steps if isinstance(step, Text))
 
@@ -213,7 +213,7 @@ class Event(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 def inner(step: AnyStep) -> tuple[list[AnyStep], ...]:
-    """The lists of steps inside a step."""
+    """List the lists of steps inside a step."""
     if isinstance(step, Fork):
         return tuple(step.branches)
     if isinstance(step, If):
@@ -222,7 +222,7 @@ def inner(step: AnyStep) -> tuple[list[AnyStep], ...]:
 
 
 def walk(steps: Iterable[AnyStep]) -> Iterator[AnyStep]:
-    """Every step, those inside others included, in order."""
+    """Walk every step and the steps inside it, in order."""
     for step in steps:
         yield step
         for part in inner(step):
@@ -230,7 +230,7 @@ def walk(steps: Iterable[AnyStep]) -> Iterator[AnyStep]:
 
 
 def gens(program: Program) -> Iterator[Gen]:
-    """Every gen of a program, in a fixed order."""
+    """Walk every gen of a program, in a fixed order."""
     for steps in program.lanes.values():
         for step in walk(steps):
             if isinstance(step, Gen):

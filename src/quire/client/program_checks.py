@@ -1,4 +1,4 @@
-"""What can be said of a program before it runs: its size, and steps that would fail."""
+"""Check a program before it runs: its size, and steps that would fail."""
 
 from __future__ import annotations
 

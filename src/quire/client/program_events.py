@@ -1,4 +1,4 @@
-"""The events of a program as JSON has them, from the deltas of its request. Knows no HTTP."""
+"""Turn the deltas of a program's request into events as JSON has them. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgramReader:
         self._done: Event | None = None
 
     def push(self, delta: Delta) -> list[Object]:
-        """The objects of a delta; `raise_failure` comes after them."""
+        """Return the objects of a delta; call `raise_failure` after them."""
         found = []
         for event in delta.events or ():
             if event.kind == "done":
@@ -60,7 +60,7 @@ class ProgramReader:
         return found
 
     def last(self) -> Object:
-        """The last object of a program that came to its end."""
+        """Return the last object of a program that came to its end."""
         done = self._done
         text, variables = (done.text, done.value) if done is not None else ("", {})
         counts = (self.usage.num_prompt, self.usage.num_cached, self.usage.num_output)

@@ -107,7 +107,7 @@ def _defaults(sampling: Mapping[str, Any]) -> Gen:
 
 
 def _framed(steps: Sequence[AnyStep], frames: Frames, first: bool, inside: bool = False) -> list[AnyStep]:
-    """The steps with each role replaced by its frame; gens inside stop where the template ends a message."""
+    """Replace each role by its frame; gens inside stop where the template ends a message."""
     found: list[AnyStep] = []
     for step in steps:
         if isinstance(step, InRole):

@@ -73,7 +73,7 @@ class _Searcher:
         self._ids = (f"{request.id}/{number}" for number in itertools.count())
 
     def first(self, grammar: Grammar | None) -> list[list[Beam]]:
-        """The only beam of the first step, which all groups share."""
+        """Start the only beam of the first step, which all groups share."""
         beam = Beam(next(self._ids), (), 0.0, None if grammar is None else grammar.matcher())
         self.run.add(self._reader(beam.id))
         return [[beam] for _ in self.groups]
@@ -99,7 +99,7 @@ class _Searcher:
         chosen: Counter[int],
         going_on: set[str],
     ) -> list[Beam]:
-        """A group's step. `chosen` counts tokens of earlier groups; parents that go on join `going_on`."""
+        """Do a group's step. `chosen` counts tokens of earlier groups; parents that go on join `going_on`."""
         candidates = [
             Candidate(place, token, logprob, beam.total + logprob)
             for place, beam in enumerate(live)
@@ -132,7 +132,7 @@ class _Searcher:
         return following
 
     def _reader(self, beam_id: str) -> Request:
-        """A request that never ends by itself and reports the best tokens of each step."""
+        """Make a request that never ends by itself and reports the best tokens of each step."""
         params = SamplingParams(
             temperature=0.0,
             logprobs=self.adjustment.num_top(self.groups[0].num_candidates),

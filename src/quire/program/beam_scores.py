@@ -36,7 +36,7 @@ class Adjustment:
         self._extra += len(self._words) + (len(ends) if self._min_tokens else 0)
 
     def num_top(self, count: int) -> int:
-        """How many of the best tokens must be read to know the `count` best after adjustment; -1: all."""
+        """Count the best tokens to read so that the `count` best after adjustment are known; -1: all."""
         everything = self._allowed or self._by_grammar or self._extra > MOST
         return -1 if everything else count + self._extra
 
@@ -48,7 +48,7 @@ class Adjustment:
         chosen: Mapping[int, int],
         matcher: Matcher | None,
     ) -> list[tuple[int, float]]:
-        """The `count` best tokens after `output` with their adjusted log-probabilities, best first.
+        """Return the `count` best tokens after `output` with their adjusted log-probabilities, best first.
 
         `chosen` counts the beams of earlier groups that took a token in this step; `matcher` is the beam's state.
         """
@@ -68,7 +68,7 @@ class Adjustment:
     def _followers(
         self, drawn: TokenLogprobs, count: int, matcher: Matcher | None
     ) -> Iterable[tuple[int, float]]:
-        """The best tokens that the grammar allows, as many as adjustment needs."""
+        """Return the best tokens that the grammar allows, as many as adjustment needs."""
         if matcher is None:
             return zip(drawn.top_ids, drawn.top, strict=True)
         places = np.flatnonzero(self._of_grammar(matcher, len(drawn.top_ids))[drawn.top_ids])
@@ -76,7 +76,7 @@ class Adjustment:
         return [(drawn.top_ids[i], drawn.top[i]) for i in places[:most].tolist()]
 
     def _of_grammar(self, matcher: Matcher, size: int) -> NDArray[np.bool_]:
-        """Whether the grammar allows each token of a vocabulary next; only end tokens follow what is complete."""
+        """Tell which tokens the grammar allows next; only end tokens follow what is complete."""
         allowed = np.zeros(size, np.bool_)
         if matcher.ended:
             allowed[list(self._ends)] = True
@@ -97,7 +97,7 @@ class Adjustment:
 
 
 def _repeats(tokens: list[int], size: int) -> Iterable[int]:
-    """The tokens that would complete a run of `size` tokens that has been there."""
+    """Find the tokens that would repeat a run of `size` tokens."""
     start = len(tokens) - size + 1
     if start >= 0:
         begin = tokens[start:]

@@ -1,4 +1,4 @@
-"""The rules of beam search: which continuations live on, which are kept, and when the search ends. Token ids only.
+"""Rules of beam search: which continuations live on, which are kept, and when the search ends. Token ids only.
 
 Two definitions are in use. vLLM's (0.32): an end token among the 2 w best of a beam always completes it, the search
 runs for all steps, and the prompt counts in the length penalty. transformers' (`generate(num_beams=w)`, 5.23): a
@@ -57,7 +57,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of the best continuations of each beam `step` needs."""
+        """Count the best continuations of each beam that `step` needs."""
         count = 2 if self.rules.early_stopping is None else max(2, 1 + len(self.ends))
         return count * self.rules.beam_width
 
@@ -94,11 +94,11 @@ class BeamSearch:
 
     @property
     def keeps_live(self) -> bool:
-        """Whether beams that have not ended count at the end of the search."""
+        """Tell whether beams that have not ended count at the end of the search."""
         return self.rules.early_stopping is None or self.length >= self.max_tokens
 
     def score(self, total: float, ended: bool) -> float:
-        """The score of a beam of the current length."""
+        """Score a beam of the current length."""
         return self.rules.score(total, self._prompt_len, self.length, ended)
 
     def _open_ended(self, ranked: Sequence[Candidate]) -> Step:

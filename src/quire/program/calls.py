@@ -49,7 +49,7 @@ class Calls:
         self._numbers = itertools.count()
 
     def take(self, delta: Delta) -> None:
-        """A delta of one of the requests. Raises StepError if it failed."""
+        """Take a delta of one of the requests. Raises StepError if it failed."""
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise StepError(delta.error or "a request was aborted")
         if delta.request_id in self._open:
@@ -91,7 +91,7 @@ class Calls:
     # --- requests
 
     async def _encode(self, text: str) -> list[int]:
-        """The tokens of a text; what is long is tokenized beside the steps. Raises StepError if they are too many."""
+        """Tokenize a text, a long one beside the steps. Raises StepError if it has too many tokens."""
         part = self._encoder.long_part(text, MAX_CHARACTERS)
         if part is not None:
             tokens: Signal[list[int]] = Signal(self._tasks)
@@ -128,7 +128,7 @@ class Calls:
         )
 
     async def _score(self, rows: Sequence[tuple[list[int], int]], alone: bool = False) -> list[Scored]:
-        """Log-probabilities of the tokens of each row after its first ones, `start`; `alone`: the first row alone.
+        """Score the tokens of each row after its first ones, `start`; `alone`: the first row alone.
 
         Few rows are under way at a time, so that other requests get their turns.
         """
@@ -208,7 +208,7 @@ class Generated:
         return len(self._request.tokens), self._num_cached, sum(self._num_tokens)
 
     def take(self, delta: Delta) -> None:
-        """New tokens of a sample."""
+        """Take new tokens of a sample."""
         index, detok = delta.index, self._detok[delta.index]
         if index in self._reasons:
             return
@@ -237,7 +237,7 @@ class Generated:
             self.done.set(None)
 
     def result(self, tokenizer: Tokenizer | None) -> Result:
-        """What the gen gave; with a tokenizer, the log-probabilities too."""
+        """Return the gen's texts; with a tokenizer, the log-probabilities too."""
         reason, matched = self._reasons[0]
         num_prompt, num_cached, num_output = self.counts
         meta: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How `select` decides between choices, by SGLang's three methods. Log-probabilities only."""
+"""Decide between the choices of a `select` by SGLang's three methods. Log-probabilities only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Decision:
 
 
 def kept(text: str, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that belong to a choice, of those that begin with the last token of `text`.
+    """Keep the entries that belong to a choice; the first given one is the last token of `text`.
 
     The first is that token itself, unless the choice changed how it is tokenized.
     """
@@ -30,7 +30,7 @@ def kept(text: str, entries: Sequence[Entry]) -> list[Entry]:
 
 
 def mean(logprobs: Sequence[float | None]) -> float:
-    """The mean of all that are neither None nor 0, as SGLang's endpoint computes it."""
+    """Average the values that are neither None nor 0, as SGLang's endpoint does."""
     counted = [one for one in logprobs if one]
     return sum(counted) / len(counted) if counted else 0.0
 

@@ -1,4 +1,4 @@
-"""Tokenizes a text that grows without tokenizing its beginning again. The tokens are those of the whole text."""
+"""Tokenize a growing text without tokenizing its beginning again. The tokens equal the whole text's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANCHOR = "a"
 
 
 class Cuts:
-    """Whether a tokenizer's tokens end where words end.
+    """Places where a text can be cut: whether a tokenizer's tokens end where words end.
 
     If no token has a letter before a space, a text falls apart at "letter, space, letter": the tokens before and after
     are those of the parts. That holds for BPE, whose merges cannot cross it, as for unigram models, whose best path
@@ -41,7 +41,7 @@ class Encoder:
         self._heads: OrderedDict[str, list[int]] = OrderedDict()  # beginnings up to the end of a word
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`."""
+        """Return the tokens of `text`."""
         if text in self._heads:
             return self._heads[text]
         head = self._known_head(text)
@@ -51,7 +51,7 @@ class Encoder:
         return self._after(whole, text)
 
     def long_part(self, text: str, most: int) -> str | None:
-        """The beginning of `text` to `learn` first, if `encode` would tokenize more than about `most` characters."""
+        """Find the beginning of `text` to `learn` first if `encode` would tokenize more than about `most` letters."""
         if text in self._heads:
             return None
         head = self._known_head(text)
@@ -67,7 +67,7 @@ class Encoder:
             self._heads.popitem(last=False)
 
     def _known_head(self, text: str) -> str:
-        """The longest beginning of `text` whose tokens are known."""
+        """Find the longest beginning of `text` whose tokens are known."""
         if not self._cuts.at_words:
             return ""
         head = max((head for head in self._heads if self._continues(text, head)), key=len, default="")
@@ -76,17 +76,17 @@ class Encoder:
         return head
 
     def _longest_head(self, text: str, head: str) -> str:
-        """The beginning of `text` up to the last end of a word; `head` if there is none after it."""
+        """Find the beginning of `text` up to the last end of a word; `head` if there is none after it."""
         end = _WORD_END.match(text, len(head)) if self._cuts.at_words else None
         return head if end is None else text[: end.end()]
 
     def _continues(self, text: str, head: str) -> bool:
-        """Whether `text` is `head`, which ends in a letter, then a space, a letter, and more."""
+        """Tell whether `text` is `head`, which ends in a letter, then a space, a letter, and more."""
         ends = head[-1:].isascii() and head[-1:].isalpha()
         return ends and text.startswith(head) and _WORD_BEGIN.match(text, len(head)) is not None
 
     def _after(self, head: str, text: str) -> list[int]:
-        """The tokens of `text`, given those of its beginning."""
+        """Return the tokens of `text`, whose beginning `head` is tokenized already."""
         if not head:
             return self._tokenizer.encode(text)
         anchor = self._cuts.anchor

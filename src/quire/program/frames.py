@@ -1,4 +1,4 @@
-"""How a chat template frames messages, as texts around them."""
+"""Find how a chat template frames messages: the texts around them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """How a chat template frames messages: the texts before and after one of each role.
+    """Texts before and after a message of each role, as a chat template writes them.
 
     `default_system` is the message that it adds to a conversation without one. `stop` ends an assistant's message.
     `bos` begins a conversation, if the tokenizer does not add it by itself.
@@ -20,7 +20,7 @@ class Frames:
     bos: str = ""
 
     def begin(self, role: str, first: bool) -> str:
-        """The text before a message of `role`, the default system message included if it is the `first`."""
+        """Return the text before a message of `role`, the default system message included if it is the `first`."""
         text = self.around[role][0]
         if first and role != "system" and self.default_system is not None:
             before, after = self.around["system"]

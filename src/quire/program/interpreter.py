@@ -1,6 +1,6 @@
 """Runs the steps of a program. What a model does is behind `Caller`, so any engine can stand in for it.
 
-The meaning of each step is that of SGLang's interpreter (0.5.23): each gen continues the whole text so far.
+Each step means what it means in SGLang's interpreter (0.5.23): each gen continues the whole text so far.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Caller(Protocol):
         ...
 
     async def choose(self, text: str, select: Select, alone: bool) -> tuple[Decision, Counts]:
-        """The likeliest choice after `text`. `alone`: much text is new, so one choice goes before others."""
+        """Choose the likeliest choice after `text`. `alone`: much text is new, so one choice goes before others."""
         ...
 
     async def compute(self, text: str) -> None:
@@ -128,7 +128,7 @@ class Interpreter:
         self._report(Event("done", text=first.text, value=dict(first.variables)))
 
     def live_lanes(self) -> dict[str, LiveLane]:
-        """The lanes that later calls may go on with."""
+        """Return the lanes that later calls may go on with."""
         return {path: lane for path, lane in self.lanes.items() if not lane.joined}
 
     def _start(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:

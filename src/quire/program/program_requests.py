@@ -29,7 +29,7 @@ class Interpreting:
         self.sessions = Sessions(core, clock)
 
     def __call__(self, request: Request, run: Run) -> Generator[None, Delta, list[Delta]]:
-        """One call. Its events go to `run`; the last delta has the counts of all its requests."""
+        """Run one call. Its events go to `run`; the last delta has the counts of all its requests."""
         program, texts = request.program, self.texts
         assert program is not None
         lanes = self.sessions.take(program.session) if program.resume else None

@@ -45,7 +45,7 @@ class Sessions:
         return len(self._sessions)
 
     def take(self, name: str) -> dict[str, LiveLane] | None:
-        """The lanes of a session; None if it has expired. Call `put` or `release` afterwards."""
+        """Take the lanes of a session; None if it has expired. Call `put` or `release` afterwards."""
         self.expire()
         return self._pop(name).lanes if name in self._sessions else None
 

@@ -19,7 +19,7 @@ class Signal(Generic[T]):
         self.is_set = False
 
     def set(self, value: T) -> None:
-        """Give the value; whoever waits goes on at the next `Tasks.run`. A second value is ignored."""
+        """Give the value; waiting coroutines go on at the next `Tasks.run`. A second value is ignored."""
         if not self.is_set:
             self.is_set, self._value = True, value
             self._tasks.ready += self._waiting

@@ -72,7 +72,7 @@ class Texts:
 
     @property
     def cuts(self) -> Cuts:
-        """Where the tokenizer's tokens end."""
+        """Find where the tokenizer's tokens end, once."""
         if self._cuts is None:
             self._cuts = Cuts(self.tokenizer)
         return self._cuts

@@ -74,7 +74,7 @@ class RuntimeEndpoint:
         return Frames(around, found["default_system"], tuple(found["stop"]), found["bos"])
 
     def role_frames(self) -> Frames:
-        """How the chat template of the server's model frames messages."""
+        """Return the texts by which the chat template of the server's model frames messages."""
         return self._frames
 
     def reset_prefix_cache(self) -> bool:
@@ -85,7 +85,7 @@ class RuntimeEndpoint:
         return True
 
     def flush_cache(self) -> bool:
-        """The same."""
+        """Forget all cached prefixes, under SGLang's name."""
         return self.reset_prefix_cache()
 
     def cache_prefix(self, prefix: str) -> None:
@@ -93,7 +93,7 @@ class RuntimeEndpoint:
         list(self.run_program({"steps": [{"type": "text", "text": prefix}, {"type": "compute"}]}))
 
     def get_model_name(self) -> str:
-        """The name of the server's model."""
+        """Return the name of the server's model."""
         return str(self._json("/v1/models")["data"][0]["id"])
 
     def _json(self, path: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The events of a stream, up to its end mark. Raises the error that ends it."""
+    """Yield the events of a stream, up to its end mark. Raises the error that ends it."""
     try:
         for line in answer:
             data = line.removeprefix(b"data: ").strip()

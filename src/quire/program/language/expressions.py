@@ -1,4 +1,4 @@
-"""What a program appends to its state: gens, selects, messages of roles, and sums of these and texts."""
+"""Expressions that a program appends to its state: gens, selects, messages, and sums of these and texts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Separated(Expression):
 
 
 def parts_of(value: Any) -> list[str | Expression]:
-    """The parts of a text, an expression, or a list of these. TypeError for anything else."""
+    """List the parts of a text, an expression, or a list of these. TypeError for anything else."""
     if isinstance(value, Sum):
         return value.parts
     if isinstance(value, (str, Expression)):
@@ -73,7 +73,7 @@ def parts_of(value: Any) -> list[str | Expression]:
 def values_given(
     stop: str | Sequence[str] | None, stop_token_ids: Sequence[int] | None, **others: Any
 ) -> dict[str, Any]:
-    """The values of a gen, or the defaults of a run, that are not None."""
+    """Keep the values of a gen, or the defaults of a run, that are not None."""
     values = {
         "stop": stop if stop is None or isinstance(stop, str) else list(stop),
         "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),

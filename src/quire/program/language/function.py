@@ -64,7 +64,7 @@ class Function:
         self.__doc__, self.__name__ = code.__doc__, code.__name__
 
     def bind(self, **arguments: Any) -> Function:
-        """The same function with some arguments given."""
+        """Make the same function with some arguments given."""
         unknown = set(arguments) - set(self.arg_names)
         assert not unknown, f"the function has no argument {', '.join(sorted(unknown))}"
         bound = Function(self.func, self._trace)
@@ -225,7 +225,7 @@ class Function:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """The text that all of them begin with."""
+    """Find the text with which all of them begin."""
     first, last = min(texts), max(texts)
     count = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:count]

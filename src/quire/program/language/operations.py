@@ -1,4 +1,4 @@
-"""What a state does in order: each operation has a step for the engine, and repeats its effect on the state's lane."""
+"""Operations of a state, in order: each has steps for the engine, and repeats its effect on the state's lane."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Operation:
     """One operation; most have no step."""
 
     def steps(self) -> list[dict[str, Any]]:
-        """The steps for the engine."""
+        """Return the steps for the engine."""
         return []
 
     def apply(self, lane: PendingLane) -> None:

@@ -1,4 +1,4 @@
-"""One text of a running program as its Python side sees it: operations that wait, and what the engine answered."""
+"""Lanes of a running program in Python: operations that wait, and what the engine answered."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PendingLane(Lane):
 
     @property
     def path(self) -> str:
-        """The engine's name of the lane: that of the fork and the branch, after its parent's."""
+        """Name the lane as the engine does: its fork and branch, after its parent's path."""
         if self.moved_to is not None or self._parent is None:
             return self.moved_to or ""
         above = self._parent.path
@@ -87,7 +87,7 @@ class PendingLane(Lane):
         self.assigned[name] = self.assigned.get(name, 0) + 1
 
     def assigns_once(self, name: str | None) -> bool:
-        """Whether a variable has one value in this lane."""
+        """Tell whether a variable has one value in this lane."""
         return self.assigned.get(name, 0) + (name in self._first_kinds) == 1
 
     def fork_from(self, parent: Lane) -> None:
@@ -97,7 +97,7 @@ class PendingLane(Lane):
         self.messages, self.role_start = list(parent.messages), parent.role_start
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """The steps of the operations that wait, up to one that cannot be done; they count as sent."""
+        """Take the steps of the operations that wait, up to one that cannot be done; they count as sent."""
         steps: list[dict[str, Any]] = []
         self.is_sent = True
         for number, operation in enumerate(self.pending):
@@ -109,7 +109,7 @@ class PendingLane(Lane):
         return steps
 
     def values(self) -> list[Value]:
-        """The gens and selects that were sent and not applied, in order."""
+        """List the gens and selects that were sent and not applied, in order."""
         found: list[Value] = []
         for operation in self._sent:
             if isinstance(operation, Value):

@@ -27,7 +27,7 @@ class Backend(Protocol):
         ...
 
     def role_frames(self) -> Frames:
-        """How the model's chat template frames messages."""
+        """Return the texts by which the model's chat template frames messages."""
         ...
 
 
@@ -49,7 +49,7 @@ class Root:
         self._complete = False
 
     def new_lane(self, parent: PendingLane | None, place: str) -> PendingLane:
-        """The first lane, or a branch of `parent`; `place` is the name of the fork and the branch's number."""
+        """Make the first lane, or a branch of `parent`; `place` is the name of the fork and the branch's number."""
         lane = PendingLane(self, parent, place)
         self.lanes.append(lane)
         return lane
@@ -58,11 +58,11 @@ class Root:
         return next(lane for lane in self.lanes if lane.path == path)
 
     def traced(self) -> None:
-        """The trace is complete: all operations are known, and the next request is the last."""
+        """Note that the trace is complete: all operations are known, and the next request is the last."""
         self.trace, self._complete = None, True
 
     def new_name(self) -> str:
-        """A name for a fork."""
+        """Make a name for a fork."""
         return f"f{next(self._names)}"
 
     def send(self, last: bool = False) -> None:
@@ -136,7 +136,7 @@ class Root:
             self.changed.notify_all()
 
     def _anew(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The same request for an engine that has forgotten the session: every lane begins with its whole text."""
+        """Make the same request for an engine that has forgotten the session: every lane begins with its whole text."""
         steps = {"": body["steps"], **body["lanes"]}
         name, branches = self.new_name(), []
         paths = [(lane, lane.path) for lane in self.lanes if lane.was_sent]  # before any of them moves
@@ -156,7 +156,7 @@ class Root:
 
 
 def _old(join: dict[str, Any], steps: Mapping[str, list[dict[str, Any]]]) -> bool:
-    """Whether a join is of lanes from an earlier request, which are lanes of their own now.
+    """Tell whether a join is of lanes from an earlier request, which are lanes of their own now.
 
     Raises SessionExpiredError if it would append their texts.
     """

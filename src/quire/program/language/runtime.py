@@ -46,7 +46,7 @@ class Runtime(RuntimeEndpoint):
         self._wait(port, launch_timeout)
 
     def _command(self, model_path: str, options: Mapping[str, Any]) -> list[str]:
-        """The command that serves a model, without host and port."""
+        """Make the command that serves a model, without host and port."""
         words = [model_path] if model_path else []
         for name, value in options.items():
             words += arguments(NAMES.get(name, name), value)
@@ -74,7 +74,7 @@ class Runtime(RuntimeEndpoint):
 
 
 def arguments(name: str, value: Any) -> list[str]:
-    """An option of Python as words of a command line."""
+    """Write an option of Python as words of a command line."""
     flag = name.replace("_", "-")
     if value is None:
         return []
@@ -92,7 +92,7 @@ def _is_up(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Find a port of this machine that nobody listens on."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]

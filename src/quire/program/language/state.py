@@ -75,7 +75,7 @@ class State:
         return Value(self._in_role(part.step)) if part.error is None else Fail(part.error)
 
     def _in_role(self, step: dict[str, Any]) -> dict[str, Any]:
-        """The step; a gen in a message also stops where the chat template ends it."""
+        """Add to a gen in a message the stop where the chat template ends it."""
         ends = self._root.backend.role_frames().stop if self._lane.role is not None else ()
         if step["type"] != "gen" or not ends:
             return step
@@ -126,7 +126,7 @@ class State:
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """The text that is appended inside becomes the variable `name`."""
+        """Make the text that is appended inside the variable `name`."""
         self._lane.add(BeginScope())
         yield
         self._lane.add(EndScope(name))
@@ -145,7 +145,7 @@ class State:
 
     @contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[State]:
-        """One forked state, joined at the end of the block."""
+        """Fork one state, and join it at the end of the block."""
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -163,7 +163,7 @@ class State:
         return name in self._lane.variables
 
     def get_var(self, name: str) -> Any:
-        """The value of a variable; waits until it has one. KeyError if there is none."""
+        """Return the value of a variable, once it has one. KeyError if there is none."""
         lane, trace = self._lane, self._root.trace
         if trace is not None:
             kind = lane.kinds.get(name)
@@ -185,18 +185,18 @@ class State:
         self._lane.add(SetVariable(name, value))
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
-        """The figures of the gen or select that assigned `name`."""
+        """Return the figures of the gen or select that assigned `name`."""
         self._settle()
         found: dict[str, Any] | None = self._lane.meta_info.get(name)
         return found
 
     def text(self) -> str:
-        """The text so far."""
+        """Return the text so far."""
         self._settle()
         return self._lane.text
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages that have ended so far."""
+        """Return the messages that have ended so far."""
         self._settle()
         return self._lane.messages
 
@@ -205,7 +205,7 @@ class State:
         self._settle()
 
     def error(self) -> Exception | None:
-        """What ended the program early, if anything did."""
+        """Return the error that ended the program early, if any."""
         self._settle()
         lane, root = self._lane, self._root
         return lane.error or (root.error if lane is root.first else None)
@@ -244,7 +244,7 @@ class State:
                 yield text
 
     def _next_operation(self, place: int) -> Operation | None:
-        """The operation at `place`, once there is one; None at the end."""
+        """Return the operation at `place`, once there is one; None at the end."""
         root, history = self._root, self._lane.history
         with root.changed:
             root.changed.wait_for(lambda: place < len(history) or root.finished)
@@ -263,7 +263,7 @@ class State:
             yield whole
 
     def _symbol_text(self, operation: AddSymbol) -> str:
-        """The text of a symbol, once it has come; one of a list is known at the end."""
+        """Return the text of a symbol, once it has come; one of a list is known at the end."""
         root, symbol = self._root, operation.symbol
         values = [
             one for one in operation.source.history if isinstance(one, Value) and one.name == symbol.name
@@ -276,7 +276,7 @@ class State:
         return str(value if symbol.index is None else value[symbol.index])
 
     def _separated(self, operation: Separate, var_name: str | None) -> Iterator[str]:
-        """Texts and answers of values that are split at their end."""
+        """Yield texts, and answers of values that are split at their end."""
         for one in operation.inner:
             if isinstance(one, Value) and var_name in (None, one.name):
                 yield self._whole(one)
@@ -284,7 +284,7 @@ class State:
                 yield one.text
 
     def _whole(self, value: Value) -> str:
-        """The first text of a value, once it has come."""
+        """Return the first text of a value, once it has come."""
         root = self._root
         with root.changed:
             root.changed.wait_for(lambda: value.result is not None or root.finished)

@@ -24,7 +24,7 @@ class Symbol(Expression):
         trace.symbols.append(self)
 
     def use(self, elsewhere: PendingLane | None = None) -> None:
-        """The value goes into a text; `elsewhere` is its lane if another lane takes it."""
+        """Note that the value goes into a text; `elsewhere` is its lane if another lane takes it."""
         self.used = True
         if elsewhere is not None:
             self.trace.crossing.append((elsewhere, self.name))
@@ -74,7 +74,7 @@ class Trace:
 
     @property
     def complete(self) -> bool:
-        """Whether every value that the code asked for went into a text, so none is needed outside of the engine.
+        """Tell whether every value that the code asked for went into a text, so the engine alone needs it.
 
         Another lane may read a variable at any time, so it must be assigned once.
         """

@@ -1,1 +1,1 @@
-"""What every endpoint does with each field of its body: data that the parser, the docs and the tests read."""
+"""Tables of the fields of bodies: data that the parser, the docs and the tests read."""

@@ -1,4 +1,4 @@
-"""The fields of objects inside bodies: messages, tools, constraints."""
+"""Fields of objects inside bodies: messages, tools, constraints."""
 
 from __future__ import annotations
 

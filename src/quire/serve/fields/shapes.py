@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All known names."""
+        """List all known names."""
         return (*self.taken, *self.ignored, *self.refused)
 
 

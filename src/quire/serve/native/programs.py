@@ -92,7 +92,7 @@ class RunningProgram(EngineCall):
         super().__init__(service.engine, call_id, [request], service.config)
 
     async def take(self) -> list[Delta]:
-        """As in EngineCall. Raises the error that ended the program after its last events."""
+        """Take deltas as EngineCall does. Raises the error that ended the program after its last events."""
         if self._last is not None:
             self.reader.raise_failure(self._last)
         return await super().take()
@@ -100,11 +100,11 @@ class RunningProgram(EngineCall):
     size = 0  # its answer takes no time to make
 
     async def slices(self, deltas: list[Delta]) -> AsyncIterator[list[dict[str, Any]]]:
-        """The events of deltas, at once: a program has one sample."""
+        """Return the events of deltas at once: a program has one sample."""
         yield self.pieces(deltas)
 
     def pieces(self, deltas: list[Delta]) -> list[dict[str, Any]]:
-        """The events of deltas. Raises the error that ended the program, unless events come before it."""
+        """Return the events of deltas. Raises the error that ended the program, unless events come before it."""
         found: list[dict[str, Any]] = []
         for delta in deltas:
             found += self.reader.push(delta)

@@ -1,4 +1,4 @@
-"""The bodies of the endpoints that make vectors, and of those that tokenize."""
+"""Bodies of the endpoints that make vectors, and of those that tokenize."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def score(service: Service, http: HttpRequest) -> bytes:
 
 
 def _texts(body: ScoreRequest, names: Sequence[str]) -> list[str]:
-    """The texts of the one field of `names` that is given."""
+    """Return the texts of the one field of `names` that is given."""
     given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         what = f"{given[0]} and {given[1]} mean the same" if given else f"Missing field: {names[0]}"
@@ -66,7 +66,7 @@ async def plan_pairs(
     seconds: Sequence[str],
     call_id: str,
 ) -> Scoring:
-    """The requests to run, and the scores out of their vectors. 400 for too many texts."""
+    """Plan the requests to run, and the scores out of their vectors. 400 for too many texts."""
     if max(len(firsts), len(seconds)) > MAX_PROMPTS:
         raise invalid(f"one call takes at most {MAX_PROMPTS} texts", None, "invalid_value")
     if body.instruction:

@@ -1,4 +1,4 @@
-"""The SamplingParams that a body asks for, over the model's defaults."""
+"""Read the SamplingParams that a body asks for, over the model's defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sampling_params(
 
 
 def _beam(body: SamplingFields) -> dict[str, Any]:
-    """The beam search that a body asks for, as a field of SamplingParams."""
+    """Read the beam search that a body asks for, as a field of SamplingParams."""
     if not body.use_beam_search:
         return {}
     if body.stream:
@@ -67,7 +67,7 @@ def _token_id(key: str) -> int:
 
 
 def truncated(tokens: list[int], body: SamplingFields, max_tokens: int | None, longest: int) -> list[int]:
-    """The prompt within `truncate_prompt_tokens`; -1 keeps what leaves room for `max_tokens` of output, or for one."""
+    """Cut the prompt to `truncate_prompt_tokens`; -1 keeps what leaves room for `max_tokens` of output, or for one."""
     limit = body.truncate_prompt_tokens
     if limit is None:
         return tokens

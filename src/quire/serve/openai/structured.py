@@ -1,4 +1,4 @@
-"""The constraint on an answer, from the fields of OpenAI, vLLM and SGLang that can set one."""
+"""Read the constraint on an answer from the fields of OpenAI, vLLM and SGLang that can set one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS = ("response_format", "structured_outputs", *PLAIN)
 
 
 def constrained_by(body: SamplingFields) -> str | None:
-    """The field that constrains the answer, if any. 400 if two fields do."""
+    """Name the field that constrains the answer, if any. 400 if two fields do."""
     given = [name for name in FIELDS if getattr(body, name) not in (None, {"type": "text"})]
     if len(given) > 1:
         message = f"{given[0]} and {given[1]} both constrain the answer: give one"
@@ -34,7 +34,7 @@ def constrained_by(body: SamplingFields) -> str | None:
 
 
 def constraint_of(body: SamplingFields) -> StructuredOutputsParams | None:
-    """The constraint on the answer, or None. 400 naming the field at fault."""
+    """Read the constraint on the answer, or None. 400 naming the field at fault."""
     field = constrained_by(body)
     if field is None:
         if body.guided_whitespace_pattern is not None:
@@ -54,7 +54,7 @@ def constraint_of(body: SamplingFields) -> StructuredOutputsParams | None:
 
 
 def at_field(error: RequestError, field: str) -> HttpError:
-    """The error as a 400 that names the field the caller sent."""
+    """Make a 400 that names the field the caller sent."""
     message = str(error).removeprefix("structured_outputs ").removeprefix("structured_outputs: ")
     return invalid(f"{field}: {message}", field, "invalid_value")
 
@@ -91,7 +91,7 @@ def response_format(wanted: dict[str, Any]) -> StructuredOutputsParams | None:
 
 
 def text_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The `text.format` of the responses API as a `response_format`, whose schema is one level further down."""
+    """Turn the `text.format` of the responses API into a `response_format`, whose schema is one level further down."""
     if wanted.get("type") != "json_schema":
         return wanted
     return {"type": "json_schema", "json_schema": {k: v for k, v in wanted.items() if k != "type"}}

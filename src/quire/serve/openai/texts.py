@@ -1,4 +1,4 @@
-"""What the endpoints share that turn texts into vectors: bodies, requests, and their results."""
+"""Turn texts into vectors, for all endpoints that do so: requests, results and answers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def vectors_for(
 async def pooled_requests(
     service: Service, http: HttpRequest, body: TextsRequest, pooling: Pooling | None, call_id: str
 ) -> list[Request]:
-    """One request for each text, or for the conversation."""
+    """Make one request for each text, or for the conversation."""
     if (body.input is None) == (body.messages is None):
         raise invalid("give either input or messages", "input", "missing_required_parameter")
     texts: list[str | list[int]] = [] if body.input is None else split_prompts(body.input)
@@ -175,7 +175,7 @@ async def _vectors(generation: Generation) -> dict[str, list[float]]:
 
 
 def vectors_of(vectors: list[list[float]], dimensions: int | None) -> list[list[float]]:
-    """The vectors with their first `dimensions`. 400 if they have fewer."""
+    """Cut the vectors to their first `dimensions`. 400 if they have fewer."""
     width = len(vectors[0])
     if dimensions is not None and dimensions > width:
         raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
@@ -183,7 +183,7 @@ def vectors_of(vectors: list[list[float]], dimensions: int | None) -> list[list[
 
 
 def one_each(requests: Sequence[Request], param: str) -> None:
-    """400 if the vectors are those of tokens."""
+    """Refuse vectors of tokens, with a 400."""
     if any(request.pooling == "all" for request in requests):
         raise invalid(
             "there is a vector of each token, not one of the text: use /pooling", param, "invalid_value"
@@ -193,14 +193,14 @@ def one_each(requests: Sequence[Request], param: str) -> None:
 def coded(
     vector: list[float], body: VectorsRequest, tokens: int | None = None
 ) -> list[float | list[float]] | str:
-    """The vector as JSON numbers, or as base64 of its bytes. With `tokens`, the vectors of so many tokens."""
+    """Write the vector as JSON numbers, or as base64 of its bytes; `tokens` counts the vectors in it."""
     if body.encoding_format != "float":
         return base64.b64encode(packed(vector, body)).decode()
     return list(vector) if tokens is None else list(by_token(vector, tokens))
 
 
 def packed(vector: list[float], body: VectorsRequest) -> bytes:
-    """The numbers as bytes, in the type and byte order that the body asks for."""
+    """Write the numbers as bytes, in the type and byte order that the body asks for."""
     numbers = np.asarray(vector, np.float32).astype(DTYPES[body.embed_dtype])
     native_big = sys.byteorder == "big"
     big = native_big if body.endianness == "native" else body.endianness == "big"
@@ -213,7 +213,7 @@ def as_bytes(
     head: dict[str, Any],
     tokens: Sequence[int | None] | None = None,
 ) -> Response:
-    """All vectors as bytes, one after another. The header `metadata` describes them, except for bytes_only.
+    """Answer with all vectors as bytes, one after another. The header `metadata` describes them, except for bytes_only.
 
     `tokens` counts the tokens of each text that has a vector of each.
     """
