@@ -181,10 +181,10 @@ def fuzz_engines(folder: Path) -> Case:
         shutil.rmtree(engine, ignore_errors=True)
         shutil.copytree(rng.choice(sound), engine)
         if rng.random() < 0.3:
-            rewrite_weights(engine, lambda data, manifest: _spoil(rng, data, manifest["tensors"]))
+            rewrite_weights(engine, lambda data, manifest: _spoil(rng, data, [*manifest["tensors"].values()]))
         else:
             file = json.loads((engine / MANIFEST).read_text())
-            part = rng.choice((file["engine"], file["engine"]["spec"], file["engine"]["weights"]))
+            part = rng.choice((file["engine"], file["engine"]["spec"], file["engine"]["tensors"]))
             part.update(mutate_json(rng, part))
             seal(engine / MANIFEST, file["format"], json.dumps(file["engine"]))
         with LLM(str(engine), num_gpu_blocks_override=16, max_num_batched_tokens=64, max_num_seqs=2) as llm:

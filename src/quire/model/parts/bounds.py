@@ -13,6 +13,7 @@ from quire.errors import ModelError
 MAX_POSITION = (1 << 31) - 1
 MAX_LAYERS = 1024
 MAX_HEADS = 1 << 14
+MAX_EXPERTS = 1 << 17  # of all layers
 MAX_HEAD_DIM = 1 << 14
 MAX_TABLE = 1 << 22  # rows of a table of positions
 MAX_LATENT = 1 << 16

@@ -14,7 +14,7 @@ from quire.devices.ops import Embed, Receive, Scale, SelectRows, Tap, Value
 from quire.devices.protocol import KVDtype, KVLayer, KVSpec, Matrix
 from quire.errors import ConfigError, ModelError
 from quire.model.parts.attention import AttentionConfig
-from quire.model.parts.bounds import MAX_LAYERS, MAX_TABLE, check_bounds
+from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_TABLE, check_bounds
 from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
 from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig, Streams
 from quire.model.parts.latent import LatentConfig
@@ -114,6 +114,9 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         if not 1 <= self.num_layers <= MAX_LAYERS:
             raise ModelError(f"{where}: there must be from 1 to {MAX_LAYERS} layers, got {self.num_layers}")
         check_bounds(self, where)
+        experts = sum(layer.mixture.routing.num_experts for layer in self.layers if layer.mixture is not None)
+        if experts > MAX_EXPERTS:
+            raise ModelError(f"{where}: {experts} experts in all layers; at most {MAX_EXPERTS} are read")
         for i, layer in enumerate(self.layers):
             layer.check(i, f"{where}: layer {i}")
             if layer.hidden_size != self.hidden_size:
