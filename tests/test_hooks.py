@@ -14,6 +14,7 @@ from quire import hooks
 from quire.cli import main
 from quire.commands import serve
 from quire.errors import ConfigError
+from quire.flags import table
 from quire.serve.options import ServerConfig
 
 
@@ -48,7 +49,10 @@ def test_a_flag_of_a_dialect_becomes_quires(
     assert "--longest is old" in caplog.text
 
 
-def test_known_flags_load_no_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_flags_read_no_table_and_load_no_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "vllm_data", lambda: pytest.fail("read"))
+    table.engine_flags.cache_clear()
+    table.vllm_flags.cache_clear()
     monkeypatch.setattr(metadata, "entry_points", lambda **group: pytest.fail("looked up"))
     monkeypatch.setattr(serve, "COMMAND", type(serve.COMMAND)(lambda *given: None, ServerConfig, ("model",)))
     main(["serve", "--max-model-len", "64", "m"])

@@ -20,10 +20,10 @@ from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.engine.log import json_line, logs_are_json
 from quire.errors import QuireError
-from quire.flags.arguments import add_foreign, add_options, rewritten
+from quire.flags.arguments import add_options, rewritten
 from quire.flags.dialects import add_dialects, take_dialect
-from quire.flags.foreign import take_foreign
-from quire.flags.table import FOREIGN, ForeignFlag
+from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
+from quire.flags.table import ForeignFlag, Table, engine_flags
 
 log = logging.getLogger("quire")
 
@@ -62,8 +62,8 @@ class Command:
     """A command, as its module exports it under COMMAND: `run(engine, own)`, or `run(own)` with engine=False.
 
     `options` is a frozen dataclass of the command's own options; `arguments` names the fields taken by position.
-    `read_config` adds `--config FILE`, whose values become the defaults of the other options. `foreign` are options
-    that another engine has, and the command does not.
+    `read_config` adds `--config FILE`, whose values become the defaults of the other options. `foreign` reads
+    the flags of another engine's command that this one lacks.
     """
 
     run: Callable[..., None]
@@ -71,7 +71,7 @@ class Command:
     arguments: tuple[str, ...] = ()
     engine: bool = True
     read_config: Callable[[str], dict[str, Any]] | None = None
-    foreign: Mapping[str, ForeignFlag] = field(default_factory=dict)
+    foreign: Table = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +245,13 @@ def _run(name: str, args: list[str], program: Program) -> None:
             section_options = parser.add_argument_group(f"{section} options")
             hidden += add_options(section_options, options, command.arguments, everything, defaults=defaults)
         hidden += add_options(parser, EngineConfig, (), everything, only=("seed",))
-    foreign = {**(FOREIGN if command.engine else {}), **command.foreign}
-    add_foreign(parser, foreign)
+
+    def foreign() -> Mapping[str, ForeignFlag]:
+        return {**(engine_flags() if command.engine else {}), **command.foreign()}
+
     if command.read_config is not None:
         parser.add_argument("--config", help="YAML file of options; flags override it")
-    dialects = add_dialects(parser, args)
+    dialects = add_dialects(parser, args, foreign)
     if command.read_config is not None:
         known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
         if known.config is not None:
@@ -259,7 +261,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
     values = vars(parser.parse_args(args))
     if command.read_config is not None:
         del values["config"]
-    own_names = {f.name for f in fields(command.options)}
+    own_names = {f.name for f in fields(command.options)} | (ENGINE_OPTIONS if command.engine else set())
     notices = [notice for added in dialects for notice in take_dialect(added, values)]
     _choose_model(parser, values)
     for notice in (*notices, *take_foreign(values, own_names, foreign)):

@@ -18,10 +18,11 @@ from quire.config import SECTIONS, EngineConfig
 from quire.engine.numa import parse_cores
 from quire.errors import ConfigError
 from quire.flags.arguments import integer, rewritten
-from quire.flags.table import FOREIGN, SHARED, ForeignFlag
+from quire.flags.table import ForeignFlag, engine_flags, vllm_data
 from quire.serve.options import ServerConfig, read_config, split_options
 from tests.shared import REFERENCE
 
+FOREIGN, SHARED = engine_flags(), vllm_data()["options"].split()
 NAMES = REFERENCE / "vllm-0.32-names.txt"
 OPTIONS = {f.name for part in (*SECTIONS.values(), ServerConfig) for f in fields(part)} | {"seed", "config"}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.flags.foreign import take_foreign
+from quire.flags.foreign import take_flags
 from quire.flags.table import ForeignFlag
 
 log = logging.getLogger("quire")
@@ -26,6 +26,6 @@ class Dialect:
         Raises ConfigError for one that would change a result. Names that are in no table stay as they are.
         """
         options = {name: value for name, value in given.items() if value is not None}
-        for notice in take_foreign(options, table=self.foreign):
+        for notice in take_flags(options, self.foreign):
             log.warning("%s", notice)
         return {self.names.get(name, name): value for name, value in options.items()}

@@ -14,7 +14,7 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
 from quire.engine.plan import make_backend
-from quire.flags.bench import LATENCY
+from quire.flags.table import vllm_flags
 from quire.llm import LLM
 from quire.params import SamplingParams
 
@@ -99,4 +99,4 @@ def _report(
     return report
 
 
-COMMAND = Command(run, LatencyOptions, foreign=LATENCY)
+COMMAND = Command(run, LatencyOptions, foreign=lambda: vllm_flags("bench latency"))

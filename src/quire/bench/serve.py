@@ -34,7 +34,7 @@ from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
-from quire.flags.bench import SERVE
+from quire.flags.table import vllm_flags
 from quire.serve.system_limits import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
 
@@ -469,4 +469,4 @@ def _json_object(text: str | None) -> dict[str, Any]:
     return value
 
 
-COMMAND = Command(run, ServeOptions, engine=False, foreign=SERVE)
+COMMAND = Command(run, ServeOptions, engine=False, foreign=lambda: vllm_flags("bench serve"))

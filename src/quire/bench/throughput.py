@@ -17,7 +17,7 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError
-from quire.flags.bench import THROUGHPUT
+from quire.flags.table import vllm_flags
 from quire.llm import LLM
 from quire.model.cost import Cost
 from quire.params import SamplingParams
@@ -155,4 +155,4 @@ def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> l
     return jobs
 
 
-COMMAND = Command(run, ThroughputOptions, foreign=THROUGHPUT)
+COMMAND = Command(run, ThroughputOptions, foreign=lambda: vllm_flags("bench throughput"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from quire.config import SECTIONS, EngineConfig
-from quire.flags.table import FOREIGN, SHARED
+from quire.flags.table import engine_flags, vllm_data
 from quire.serve.options import ServerConfig
 
 HEAD = """# vLLM's flags
@@ -26,7 +26,7 @@ A launch line of vLLM's, as it is:
     quire serve --enforce-eager --tensor-parallel-size 2 --max-model-len 1k --dtype half \\
         --served-model-name stories tales --disable-log-requests
 
-The table is `quire/flags/table.py`; `python -m quire.commands.flags` prints this page.
+The table is `quire/flags/vllm.yaml`; `python -m quire.commands.flags` prints this page.
 
 | Flag | Here | Why, or what it does |
 |---|---|---|
@@ -40,9 +40,9 @@ def page() -> str:
     }
     helps["seed"] = str(next(f.metadata["help"] for f in fields(EngineConfig) if f.name == "seed"))
     helps["config"] = "YAML file of options; flags override it."
-    lines = {name: ("option", helps.get(name, "")) for name in SHARED}
+    lines = {name: ("option", helps.get(name, "")) for name in vllm_data()["options"].split()}
     older: dict[str, tuple[str, str]] = {}
-    for flag in FOREIGN.values():
+    for flag in engine_flags().values():
         if flag.name in helps:  # an option of the server; only LLM(...) does nothing with it
             lines[flag.name] = ("option", helps[flag.name])
             continue

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from quire.flags.table import FOREIGN, ForeignFlag
+from quire.flags.table import ForeignFlag
 
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
@@ -126,7 +126,7 @@ def add_options(
     return hidden
 
 
-def add_foreign(parser: argparse.ArgumentParser, table: Mapping[str, ForeignFlag] = FOREIGN) -> None:
+def add_foreign(parser: argparse.ArgumentParser, table: Mapping[str, ForeignFlag]) -> None:
     """Add the flags that Quire knows but lacks, without help. Their values end up under their names if given."""
     for flag in table.values():
         name = "--" + flag.name.replace("_", "-")  # as `rewritten` gives it

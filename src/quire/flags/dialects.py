@@ -1,4 +1,4 @@
-"""Options of other engines that installed distributions add to every command, under the entry point `quire.flags`."""
+"""Options of other engines: vLLM's, and those that installed distributions add under the entry point `quire.flags`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quire.flags.arguments import add_foreign
+from quire.flags.table import Table
 from quire.hooks import FLAGS, load_hooks
 
 
@@ -28,12 +30,17 @@ class Added:
     names: Collection[str]
 
 
-def add_dialects(parser: argparse.ArgumentParser, args: Sequence[str]) -> list[Added]:
-    """Add the flags of all installed dialects if `args` have a flag that the parser lacks."""
-    flags = [word.partition("=")[0] for word in args if word.startswith("--") and word != "--"]
-    if all(flag in parser._option_string_actions for flag in flags):
+def add_dialects(parser: argparse.ArgumentParser, args: Sequence[str], table: Table) -> list[Added]:
+    """Add a table's flags if `args` have one that the parser lacks, then those of installed dialects likewise."""
+    if not _lacks(parser, args):
         return []
-    return [_add(parser, dialect) for dialect in load_hooks(FLAGS)]
+    add_foreign(parser, table())
+    return [_add(parser, dialect) for dialect in load_hooks(FLAGS)] if _lacks(parser, args) else []
+
+
+def _lacks(parser: argparse.ArgumentParser, args: Sequence[str]) -> bool:
+    flags = [word.partition("=")[0] for word in args if word.startswith("--") and word != "--"]
+    return not all(flag in parser._option_string_actions for flag in flags)
 
 
 def _add(parser: argparse.ArgumentParser, dialect: Dialect) -> Added:

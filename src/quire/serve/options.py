@@ -15,8 +15,8 @@ from quire.config import SECTIONS, EngineConfig, check_options, json_object, opt
 from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
 from quire.flags.arguments import integer
-from quire.flags.foreign import take_foreign
-from quire.flags.table import FOREIGN
+from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
+from quire.flags.table import engine_flags
 from quire.text.formats.plugins import load_formats
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.text.formats.shapes import ReasoningFormat, ToolFormat
@@ -218,7 +218,7 @@ def for_serving(config: EngineConfig) -> EngineConfig:
 def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """Split flat options (`port=1, block_size=32`) into the engine's and the server's; unknown names are errors."""
     names = {f.name for f in fields(ServerConfig)}
-    for notice in take_foreign(options, names):
+    for notice in take_foreign(options, names | ENGINE_OPTIONS):
         log.warning("%s", notice)
     server = {name: value for name, value in options.items() if name in names}
     engine = {name: value for name, value in options.items() if name not in names}
@@ -244,7 +244,7 @@ def read_config(path: str) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name == "model_tag":
             name = "model"
-        if name in FOREIGN and name not in types:
+        if name not in types and name in engine_flags():
             options[name] = value
             continue
         if name not in types:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.flags.arguments import FlexibleArgumentParser
-from quire.flags.foreign import take_foreign
+from quire.flags.foreign import take_flags
 from quire.flags.table import foreign_table
 
 # Options of the same meaning, by SGLang's name.
@@ -214,7 +214,7 @@ def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     found: dict[str, Any] = {}
     options = {name: value for name, value in given.items() if value is not None}
-    notices = take_foreign(options, table=FOREIGN)
+    notices = take_flags(options, FOREIGN)
     for name, value in options.items():
         if name in MADE:
             found |= MADE[name][1](value)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from quire.config import SECTIONS, EngineConfig
 from quire.flags.arguments import add_foreign, add_options
+from quire.flags.table import engine_flags
 from quire.llm.options import engine_config
 
 DEFAULTS = {"gpu_memory_utilization": 0.9}
@@ -39,7 +40,7 @@ class EngineArgs:
         for section in SECTIONS.values():
             add_options(parser, section, defaults=DEFAULTS)
         add_options(parser, EngineConfig, only=("seed",))
-        add_foreign(parser)
+        add_foreign(parser, engine_flags())
         return parser
 
     @classmethod
