@@ -20,6 +20,7 @@ PUBLIC = {
     "quire.config",
     "quire.convert",
     "quire.engine.local",
+    "quire.engine.verbs",
     "quire.errors",
     "quire.flags",
     "quire.llm",
