@@ -38,7 +38,6 @@ using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using IntsOut = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 // (array, type of its elements): bfloat16 is passed as uint16 bits, because numpy has no name for it.
 using Source = std::pair<nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>, std::string>;
-using NormTuple = std::tuple<bool, Floats, OptionalFloats, float, bool, bool>;
 using Weight = std::shared_ptr<PackedMatrix>;
 // (codes [O, K], scales [O, G], offsets [O, G] or none)
 using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -50,7 +49,6 @@ using RoundingTuple = std::tuple<std::string, std::string, int, float, float, in
 // (starts [rows + 1], columns [entries], values [entries])
 using SparseTuple = std::tuple<Ints, Ints, Floats>;
 using InputsTuple = std::tuple<Ints, Floats>;
-using ExpertTuple = std::optional<std::tuple<Weight, OptionalFloats, Weight, OptionalFloats, float>>;
 
 constexpr const char* kLayouts[] = {
 #define QUIRE_LAYOUT_NAME(name, Traits) #name,
@@ -102,12 +100,6 @@ KVType to_kv_type(const std::string& name) {
 
 std::vector<float> to_vector(const Floats& a) { return {a.data(), a.data() + a.shape(0)}; }
 std::vector<float> to_vector(const OptionalFloats& a) { return a ? to_vector(*a) : std::vector<float>{}; }
-
-NormParams to_norm(const NormTuple& t) {
-  return {std::get<0>(t), to_vector(std::get<1>(t)), to_vector(std::get<2>(t)), std::get<3>(t),
-          std::get<4>(t), std::get<5>(t)};
-}
-NormParams to_norm(const std::optional<NormTuple>& t) { return t ? to_norm(*t) : NormParams{}; }
 
 int length(size_t n) {
   if (n > size_t(std::numeric_limits<int32_t>::max())) throw std::invalid_argument("an array is too long");
@@ -236,19 +228,6 @@ std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size
   return std::make_shared<PackedMatrix>(parts, cols, format, gated, columns, values, pool);
 }
 
-Activation activation(const std::string& name) {
-  if (name == "silu") return Activation::silu;
-  if (name == "gelu") return Activation::gelu;
-  if (name == "gelu_tanh") return Activation::gelu_tanh;
-  if (name == "relu") return Activation::relu;
-  if (name == "relu2") return Activation::relu2;
-  if (name == "sigmoid") return Activation::sigmoid;
-  if (name == "softplus") return Activation::softplus;
-  if (name == "clamped_swiglu") return Activation::clamped_swiglu;
-  if (name.empty()) return Activation::none;
-  throw std::invalid_argument("the native backend has no activation '" + name + "'");
-}
-
 void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
          const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy,
          const std::optional<FloatTable>& hidden, const std::optional<IntTable>& echoes,
@@ -273,7 +252,7 @@ void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q
 // (buffer, place of the weight), and the fields of an AdapterChange.
 using UpTuple = std::tuple<Weight, int, int>;
 using ChangeTuple = std::tuple<int, int, std::optional<Weight>, std::optional<FloatTable>, std::vector<UpTuple>, OptionalFloats,
-                               OptionalFloats, std::optional<Weight>, OptionalFloats, std::optional<NormTuple>>;
+                               OptionalFloats, std::optional<Weight>, OptionalFloats, nb::object>;  // a Norm or None
 
 AdapterChange to_change(const ChangeTuple& t) {
   const auto& [out, index, down, lookup, ups, gain, shift, weight, bias, norm] = t;
@@ -288,7 +267,7 @@ AdapterChange to_change(const ChangeTuple& t) {
   change.gain = to_vector(gain), change.shift = to_vector(shift), change.bias = to_vector(bias);
   change.bias.resize((change.bias.size() + 15) / 16 * 16);  // kernels read whole panels
   if (weight) change.weight = *weight;
-  if (norm) change.norm = std::make_shared<NormParams>(to_norm(*norm));
+  if (!norm.is_none()) change.norm = std::make_shared<NormParams>(norm_params(norm));
   return change;
 }
 
@@ -360,78 +339,6 @@ void place_blocks(KVStore& kv, const IntTable& rows) {
   kv.place_blocks(rows.data(), rows.shape(0));
 }
 
-void bind_recording(nb::class_<Plan>& c) {
-  c.def("embed", &Plan::embed, "table"_a, "scale"_a)
-      .def("norm", [](Plan& p, int x, const NormTuple& norm) { return p.norm(x, to_norm(norm)); })
-      .def("linear",
-           [](Plan& p, int x, std::shared_ptr<PackedMatrix> weight, const OptionalFloats& bias,
-              const std::string& name, int residual, float limit) {
-             return p.linear(x, std::move(weight), to_vector(bias), activation(name), residual, limit);
-           },
-           "x"_a, "weight"_a, "bias"_a.none(), "activation"_a, "residual"_a, "limit"_a)
-      .def("rope", [](Plan& p, const Floats& inv_freq, float scale) { return p.rope(to_vector(inv_freq), scale); })
-      .def("store_kv",
-           [](Plan& p, int qkv, int layer, int num_heads, int angles, const std::optional<NormTuple>& q_norm,
-              const std::optional<NormTuple>& k_norm, const std::optional<NormTuple>& v_norm) {
-             return p.store_kv(qkv, layer, num_heads, angles, to_norm(q_norm), to_norm(k_norm), to_norm(v_norm));
-           },
-           "qkv"_a, "layer"_a, "num_heads"_a, "angles"_a, "q_norm"_a.none(), "k_norm"_a.none(), "v_norm"_a.none())
-      .def("queries",
-           [](Plan& p, int q, int num_heads, int angles, const std::optional<NormTuple>& norm) {
-             return p.queries(q, num_heads, angles, to_norm(norm));
-           },
-           "q"_a, "num_heads"_a, "angles"_a, "norm"_a.none())
-      .def("attention",
-           [](Plan& p, int q, int layer, int num_heads, float scale, int window, int chunk, int ahead, float cap,
-              const OptionalFloats& slopes, const OptionalFloats& sinks, const OptionalFloats& bias, int scores) {
-             return p.attention(q, layer, num_heads,
-                                {scale, window, chunk, ahead, cap, to_vector(slopes), to_vector(sinks), to_vector(bias)},
-                                scores);
-           },
-           "q"_a, "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "chunk"_a, "ahead"_a, "cap"_a, "slopes"_a.none(),
-           "sinks"_a.none(), "bias"_a.none(), "scores"_a)
-      .def("relative_scores",
-           [](Plan& p, int by_query, int by_key, int num_heads, const Ints& places, float scale) {
-             return p.relative_scores(by_query, by_key, num_heads,
-                                      {places.data(), places.data() + places.shape(0)}, scale);
-           },
-           "by_query"_a, "by_key"_a, "num_heads"_a, "places"_a, "scale"_a)
-      .def("embed_positions", &Plan::embed_positions, "table"_a, "offset"_a)
-      .def("add", &Plan::add, "x"_a, "other"_a, "scale"_a)
-      .def("scale", &Plan::scale, "x"_a, "scale"_a, "cap"_a)
-      .def("multiply", &Plan::multiply, "x"_a, "factors"_a)
-      .def("combine", &Plan::combine, "x"_a, "factors"_a, "vectors"_a, "residual"_a)
-      .def("mix", &Plan::mix, "x"_a, "factors"_a, "vectors"_a, "residual"_a)
-      .def("match_rms", &Plan::match_rms, "x"_a, "like"_a, "floor"_a)
-      .def("elementwise", &Plan::elementwise, "name"_a, "x"_a, "params"_a)
-      .def("store_latent",
-           [](Plan& p, int kv, int q_latent, int q_rope, int layer, int angles, const NormTuple& norm) {
-             return p.store_latent(kv, q_latent, q_rope, layer, angles, to_norm(norm));
-           })
-      .def("head_linear", &Plan::head_linear, "x"_a, "weights"_a)
-      .def("route", &Plan::route, "scores"_a, "routing"_a)
-      .def("experts",
-           [](Plan& p, int x, int routes, const std::vector<ExpertTuple>& tuples, const std::string& name,
-              bool weigh_inputs) {
-             std::vector<ExpertWeights> experts;
-             for (const ExpertTuple& tuple : tuples) {
-               experts.emplace_back();
-               if (!tuple) continue;
-               const auto& [up, up_bias, down, down_bias, limit] = *tuple;
-               experts.back() = {up, down, to_vector(up_bias), to_vector(down_bias), limit};
-             }
-             return p.experts(x, routes, std::move(experts), activation(name), weigh_inputs);
-           })
-      .def("all_reduce", &Plan::all_reduce, "x"_a, "peers"_a.none())
-      .def("all_gather", &Plan::all_gather, "x"_a, "widths"_a, "peers"_a.none())
-      .def("select_rows", &Plan::select_rows, "x"_a)
-      .def("receive", &Plan::receive, "width"_a)
-      .def("tap", &Plan::tap, "x"_a)
-      .def("begin_head", &Plan::begin_head, "hidden"_a)
-      .def("finish", &Plan::finish, "logits"_a)
-      .def("width", &Plan::width, "buffer"_a);
-}
-
 void bind_weights(nb::module_& m) {
   nb::class_<Format>(m, "Format", "How a weight is held and what it is multiplied with (csrc/linear/format.h).")
       .def("__init__",
@@ -499,31 +406,6 @@ void bind_weights(nb::module_& m) {
 
 void bind_plan(nb::module_& m) {
   bind_weights(m);
-  nb::class_<RoutingParams>(m, "Routing", "How tokens choose experts.")
-      .def("__init__",
-           [](RoutingParams* self, int num_experts, int top_k, bool sigmoid, bool softmax_after, bool renormalize,
-              float scale, int num_groups, int top_groups, bool group_sum, const OptionalFloats& correction,
-              const OptionalFloats& weight_scales, bool shared, bool shared_gate, float sparse_mixer,
-              bool correct_logits) {
-             new (self) RoutingParams{.num_experts = num_experts,
-                                      .top_k = top_k,
-                                      .sigmoid = sigmoid,
-                                      .softmax_after = softmax_after,
-                                      .renormalize = renormalize,
-                                      .correct_logits = correct_logits,
-                                      .sparse_mixer = sparse_mixer,
-                                      .scale = scale,
-                                      .num_groups = num_groups,
-                                      .top_groups = top_groups,
-                                      .group_sum = group_sum,
-                                      .correction = to_vector(correction),
-                                      .weight_scales = to_vector(weight_scales),
-                                      .shared = shared,
-                                      .shared_gate = shared_gate};
-           },
-           "num_experts"_a, "top_k"_a, "sigmoid"_a, "softmax_after"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-           "top_groups"_a, "group_sum"_a, "correction"_a.none(), "weight_scales"_a.none(), "shared"_a, "shared_gate"_a, "sparse_mixer"_a, "correct_logits"_a);
-
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",
            [](KVStore* self, const LayerTuples& layers, int value_dim, const std::string& type, int num_blocks,

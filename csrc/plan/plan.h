@@ -71,7 +71,7 @@ struct AttentionParams {
   std::vector<float> bias;           // [heads, 2 reach + 1], or empty
 };
 
-// How tokens choose experts from their scores (Routing in devices/protocol.py).
+// How tokens choose experts from their scores (Routing in devices/operands.py).
 struct RoutingParams {
   int num_experts = 0, top_k = 0;
   bool sigmoid = false, softmax_after = false, renormalize = false;
@@ -94,7 +94,7 @@ struct ExpertWeights {
   float limit = 0;  // as in Plan::linear
 };
 
-// Recording: the methods named as in the Ops protocol append an op and return the number of its output buffer; all
+// Recording: the methods below (bind/record_bind.cpp) append an op and return the number of its output buffer; all
 // throw std::invalid_argument if shapes disagree. Order: ops of hidden, begin_head, ops of the head, finish, bind. A
 // stage before a model's last has no head: ops of hidden, tap of its result, finish(-1), bind.
 class Plan {

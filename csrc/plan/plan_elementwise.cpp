@@ -51,7 +51,7 @@ void sparse_gelu_row(const float* x, float* y, size_t n, const float* p, int32_t
   }
 }
 
-// By the names and fields of the protocol's structs (devices/protocol.py).
+// By the names and fields of the structs in devices/elementwise.py.
 constexpr size_t kByColumn = ~size_t(0);
 struct Elementwise {
   const char* name;

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from quire import _native
 from quire.devices import ops
-from quire.devices.cpu.record import ENCODERS
 from quire.devices.graph import Interpreter, last_reads, record, widest_activation
 from quire.devices.ops import Add, Embed, Linear, Op, Scale, SelectRows, Tap, Value, operands, resolved
 from quire.devices.protocol import KVSpec
@@ -40,7 +40,7 @@ def test_every_backend_knows_every_operation() -> None:
     assert len(KINDS) > 20
     assert set(REFERENCE) == KINDS
     assert set(TORCH) == KINDS
-    assert set(ENCODERS) | {Tap} == KINDS
+    assert set(_native.Plan.operations()) == {kind.__name__ for kind in KINDS}
 
 
 def test_every_operation_says_what_it_computes_and_how_wide_it_is() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.devices.adapters import Adapter, Change
 from quire.devices.cpu.pack import format_of, pack, packed_of
-from quire.devices.cpu.record import Recording, float_array, norm_tuple
+from quire.devices.cpu.record import Recording
 from quire.errors import EngineError
 from quire.weights.schemes import WeightType
 from quire.weights.tensor import FloatArray
@@ -33,7 +33,7 @@ class AdapterPacker:
             found += [(*place, *packed, None) for place in _places(places, path)]
         for path, norm in adapter.norms.items():
             nothing: tuple[Any, ...] = (None, None, [], None, None, None, None)
-            found += [(*place, *nothing, norm_tuple(norm)) for place in _places(recording.norms, path)]
+            found += [(*place, *nothing, norm) for place in _places(recording.norms, path)]
         return found
 
     def _product(self, change: Change, dtype: WeightType) -> tuple[Any, ...]:
@@ -53,7 +53,7 @@ class AdapterPacker:
 
 def _rest(change: Change) -> tuple[Any, ...]:
     weight = None if change.weight is None else packed_of(change.weight)
-    return float_array(change.gain), float_array(change.shift), weight, float_array(change.bias)
+    return change.gain, change.shift, weight, change.bias
 
 
 def _places(places: dict[str, list[tuple[int, int]]], path: str) -> list[tuple[int, int]]:
