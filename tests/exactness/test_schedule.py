@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.config import SchedulerConfig
-from quire.devices.sampling import Logits, Sampler, Samples, SlotSampling, takes_largest
+from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, SlotSampling, takes_largest
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.sched.pace import Pace, Step
@@ -130,10 +130,12 @@ class Recorder:
         self.inner.extend(slot, tokens)
 
     def sample(self, logits: Logits, slots: list[int], positions: list[int], *more: Any) -> Samples:
-        for row, slot, position in zip(logits.numpy(), slots, positions, strict=True):
-            data = row.tobytes()
-            assert self.rows.setdefault((self.seeds[slot], position), data) == data
-        return self.inner.sample(logits, slots, positions, *more)
+        samples = self.inner.sample(logits, slots, positions, *more)
+        for row, slot, position, token in zip(logits.numpy(), slots, positions, samples.tokens, strict=True):
+            if token != NOT_DRAWN:  # rows after a rejected draft are of another text
+                data = row.tobytes()
+                assert self.rows.setdefault((self.seeds[slot], position), data) == data
+        return samples
 
     def logprobs(self, logits: Logits, targets_L: Any, num_top: int) -> list[TokenLogprobs]:
         return self.inner.logprobs(logits, targets_L, num_top)
