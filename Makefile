@@ -3,6 +3,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 MODEL ?=
+VARIANTS ?=
 DATA ?= ../shared/data
 # `make fuzz MINUTES=60 SEED=2` fuzzes for an hour; ONLY=engines:17 repeats a case.
 MINUTES ?= 1
@@ -19,7 +20,8 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test stub wheel lint test test-suite test-wheel fuzz abuse eval-model clean
+.PHONY: run install install-test stub wheel lint test test-suite test-stranger test-variants test-wheel coverage fuzz \
+  abuse eval-model clean
 
 run: install
 	$(BIN)/quire serve $(MODEL)
@@ -70,6 +72,22 @@ lint: $(TEST)/installed
 
 test-suite: $(TEST)/installed
 	$(TEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+# As on a stranger's machine: AVX2 alone, nothing beside the checkout, port 8000 taken, a home that cannot be written; over
+# the tests for which that matters. On a CPU without AVX2 this is skipped.
+test-stranger: $(TEST)/installed
+	$(TEST)/bin/python -m tests.variants stranger --jobs $(JOBS)
+
+# The same with every instruction set that the CPU has, and on a busy machine. VARIANTS="scalar busy" chooses some, and
+# VARIANTS="stranger --whole" runs all tests.
+test-variants: $(TEST)/installed
+	$(TEST)/bin/python -m tests.variants $(VARIANTS) --jobs $(JOBS)
+
+# The lines that the tests run, as pages in build/coverage.
+coverage: install-test
+	$(BIN)/pip install --quiet pytest-cov
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --cov=quire --cov-report=html:build/coverage \
+	  --cov-report=term:skip-covered
 
 # End to end as on a user's machine: no sources beside the tests, no compiler on the path, no package but the wheel's
 # own and what these few tests import.
