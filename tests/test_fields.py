@@ -9,7 +9,7 @@ import pytest
 
 from quire import SamplingParams
 from quire.errors import RequestError
-from quire.fields import check, checks_of, fields_of, says
+from quire.fields import check, fields_of, says
 from quire.params import BeamRules, PoolingParams, RepetitionDetectionParams
 from quire.serve.openai.protocol import SamplingFields
 from quire.steps import Gen
@@ -26,10 +26,7 @@ class Told(msgspec.Struct):
     other: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check(self, CHECKS, "told.")
-
-
-CHECKS = checks_of(Told)
+        check(self, Told, "told.")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -77,8 +76,7 @@ Dimensions = Annotated[int, says("keep the first dimensions, normalized (Matryos
 NoRepeatNgram = Annotated[int, says("beam search: runs of this many tokens occur once", ge=0, le=INT64)]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """A field of a struct: its default, its sentence, what it `must` be, and the `test` of a value.
 
     Without a `test` its type is no number, flag, or choice of words, and its struct checks it by hand.
@@ -111,15 +109,16 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
     return {name: _field(name, infos[name].default, hints[name]) for name in infos}
 
 
-def checks_of(struct: type[msgspec.Struct]) -> tuple[tuple[str, Any, Test, Field], ...]:
+@cache
+def _checks(struct: type[msgspec.Struct]) -> tuple[tuple[str, Any, Test, Field], ...]:
     """Return name, default, test and description of the fields that have a test."""
     fields = fields_of(struct).values()
     return tuple((field.name, field.default, field.test, field) for field in fields if field.test)
 
 
-def check(given: Any, checks: Iterable[tuple[str, Any, Test, Field]], where: str = "") -> None:
-    """Test the fields of a struct that differ from their defaults. Raises RequestError naming the field."""
-    for name, default, test, field in checks:
+def check(given: msgspec.Struct, struct: type[msgspec.Struct], where: str = "") -> None:
+    """Test the fields of `struct` that differ from their defaults. Raises RequestError naming the field."""
+    for name, default, test, field in _checks(struct):
         value = getattr(given, name)
         if value is not default and not test(value):
             raise field.refusal(value, where)

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from quire import fields
 from quire.errors import RequestError
-from quire.fields import INT64, MAX_BEAMS, check, checks_of, refusal, says
+from quire.fields import INT64, MAX_BEAMS, check, refusal, says
 
 MAX_STOP_STRINGS = 16
 MAX_CONSTRAINT_BYTES = 1 << 20
@@ -159,16 +159,13 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
 
     def __post_init__(self) -> None:
         where = "repetition_detection"
-        check(self, _REPETITION_CHECKS, f"{where}.")
+        check(self, RepetitionDetectionParams, f"{where}.")
         if self.min_pattern_size > self.max_pattern_size:
             message = f"{where}.min_pattern_size must be at most max_pattern_size ({self.max_pattern_size})"
             raise RequestError(message, f"{where}.min_pattern_size")
         if self.max_pattern_size and self.min_count < 2:
             message = f"{where}.min_count must be at least 2, got {self.min_count}"
             raise RequestError(message, f"{where}.min_count")
-
-
-_REPETITION_CHECKS = checks_of(RepetitionDetectionParams)
 
 
 class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,7 +188,7 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     no_repeat_ngram_size: fields.NoRepeatNgram = 0
 
     def __post_init__(self) -> None:
-        check(self, _BEAM_CHECKS)
+        check(self, BeamRules)
         groups, penalty = self.num_beam_groups, self.diversity_penalty
         if self.beam_width % groups:
             raise refusal("num_beam_groups", groups, f"a divisor of beam_width ({self.beam_width})")
@@ -214,9 +211,6 @@ class BeamRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.early_stopping is None:
             length = max(1, prompt_len + num_tokens - (1 if ended else 0))
         return total / math.pow(length, self.length_penalty)
-
-
-_BEAM_CHECKS = checks_of(BeamRules)
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True):
@@ -331,7 +325,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             put(self, "guided_decoding", None)
         if type(self.output_kind) is not OutputKind:
             put(self, "output_kind", _output_kind(self.output_kind))
-        check(self, _SAMPLING_CHECKS)
+        check(self, SamplingParams)
         for name, meant in (("thinking_token_budget", None), ("seed", None), ("top_k", 0)):
             if getattr(self, name) == -1:
                 put(self, name, meant)
@@ -383,9 +377,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
 
 
-_SAMPLING_CHECKS = checks_of(SamplingParams)
-
-
 def _output_kind(given: object) -> OutputKind:
     kinds = [kind.value for kind in OutputKind]
     if given not in kinds:
@@ -428,13 +419,10 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
                 raise RequestError(f"{name} is not supported: no model here has such a head", name)
         if self.pooling not in (None, "mean", "last", "cls", "all"):
             raise refusal("pooling", self.pooling, "mean, last, cls or all")
-        check(self, _POOLING_CHECKS)
+        check(self, PoolingParams)
 
     def clone(self) -> PoolingParams:
         return msgspec.structs.replace(self)
-
-
-_POOLING_CHECKS = checks_of(PoolingParams)
 
 
 def token_lists(params: SamplingParams) -> list[tuple[str, Iterable[int]]]:
