@@ -1,1 +1,1 @@
-"""What the compatible names share: console scripts, and the check for real packages of those names."""
+"""Console scripts, the check for real packages, and SGLang's dialect."""

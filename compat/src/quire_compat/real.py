@@ -9,7 +9,7 @@ REAL = ("vllm", "sglang", "tensorrt-llm", "tensorrt")
 
 
 def installed(names: Sequence[str] = REAL) -> list[str]:
-    """Those of `names` that are installed."""
+    """List the packages of `names` that are installed."""
     return [name for name in names if _has(name)]
 
 

@@ -1,4 +1,4 @@
-"""The console scripts. Each first makes sure that its name is not a real package's."""
+"""Console scripts. Each first makes sure that its name is not a real package's."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PRECISIONS = {"int8": {"quantization": "int8"}, "fp8": {"quantization": "fp8"}}
 
 
 class Engine(BuiltEngine):
-    """An engine in a directory."""
+    """Engine in a directory."""
 
     @classmethod
     def from_dir(cls, engine_dir: str | Path, rank: int = 0) -> "Engine":
@@ -66,7 +66,7 @@ class BuildConfig:
         return EngineLimits(**{name: getattr(self, name) for name in LIMITS})
 
     def options(self) -> dict[str, int | None]:
-        """The limits of an LLM that builds nothing."""
+        """Return the limits of an LLM that builds nothing."""
         return {name: getattr(self, name) for name in ("max_batch_size", "max_seq_len", "max_num_tokens")}
 
 
@@ -76,19 +76,19 @@ def build(model: PretrainedModel, build_config: BuildConfig | None = None) -> Bu
 
 
 class BuilderConfig:
-    """How to build: a precision, limits, and what else a script sets, as far as it means something here."""
+    """Builder's options: a precision, limits, and others as far as they mean something here."""
 
     def __init__(self, **options: Any) -> None:
         self.build = BuildConfig(**options)
         self.options: dict[str, Any] = {}
 
     def set_precision(self, precision: Any) -> None:
-        """A name (float32, float16, bfloat16, int8, fp8), or TensorRT's type or flag of it."""
+        """Set the precision by name (float32, float16, bfloat16, int8, fp8), or TensorRT's type or flag."""
         name = str(getattr(precision, "value", precision))
         self.options |= PRECISIONS.get(name, {"dtype": name})
 
     def set_flag(self, flag: Any) -> None:
-        """A flag of TensorRT: precisions take effect, the others say what they mean here."""
+        """Set a flag of TensorRT: precisions take effect, the others say what they mean here."""
         name = str(getattr(flag, "value", flag))
         if name in ("refit", "strip_plan", "obey_precision_constraints"):
             own = {"refit": "use_refit", "obey_precision_constraints": "precision_constraints"}.get(

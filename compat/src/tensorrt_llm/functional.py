@@ -7,7 +7,7 @@ from tensorrt_llm.network import Tensor
 
 
 class PositionEmbeddingType(str, Enum):
-    """How attention knows positions."""
+    """Positions that attention knows."""
 
     rope_gpt_neox = "rope_gpt_neox"
     rope_gptj = "rope_gptj"
@@ -25,7 +25,7 @@ class PositionEmbeddingType(str, Enum):
 
 
 class AttentionMaskType(Enum):
-    """Which positions attention sees: those before."""
+    """Positions that attention sees: the earlier ones."""
 
     causal = "causal"
 

@@ -54,7 +54,7 @@ def source_of(network: Network, config: EngineConfig) -> Source:
 
 
 def open_network(network: Network, dtype: str, quantized: Quantization | None) -> OpenModel:
-    """The network as a checkpoint. ConfigError if it is empty, not a decoder, or lacks a weight."""
+    """Open the network as a checkpoint. ConfigError if it is empty, not a decoder, or lacks a weight."""
     if network.output is None:
         what = "is empty" if network.empty else "has no result"
         raise ConfigError(
@@ -75,7 +75,7 @@ def open_network(network: Network, dtype: str, quantized: Quantization | None) -
 
 
 class NetworkWeights(Unquantized):
-    """The weights of a network as a `Checkpoint`."""
+    """Weights of a network as a `Checkpoint`."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
@@ -98,7 +98,7 @@ class NetworkWeights(Unquantized):
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """An attention or an MLP with the norms around it. `normed` is what it reads, `source` that before the norm."""
+    """Branch of a residual sum: attention or an MLP, with its norms. It reads `normed`, the norm of `source`."""
 
     layer: Attention | MLP
     before: Norm | None
@@ -109,7 +109,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One layer of the decoder, with the norms around its attention and its MLP."""
+    """Block: one layer of the decoder, with the norms around its attention and its MLP."""
 
     attention: Attention
     mlp: MLP
@@ -147,7 +147,7 @@ def _read(output: Tensor) -> _Decoder:
 
 
 def _is_sum_norm(x: Tensor) -> bool:
-    """Whether a norm belongs to the sum before it: the sum's branch then has no norm of its own."""
+    """Tell whether a norm belongs to the sum before it: the sum's branch then has no norm of its own."""
     total = x.inputs[0]
     return _is_sum(total) and any(
         isinstance(other.made_by, (Attention, MLP)) and other.inputs[0] is stream
@@ -173,7 +173,7 @@ def _branch(x: Tensor) -> _Branch | None:
 
 
 def _residual(x: Tensor) -> tuple[_Branch, Tensor] | None:
-    """The branch of a sum, and the value that it is added to."""
+    """Find the branch of a sum, and the value that it is added to."""
     if not _is_sum(x):
         return None
     for stream, other in (x.inputs, x.inputs[::-1]):
@@ -184,7 +184,7 @@ def _residual(x: Tensor) -> tuple[_Branch, Tensor] | None:
 
 
 def _adds_to(x: Tensor, source: Tensor) -> bool:
-    """Whether `x` is `source` plus a branch of it."""
+    """Tell whether `x` is `source` plus a branch of it."""
     if not _is_sum(x):
         return False
     branches = [(_branch(b), a) for a, b in (x.inputs, x.inputs[::-1])]
@@ -192,7 +192,7 @@ def _adds_to(x: Tensor, source: Tensor) -> bool:
 
 
 def _read_block(x: Tensor, place: int) -> tuple[_Block, Tensor]:
-    """A layer that makes `x`, and its input. `place` counts from the end."""
+    """Read the layer that makes `x`, and its input. `place` counts from the end."""
     second, x, late = _half(x, place)
     first, start, early = _half(x, place)
     parallel = second.source is first.source
@@ -219,7 +219,7 @@ def _read_block(x: Tensor, place: int) -> tuple[_Block, Tensor]:
 
 
 def _half(x: Tensor, place: int) -> tuple[_Branch, Tensor, Norm | None]:
-    """The last branch that was added to make `x`, the value before it, and the norm of the sum."""
+    """Find the last branch that was added to make `x`, the value before it, and the norm of the sum."""
     norm = None
     if isinstance(x.made_by, Norm):
         norm, x = x.made_by, x.inputs[0]
@@ -251,7 +251,7 @@ def _placement(
 
 
 def _one(what: str, values: Iterable[T]) -> T:
-    """The value that all layers have."""
+    """Return the value that all layers share. ConfigError if they differ."""
     kinds: list[T] = []
     for value in values:
         if value not in kinds:
@@ -328,7 +328,7 @@ def _rope(attention: Attention, longest: int) -> RopeSpec | None:
 
 
 def _tensors(read: _Decoder, spec: ArchSpec) -> dict[str, Array]:
-    """The weights under the names of a Llama checkpoint."""
+    """Name the weights as a Llama checkpoint does."""
     found: dict[str, Array] = {}
 
     def take(module: str, layer: Linear | Norm | Embedding | None, where: str) -> None:

@@ -10,7 +10,7 @@ from tensorrt_llm.parameter import Parameter
 
 
 class Module:
-    """A part of a model: layers, and a `forward` that calls them. Its attributes hold its weights and modules."""
+    """Module of a model: layers, and a `forward` that calls them. Its attributes hold its weights and modules."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -19,7 +19,7 @@ class Module:
         raise ConfigError(f"{type(self).__name__} has no forward: write what it computes")
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """The weights by the path of attributes that leads to them, such as `layers.0.mlp.fc.weight`."""
+        """Yield the weights by the path of attributes that leads to them, such as `layers.0.mlp.fc.weight`."""
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
                 yield prefix + name, value

@@ -13,7 +13,7 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat1
 
 
 class Parameter:
-    """A weight of a layer. Set `value` to an array of its shape in float32, float16 or bfloat16 before the build."""
+    """Parameter of a layer. Set `value` to an array of its shape in float32, float16 or bfloat16 before the build."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape

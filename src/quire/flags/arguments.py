@@ -22,7 +22,7 @@ MAX_LISTED = 40  # characters of choices that help shows in place of a value
 
 
 def integer(text: str) -> int:
-    """A whole number, or one with a unit: 4k is 4000, 4K is 4096, 1.5g is 1500000000. Raises ValueError."""
+    """Read a whole number, or one with a unit: 4k is 4000, 4K is 4096, 1.5g is 1500000000. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return int(text)
@@ -33,7 +33,7 @@ def integer(text: str) -> int:
 
 
 def texts(value: str) -> list[str]:
-    """The items of one argument of a list: a JSON list, or the argument itself. Raises ValueError."""
+    """Read the items of one argument of a list: a JSON list, or the argument itself. Raises ValueError."""
     if not value.startswith("["):
         return [value]
     try:
@@ -142,7 +142,7 @@ def _foreign_reading(flag: ForeignFlag) -> dict[str, Any]:
 
 
 def _reading(hint: Any, aliases: dict[str, Any]) -> dict[str, Any]:
-    """How argparse reads a value of a field's type."""
+    """Say how argparse reads a value of a field's type."""
     plain = [part for part in get_args(hint) if part is not type(None)]
     if get_origin(hint) is Literal:
         listed = "{" + ",".join(map(str, plain)) + "}"

@@ -13,7 +13,7 @@ from quire.hooks import FLAGS, load_hooks
 
 
 class Dialect(Protocol):
-    """The options of an engine: flags for a parser, and what they are in Quire."""
+    """Dialect of an engine: flags for a parser, and the options of Quire that they are."""
 
     def add_flags(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the flags that the parser lacks, each with its name as `dest` and without a default."""
@@ -24,7 +24,7 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A dialect whose flags a parser has, and the names of its options there."""
+    """Dialect whose flags a parser has, and the names of its options there."""
 
     dialect: Dialect
     names: Collection[str]

@@ -22,7 +22,7 @@ Table = Callable[[], Mapping[str, "ForeignFlag"]]
 
 @dataclass(frozen=True, slots=True)
 class ForeignFlag:
-    """A flag of another engine by its option name (with underscores).
+    """Flag of another engine by its option name (with underscores).
 
     `neutral` are the values that change nothing; None: all of them. Any other value is refused, and `nearest` says what
     to use in its place. `older` flags belong to earlier versions. `dashes` in place of underscores.
@@ -38,11 +38,11 @@ class ForeignFlag:
 
     @property
     def flag(self) -> str:
-        """As its engine spells it."""
+        """Spell the flag as its engine does."""
         return "--" + (self.name.replace("_", "-") if self.dashes else self.name)
 
     def accepts(self, value: object) -> bool:
-        """Whether the value changes no result here."""
+        """Tell whether the value changes no result here."""
         if self.neutral is None or value is None or (value is False and self.takes == "switch"):
             return True
         return str(value).lower() in self.neutral
@@ -56,7 +56,7 @@ class ForeignFlag:
 
 
 def entries(names: str) -> Iterator[tuple[str, Takes, tuple[str, ...]]]:
-    """The names in a group of a table, with what each takes and the values that change nothing."""
+    """Read the names in a group: each with what it takes and the values that change nothing."""
     for word in names.split():
         name, _, values = word.partition("=")
         takes: Takes = "switch" if name[-1] == "!" else "list" if name[-1] == "*" else "value"
@@ -69,7 +69,7 @@ def foreign_table(
     older: bool = False,
     dashes: bool = True,
 ) -> dict[str, ForeignFlag]:
-    """A table from groups: (why, names) of options that change nothing, (why, nearest, names) of those that would."""
+    """Make a table of groups: (why, names) that change nothing, (why, nearest, names) that would."""
     found = [
         ForeignFlag(name, takes, why, older=older, dashes=dashes)
         for why, names in accepted

@@ -69,7 +69,7 @@ class LLM(PoolingMethods, ProgramRunner):
 
     @classmethod
     def from_config(cls: type[L], config: EngineConfig) -> L:
-        """An engine from options that are sorted already, such as the command line's."""
+        """Start an engine from options that are sorted already, such as the command line's."""
         llm = cls.__new__(cls)
         llm._start(config)
         return llm
@@ -131,7 +131,7 @@ class LLM(PoolingMethods, ProgramRunner):
         return self._enqueue(self._conversations(messages, sampling_params, **options))
 
     def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:
-        """The results of everything that was enqueued, in order. If one fails, the rest is aborted."""
+        """Return the results of everything that was enqueued, in order. If one fails, the rest is aborted."""
         pending, self._enqueued = self._enqueued, []
         found: list[RequestOutput] = []
         try:
@@ -190,7 +190,7 @@ class LLM(PoolingMethods, ProgramRunner):
         mm_processor_kwargs: Kwargs | None = None,
         **template: Any,
     ) -> list[OutputStream]:
-        """The streams of conversations. `template` are options of `_chat_prompts`."""
+        """Make the streams of conversations. `template` are options of `_chat_prompts`."""
         no_media(mm_processor_kwargs)
         prompts = self._chat_prompts(messages, **template)
         return self._whole(prompts, params, priority, tokenization_kwargs, lora_request)
@@ -203,7 +203,7 @@ class LLM(PoolingMethods, ProgramRunner):
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The best sequences of a search per prompt. `concurrency_limit` has no effect: all beams share batches."""
+        """Return the best sequences per prompt. `concurrency_limit` has no effect: all beams share batches."""
         sampling = params.sampling_params()
         assert sampling.beam is not None
         outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
@@ -225,7 +225,7 @@ class LLM(PoolingMethods, ProgramRunner):
         return self.stream(prompt, sampling_params)
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that `chat` computes for a conversation."""
+        """Return the prompt that `chat` computes for a conversation."""
         (prompt,) = self._chat_prompts(messages)
         tokens: list[int] = prompt["prompt_token_ids"]
         return tokens
@@ -241,7 +241,7 @@ class LLM(PoolingMethods, ProgramRunner):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[dict[str, Any]]:
-        """The prompts of one conversation or many. `chat_template_kwargs` prevail over the other variables."""
+        """Render the prompts of one conversation or many. `chat_template_kwargs` prevail over the other variables."""
         options: dict[str, Any] = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
@@ -311,11 +311,11 @@ class LLM(PoolingMethods, ProgramRunner):
         return token_arrays(outputs, min(longest + room, self.max_model_len), pad_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters of the model's generation_config.json."""
+        """Return the sampling parameters of the model's generation_config.json."""
         return self._front.default_params()
 
     def default_params(self, **given: Any) -> SamplingParams:
-        """The model's default sampling parameters, overridden by `given`."""
+        """Return the model's default sampling parameters, overridden by `given`."""
         return self._front.default_params(**given)
 
     def _whole(
@@ -326,7 +326,7 @@ class LLM(PoolingMethods, ProgramRunner):
         tokenization_kwargs: Kwargs | None,
         lora_request: Any = None,
     ) -> list[OutputStream]:
-        """The streams of prompts whose results are read at their end."""
+        """Make the streams of prompts whose results are read at their end."""
         each = self._params_for(params, len(prompts), output_kind=OutputKind.FINAL_ONLY)
         return list(self._streams(prompts, each, priority, tokenization_kwargs, lora_request))
 
@@ -359,7 +359,7 @@ class LLM(PoolingMethods, ProgramRunner):
             yield stream
 
     def _params_for(self, params: Sampling | None, count: int, **changes: Any) -> Sequence[SamplingParams]:
-        """A checked copy for each prompt, with `changes`, so that later changes by the caller do no harm."""
+        """Make a checked copy for each prompt, with `changes`, so that later changes by the caller do no harm."""
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):

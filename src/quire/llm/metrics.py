@@ -17,7 +17,7 @@ PREFIX = "vllm"
 
 @dataclass(slots=True)
 class Metric:
-    """A value with its name and labels."""
+    """Metric with its name and labels."""
 
     name: str
     labels: dict[str, str]
@@ -25,7 +25,7 @@ class Metric:
 
 @dataclass(slots=True)
 class Counter(Metric):
-    """A number that only rises."""
+    """Counter: a number that only rises."""
 
     value: int = 0
 
@@ -39,7 +39,7 @@ class Vector(Metric):
 
 @dataclass(slots=True)
 class Gauge(Metric):
-    """A number that rises and falls."""
+    """Gauge: a number that rises and falls."""
 
     value: float = 0.0
 
@@ -61,7 +61,7 @@ class LocalMetrics:
         self._live: dict[str, tuple[RequestTimes, set[int]]] = {}
 
     def begin(self, request: Request) -> RequestTimes:
-        """A request is about to be queued; its times fill as it runs."""
+        """Begin to follow a request that is about to be queued; its times fill as it runs."""
         times = RequestTimes(request, time.monotonic())
         self._live[request.id] = times, set(range(request.sampling.n))
         return times
@@ -96,7 +96,7 @@ class LocalMetrics:
 
 
 def _read_family(family: Family) -> Iterator[Metric]:
-    """The metrics of a family, one for each set of labels. Families of the web server are left out."""
+    """Yield the metrics of a family, one for each set of labels. Leave out families of the web server."""
     if not family.name.startswith(f"{PREFIX}:"):
         return
     grouped: dict[tuple[tuple[str, str], ...], list[Sample]] = {}

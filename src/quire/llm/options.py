@@ -14,7 +14,7 @@ log = logging.getLogger("quire")
 
 
 class EngineOptions(Protocol):
-    """An object that makes a configuration, such as vLLM's EngineArgs."""
+    """Maker of a configuration, such as vLLM's EngineArgs."""
 
     def create_engine_config(self) -> EngineConfig: ...
 
@@ -22,7 +22,7 @@ class EngineOptions(Protocol):
 def engine_config(
     options: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> EngineConfig:
-    """The configuration that options ask for, None being unset; `defaults` replace Quire's.
+    """Make the configuration that options ask for, None being unset; `defaults` replace Quire's.
 
     Options of vLLM that change nothing here are named in the log. Raises ConfigError for one that is unknown, wrong, or
     would change a result.

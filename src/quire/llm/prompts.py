@@ -10,14 +10,14 @@ from quire.errors import RequestError
 
 
 class TextPrompt(TypedDict, total=False):
-    """A prompt as text. `cache_salt` separates its prefix cache from that of other salts."""
+    """Prompt as text. `cache_salt` separates its prefix cache from that of other salts."""
 
     prompt: str
     cache_salt: str
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids; `prompt` is their text, if it is known."""
+    """Prompt as token ids; `prompt` is their text, if it is known."""
 
     prompt_token_ids: list[int]
     prompt: str
@@ -30,7 +30,7 @@ TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt or many: a list of ints is one prompt of token ids."""
+    """List one prompt or many: a list of ints is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not prompts:
@@ -57,12 +57,12 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
 
 
 def salt_of(prompt: Prompt) -> str:
-    """What separates the prompt's prefix cache from others."""
+    """Read the salt that separates the prompt's prefix cache from others."""
     return str(prompt.get("cache_salt") or "") if isinstance(prompt, Mapping) else ""
 
 
 def tokens_of(front: Front, prompt: Prompt, kwargs: Mapping[str, Any] | None) -> tuple[str | None, list[int]]:
-    """The text, if it is known, and the tokens of a prompt. `kwargs` as vLLM's tokenization_kwargs."""
+    """Return the text, if it is known, and the tokens of a prompt. `kwargs` as vLLM's tokenization_kwargs."""
     options = dict(kwargs or {})
     unknown = [name for name, value in options.items() if name not in TOKENIZATION and value is not None]
     if unknown:

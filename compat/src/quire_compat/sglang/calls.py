@@ -60,7 +60,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def constrained_by(self) -> str | None:
-        """The field that constrains the output, if one does. RequestError if two do."""
+        """Name the field that constrains the output, if one does. RequestError if two do."""
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise RequestError(f"{given[0]} and {given[1]} both constrain the output: give one", given[1])
@@ -90,7 +90,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
-    """The arguments of `Engine.encode`: `text` or `input_ids`, one or a list."""
+    """Arguments of `Engine.encode`: `text` or `input_ids`, one or a list."""
 
     text: Texts | None = None
     input_ids: list[Any] | None = None
@@ -100,7 +100,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One prompt of a call, its parameters, and what its result shows of log-probabilities.
+    """Part of a call: one prompt, its parameters, and the log-probabilities that its result shows.
 
     `start` is the first prompt position with a log-probability; None shows no log-probabilities at all. `scores_only`:
     the result has no output tokens.
@@ -120,7 +120,7 @@ class Part:
 
 
 def prompts_of(text: Texts | None, input_ids: list[Any] | None) -> tuple[list[str | list[int]], bool]:
-    """The prompts of a body, and whether it has one that is not in a list. RequestError."""
+    """Read the prompts of a body; True if it has one that is not in a list. RequestError."""
     if (text is None) == (input_ids is None):
         raise RequestError("give either text or input_ids", "text")
     if isinstance(text, str):
@@ -139,7 +139,7 @@ def prompts_of(text: Texts | None, input_ids: list[Any] | None) -> tuple[list[st
 
 
 def parts_of(body: GenerateBody) -> tuple[list[Part], bool]:
-    """The prompts of a call with what belongs to each, and whether its result is one object. RequestError."""
+    """Read the parts of a call, one a prompt; True if its result is one object. RequestError."""
     prompts, single = prompts_of(body.text, body.input_ids)
     count = len(prompts)
     sampling = body.sampling_params or Sampling()
@@ -171,7 +171,7 @@ def parts_of(body: GenerateBody) -> tuple[list[Part], bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The log-probabilities that a caller asks for."""
+    """Log-probabilities that a caller asks for."""
 
     wanted: bool
     start: int
@@ -206,7 +206,7 @@ def _part(
 
 
 def sampling_params(given: Sampling, **more: Any) -> SamplingParams:
-    """The same parameters under vLLM's names. RequestError."""
+    """Translate the parameters to vLLM's names. RequestError."""
     field = given.constrained_by
     constraint = None
     if field is not None:
@@ -239,7 +239,7 @@ def sampling_params(given: Sampling, **more: Any) -> SamplingParams:
 
 
 def ids_of(rid: Texts | None, count: int) -> list[str | None]:
-    """The ids of a batch: as given, or made of one prefix. RequestError for a wrong number."""
+    """Make the ids of a batch: as given, or of one prefix. RequestError for a wrong number."""
     if rid is None:
         return [None] * count
     if isinstance(rid, str):
@@ -250,7 +250,7 @@ def ids_of(rid: Texts | None, count: int) -> list[str | None]:
 
 
 def _spread(name: str, value: Any, count: int, kind: type) -> list[Any]:
-    """A value for each of `count` prompts. RequestError if there is another number, or one is not of that kind."""
+    """Spread a value over `count` prompts. RequestError for another number of values, or another type."""
     values = value if isinstance(value, list) else [value] * count
     if len(values) != count:
         raise RequestError(f"{count} prompts need as many values of {name}, got {len(values)}", name)
@@ -267,7 +267,7 @@ def _rows(asked: list[Any] | None, count: int) -> list[Any]:
 
 
 def result(part: Part, stream: OutputStream, index: int) -> dict[str, Any]:
-    """One sample so far as SGLang reports it."""
+    """Report one sample as SGLang does."""
     request, sample = stream.request, stream.output.outputs[index]
     rid = part.rid or request.id
     tokens = [] if part.scores_only else list(sample.token_ids)
@@ -286,7 +286,7 @@ def result(part: Part, stream: OutputStream, index: int) -> dict[str, Any]:
 
 
 def first_of(parts: Sequence[Part]) -> list[int]:
-    """The number of each prompt's first sample among those of all prompts."""
+    """Number the first sample of each prompt among the samples of all."""
     return [sum(part.params.n for part in parts[:place]) for place in range(len(parts))]
 
 

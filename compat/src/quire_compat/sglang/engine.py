@@ -38,7 +38,7 @@ _ENGINE_OPTIONS = {f.name for section in SECTIONS.values() for f in fields(secti
 
 
 class Engine:
-    """A model in this process. Options, calls and results are SGLang's; those of a server have no effect.
+    """Engine of SGLang: a model in this process. Options of a server have no effect.
 
     Use it in a `with` block, or call `shutdown`, to free its memory early.
     """
@@ -95,7 +95,7 @@ class Engine:
         return found[0] if single else found
 
     async def async_generate(self, *args: Any, stream: bool = False, **kwargs: Any) -> Any:
-        """The same, awaited; with `stream` it returns an asynchronous iterator."""
+        """Do the same, awaited; with `stream` return an asynchronous iterator."""
         found = await asyncio.to_thread(lambda: self.generate(*args, **{**kwargs, "stream": stream}))
         return _awaited(found) if stream else found
 
@@ -144,7 +144,7 @@ class Engine:
         return self._llm.remove_lora(found.lora_int_id)
 
     def encode(self, prompt: str | list[str] | list[int] | list[list[int]], **more: Any) -> Any:
-        """The embedding of a text or of many: the body of /encode as arguments."""
+        """Return the embedding of a text or of many: SGLang's body of /encode as arguments."""
         ids = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], str)
         body = _read({"input_ids" if ids else "text": prompt, **more}, EncodeBody)
         prompts, single = prompts_of(body.text, body.input_ids)
@@ -164,7 +164,7 @@ class Engine:
         return found[0] if single else found
 
     async def async_encode(self, *args: Any, **kwargs: Any) -> Any:
-        """The same, awaited."""
+        """Do the same, awaited."""
         return await asyncio.to_thread(self.encode, *args, **kwargs)
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -175,7 +175,7 @@ class Engine:
         return self._llm.reset_prefix_cache()
 
     def get_server_info(self) -> Result:
-        """The options that were given, and the engine's state."""
+        """Return the options that were given, and the engine's state."""
         state = self._llm.stats().as_dict()
         return {**self._options, "version": __version__, "internal_states": [state]}
 
@@ -209,6 +209,6 @@ def _read(given: Result, body: type[Any]) -> Any:
 
 
 async def _awaited(results: Iterator[Result]) -> AsyncIterator[Result]:
-    """The results of an iterator, each awaited on a thread."""
+    """Yield the results of an iterator, each awaited on a thread."""
     while (found := await asyncio.to_thread(next, results, None)) is not None:
         yield found

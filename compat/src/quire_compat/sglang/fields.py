@@ -1,4 +1,4 @@
-"""The fields of SGLang's /generate."""
+"""Fields of SGLang's /generate."""
 
 from __future__ import annotations
 

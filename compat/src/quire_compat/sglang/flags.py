@@ -201,7 +201,7 @@ NAMES = tuple(sorted({*SAME, *SWITCHES, *MADE, *FOREIGN}))
 
 
 def meaning(name: str) -> str:
-    """The option of Quire that one of SGLang's is."""
+    """Name the option of Quire for one of SGLang's."""
     if name in MADE:
         return MADE[name][0]
     return f"--{(SAME.get(name) or SWITCHES[name]).replace('_', '-')}"
@@ -270,7 +270,7 @@ def parsed(prog: str, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _from_cli_args(kind: type[Any], args: argparse.Namespace) -> Any:
-    """The options that a parser has read. Its other arguments are left alone."""
+    """Take the options that a parser has read, and leave its other arguments alone."""
     return kind(**{name: value for name, value in vars(args).items() if name in NAMES})
 
 

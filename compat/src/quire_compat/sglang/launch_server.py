@@ -1,4 +1,4 @@
-"""A server with SGLang's options: `python -m sglang.launch_server`."""
+"""Serve with SGLang's options: `python -m sglang.launch_server`."""
 
 from __future__ import annotations
 

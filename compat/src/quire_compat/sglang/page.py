@@ -35,7 +35,7 @@ Defaults are SGLang's (temperature 1, 128 new tokens), not the model's own.
 
 
 def page() -> str:
-    """The text of docs/compat-sglang.md."""
+    """Write the text of docs/compat-sglang.md."""
     rows = "".join(_row(name) for name in NAMES)
     return HEAD + rows + GENERATE_HEAD + section(GENERATE) + SAMPLING_HEAD + section(SAMPLING)
 

@@ -20,7 +20,7 @@ MODULE = "quire_compat.sglang.launch_server"
 
 
 class Runtime(language.Runtime):
-    """As `quire.program.Runtime`, with SGLang's options and its native endpoints."""
+    """Runtime of programs with SGLang's options and its /generate."""
 
     def __init__(self, model_path: str = "", *, log_level: str = "error", **options: Any) -> None:
         self._tokenizer = str(options.get("tokenizer_path") or model_path)
@@ -39,22 +39,22 @@ class Runtime(language.Runtime):
 
     @property
     def endpoint(self) -> Runtime:
-        """The backend of programs, which is this object."""
+        """Return the backend of programs: this object."""
         return self
 
     def generate(self, prompt: str | list[str], sampling_params: Any = None, **more: Any) -> str:
-        """The answer of /generate as JSON text; `more` are fields of its body."""
+        """Ask /generate and return its answer as JSON text; `more` are fields of its body."""
         return json.dumps(self._posted("/generate", text=prompt, sampling_params=sampling_params, **more))
 
     async def async_generate(self, prompt: str, sampling_params: Any = None) -> AsyncIterator[str]:
-        """The output in the pieces in which it comes."""
+        """Yield the output in the pieces in which it comes."""
         body = {"text": prompt, "sampling_params": sampling_params, "stream": True}
         texts = self._streamed("/generate", body)
         while (piece := await asyncio.to_thread(next, texts, None)) is not None:
             yield piece
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the server's model."""
+        """Load the tokenizer of the server's model."""
         return Tokenizer.load(model_directory(ModelConfig(model=self._tokenizer)))
 
     def _posted(self, path: str, **body: Any) -> Any:
@@ -78,5 +78,5 @@ class Runtime(language.Runtime):
 
 
 def _as_words(value: Any) -> Any:
-    """A map of names to paths as NAME=PATH; other values as they are."""
+    """Write a map from names to paths as NAME=PATH; leave other values."""
     return [f"{name}={path}" for name, path in value.items()] if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""The options of an engine, from Python or from a command line, with vLLM's share of memory."""
+"""Options of an engine, from Python or from a command line, with vLLM's share of memory."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls: type[A], args: argparse.Namespace) -> A:
-        """The options that a parser with `add_cli_args` has read. Its other arguments are left alone."""
+        """Take the options that a parser with `add_cli_args` has read, and leave its other arguments alone."""
         names = {f.name for section in SECTIONS.values() for f in fields(section)} | {"seed"}
         return cls(**{name: value for name, value in vars(args).items() if name in names})
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same for `AsyncLLM`."""
+    """Options of an `AsyncLLM`."""
 
 
 __all__ = ["DEFAULTS", "AsyncEngineArgs", "EngineArgs"]

@@ -19,7 +19,7 @@ from vllm.entrypoints.llm import LLM
 
 
 class LLMEngine(LLM):
-    """An `LLM` for programs with a loop of their own: `add_request`, then `step` until nothing is unfinished.
+    """Engine for programs with a loop of their own: `add_request`, then `step` until nothing is unfinished.
 
     The engine computes on its own thread; `step` waits for what it has computed since the last call.
     """
@@ -58,7 +58,7 @@ class LLMEngine(LLM):
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """The outputs that have grown or finished since the last call; waits for one. Empty if nothing is unfinished.
+        """Return the outputs that have grown since the last call; wait for one. Empty if nothing is unfinished.
 
         Each output is reported as its parameters' `output_kind` says. Raises EngineError if the engine has failed.
         """
@@ -70,7 +70,7 @@ class LLMEngine(LLM):
         return []
 
     def _grown(self) -> list[str]:
-        """The ids of requests with new deltas, each once."""
+        """List the ids of requests with new deltas, each once."""
         batches, names = [self._news.get()], dict[str, None]()
         while True:
             try:

@@ -12,7 +12,7 @@ F = TypeVar("F")
 
 
 def load_formats(path: str | None, kind: type[F], option: str) -> tuple[F, ...]:
-    """The formats of that kind in the file; () without one. Raises ConfigError if it cannot be loaded or has none.
+    """Load the formats of that kind in the file; () without one. Raises ConfigError if it cannot be loaded or has none.
 
     The file is the operator's own code and runs as such.
     """

@@ -1,4 +1,4 @@
-"""What a format consists of: markers around calls and reasoning, and the syntax of a call. Data only."""
+"""Records of a format: markers around calls and reasoning, and the syntax of a call. Data only."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Recipients:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls.
+    """Format of a model's tool calls.
 
     A call is one of `begin`, a body, `end`. It may also start without a marker at one of `bare`; constraints write
     it so unless `marked`. Calls may be enclosed in `section` (begin, end). `separators` are characters allowed
@@ -180,7 +180,7 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model sets its reasoning apart: one of `begin`, text, one of `end`, before the answer.
+    """Format of a model's reasoning: one of `begin`, text, one of `end`, before the answer.
 
     `opened`: output starts inside the reasoning if the prompt does not tell. `anywhere`: reasoning may also follow
     other text, and an end without a begin is dropped. `answer_begin` and `answer_end` may enclose the answer.
@@ -205,7 +205,7 @@ class ReasoningFormat:
         return (*self.begin, *self.end, *self.answer_begin, *self.answer_end)
 
     def place(self, turn: str, continued: bool = False) -> Place:
-        """Where output starts after `turn`, the part of the prompt that belongs to the answer.
+        """Find where output starts after `turn`, the part of the prompt that belongs to the answer.
 
         `continued`: `turn` ends with text of the assistant that the output continues.
         """
@@ -224,7 +224,7 @@ class ReasoningFormat:
 
 
 def _place_in_channels(form: Channels, turn: str) -> Place:
-    """Where output starts: inside the message that `turn` leaves open, or before any."""
+    """Find where output starts: inside the message that `turn` leaves open, or before any."""
     header, message, text = turn.rpartition(form.message)
     if not message or any(end in text for end in (*form.ends, form.start)):
         return "start"
