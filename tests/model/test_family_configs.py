@@ -104,6 +104,7 @@ def test_yarn_extends_the_context() -> None:
             "truncate": False,
             "beta_fast": 16.0,
         },
+        {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 1.0},
         {
             **YARN,
             "rope_theta": 5e5,
@@ -151,7 +152,7 @@ def test_windows_of_qwen() -> None:
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 3}}, "rope_scaling: extra = 3"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be from 1e-06 to"),
-        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor must be greater"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 0.5}}, "high_freq_factor must be at least"),
         (
             {"rope_parameters": {**LLAMA3, "low_freq_factor": None}},
             "low_freq_factor must be a number, got None",
@@ -334,6 +335,7 @@ KNOWN = {
     "Qwen--Qwen3-VL-235B-A22B-Instruct": (235_093_634_560, 192_512),
     "stepfun-ai--Step-3.7-Flash": (195_844_508_736, 184_320),
     "stepfun-ai--Step-3.7-Flash-FP8": (195_844_508_736, 184_320),
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct": (107_769_861_120, 196_608),
     # 49 layers of 80 keep keys and values, all of 8 heads.
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": (49_867_145_216, 200_704),
 }

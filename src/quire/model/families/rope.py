@@ -220,8 +220,8 @@ def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_po
 
 def _llama3(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
     low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
-    if high <= low:
-        raise ModelError(f"{reader.where}: high_freq_factor must be greater than low_freq_factor")
+    if high < low:
+        raise ModelError(f"{reader.where}: high_freq_factor must be at least low_freq_factor")
     return RopeSpec(
         "llama3",
         spec.theta,

@@ -54,7 +54,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
             ("theta", self.theta > 1),
             ("factor", self.factor > 0),
             ("original_max_position", not scaled or 2 <= self.original_max_position <= MAX_POSITION),
-            ("high_freq_factor", self.high_freq_factor > self.low_freq_factor),
+            ("high_freq_factor", self.high_freq_factor >= self.low_freq_factor),
             ("beta_fast", self.beta_fast > 0),
             ("beta_slow", self.beta_slow > 0),
             ("factors", self.kind != "longrope" or len(self.factors) == self.rotary_dim // 2),
@@ -85,11 +85,13 @@ def make_rope(spec: RopeSpec) -> Rope:
 def _llama3(spec: RopeSpec, plain: Frequencies) -> Frequencies:
     """Llama 3.1: short wavelengths stay, long ones are divided by factor, and those in between are blended.
 
+    Llama 4 Scout has equal factors: nothing lies in between.
     Grattafiori et al. 2024, arXiv:2407.21783; the bands are those of Meta's released code.
     """
     turns = spec.original_max_position * plain / (2 * math.pi)  # of each pair, over the trained context
-    blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
-    blend = np.clip(blend, 0.0, 1.0)
+    width = spec.high_freq_factor - spec.low_freq_factor
+    above = turns - spec.low_freq_factor
+    blend = np.clip(above / width if width else np.sign(above), 0.0, 1.0)
     return np.asarray((1 - blend) * plain / spec.factor + blend * plain)
 
 
